@@ -37,6 +37,8 @@ from rootlace.kernels.weights import tensors
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.doctor.ceilings import Elements, Row, best_seconds, step_work
+from rootlace.runtime.model import kv_pool
+from rootlace.runtime.model.automaton_table import HostMasks
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
@@ -45,9 +47,7 @@ from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families.spec import ModelSpec
-from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.sampling.automaton_table import HostMasks
-from rootlace.runtime.model.sampling.sampler import Sampler
+from rootlace.runtime.model.sampler import Sampler
 
 BLOCK_SIZE = 16
 SHOWN = ("linear", "attention", "elementwise", "plan", "host", "logits", "sampling")

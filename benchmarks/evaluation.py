@@ -31,8 +31,7 @@ from benchmarks.peers.drive import PeerError
 from benchmarks.peers.known_peers import KNOWN_PEERS, Setting
 from benchmarks.peers.peer_process import PeerProcess
 from rootlace.evaluation.questions import Question, read_questions
-from rootlace.evaluation.results import Results
-from rootlace.evaluation.run import evaluate
+from rootlace.evaluation.run import Results, evaluate
 from rootlace.evaluation.task import Task, ready_task
 from rootlace.kernels.native.machine import usable_cores
 

@@ -28,9 +28,7 @@ from rootlace.runtime.contracts.block_store import Transfer
 from rootlace.runtime.offload.disk_store import checksum
 from rootlace.runtime.offload.slot_store import AHEAD
 from rootlace.runtime.processes import new_memory
-from rootlace.runtime.transfer.nixl import Nixl
-from rootlace.runtime.transfer.shared_memory import SharedMemory
-from rootlace.runtime.transfer.tcp import Tcp
+from rootlace.runtime.transfer import Nixl, SharedMemory, Tcp
 
 BLOCKS, SECONDS = 32, 1.0
 

@@ -37,7 +37,7 @@ from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.spec import GatedMlp, ModelSpec
-from rootlace.runtime.model.kv.pool import plan_of_rows
+from rootlace.runtime.model.kv_pool import plan_of_rows
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.protocol import SamplingParams
 

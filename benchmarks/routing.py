@@ -40,11 +40,9 @@ from benchmarks.synthetic_traces import LOADS, write_trace
 from rootlace.runtime.cache.journal import Change, PrefixDigests
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.router import Router, RouterConfig
-from rootlace.runtime.simulation.bounds import clairvoyant_bound
-from rootlace.runtime.simulation.cluster import Cluster
-from rootlace.runtime.simulation.engine import DEFAULT_COST, Machine, read_cost
-from rootlace.runtime.simulation.policies import parse_policy
-from rootlace.runtime.simulation.routers import ROUTINGS
+from rootlace.runtime.simulation.cluster import ROUTINGS, Cluster
+from rootlace.runtime.simulation.engine import DEFAULT_COST, Machine, parse_policy, read_cost
+from rootlace.runtime.simulation.study import clairvoyant_bound
 from rootlace.runtime.simulation.trace import Load, Trace, Workload, read_trace
 
 BLOCK = 16

@@ -1,16 +1,84 @@
 """Configuration: one frozen dataclass per part, passed in; nothing reads the environment.
 
-A field that users may set is an `option`: the command line and `rootlace.Runtime` follow from it.
+A field that users may set is an `option`, stated once: type, range and default are the field's own.
+The keywords of `rootlace.Runtime` and the options of `rootlace serve` follow from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
-from rootlace.runtime.options import option
+
+@dataclass(frozen=True)
+class Option:
+    """How users set a field.
+
+    `keyword` is its name for `rootlace.Runtime` ("": the field's), `aliases` are sglang's names for
+    it, and `opposite` is sglang's name for the reverse. `help` is what the command line says of it
+    ("": it has no such option); `flag` is its name there ("": `--` and the keyword; a `--no-...`
+    turns it off), `shown` the default that the help shows where it is not the field's. A `size` is
+    written like 512M on the command line.
+    """
+
+    help: str = ""
+    keyword: str = ""
+    flag: str = ""
+    shown: str = ""
+    aliases: tuple[str, ...] = ()
+    opposite: str = ""
+    size: bool = False
+
+
+def option(default: Any, help: str = "", **details: Any) -> Any:
+    """A dataclass field that is an option. `details` are those of `Option`."""
+    return field(default=default, metadata={"option": Option(help, **details)})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option of a configuration: its `path` leads through nested configurations to the field.
+
+    `default` is the field's; None for a field that has none, which is `required`.
+    """
+
+    keyword: str
+    path: tuple[str, ...]
+    type: Any
+    default: Any
+    required: bool
+    option: Option
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that `rootlace.Runtime` may call it."""
+        opposite = (self.option.opposite,) if self.option.opposite else ()
+        return (self.keyword, *self.option.aliases, *opposite)
+
+    def put(self, config: dict[str, Any], value: Any) -> None:
+        """Write `value` at the setting's place in `config`, a configuration as nested dicts."""
+        *path, last = self.path
+        for part in path:
+            config = config.setdefault(part, {})
+        config[last] = value
+
+
+def settings(config: type, path: tuple[str, ...] = ()) -> Iterator[Setting]:
+    """Every option of the dataclass `config` and of the configurations in it, in their order."""
+    types = get_type_hints(config, include_extras=True)
+    for each in fields(config):
+        place = (*path, each.name)
+        if is_dataclass(types[each.name]):
+            yield from settings(types[each.name], place)
+        elif (found := each.metadata.get("option")) is not None:
+            keyword = found.keyword or each.name
+            required = each.default is MISSING
+            default = None if required else each.default
+            yield Setting(keyword, place, types[each.name], default, required, found)
+
 
 # Ranges are checked where a configuration is received; the error names the value that is wrong.
 Positive = Annotated[int, Meta(ge=1)]
@@ -244,7 +312,7 @@ class ConstraintConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What both processes write to standard error, and how (`rootlace.runtime.logs`).
+    """What both processes write to standard error, and how (`rootlace.runtime.processes`).
 
     `log_level=None`: the gateway's warnings, how requests are sampled, and what the engine says of
     how it computes.

@@ -1,7 +1,7 @@
 """Compile every Triton kernel ahead of time, on a machine without a GPU.
 
     python scripts/compile_kernels.py                     # all kernels, sm_80 and sm_90
-    python scripts/compile_kernels.py rms_norm --arch 90  # one module's, one architecture
+    python scripts/compile_kernels.py layers --arch 90  # one module's, one architecture
     python scripts/compile_kernels.py --json out.json
     python scripts/compile_kernels.py --into-cache --processes 14   # for what runs here next
 

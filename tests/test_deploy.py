@@ -21,8 +21,8 @@ import yaml
 
 from rootlace.cli.app import app
 from rootlace.client.runtime import runtime_config
+from rootlace.deploy import MORE_SECONDS
 from rootlace.deploy import app as ray_app
-from rootlace.deploy.application import MORE_SECONDS
 from rootlace.runtime.config import GatewayConfig, RuntimeConfig
 from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.server.http.app import endpoints

@@ -18,8 +18,7 @@ import rootlace.testing
 from rootlace.cli.app import app
 from rootlace.evaluation.questions import METRICS
 from rootlace.evaluation.task import FORMATS, Judge, Shots, Task
-from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.options import settings
+from rootlace.runtime.config import RuntimeConfig, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rootlace.runtime import logs
+from rootlace.runtime import processes
 from rootlace.runtime.config import LogConfig
 
 
@@ -20,7 +20,7 @@ def test_what_cannot_be_logged_is_lost(form: str, monkeypatch: pytest.MonkeyPatc
     full = Path("/dev/full").open("w")  # noqa: SIM115 closing it fails, too
     monkeypatch.setattr(sys, "stderr", full)
     try:
-        logs.set_up(LogConfig(log_level="info", log_format=form), "gateway")  # type: ignore[arg-type]
+        processes.set_up_logs(LogConfig(log_level="info", log_format=form), "gateway")  # type: ignore[arg-type]
         for _ in range(3):
             logging.getLogger("rootlace").error("x" * 100_000)
     finally:

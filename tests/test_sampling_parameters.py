@@ -22,7 +22,7 @@ from rootlace.kernels.native.sampling import declared_columns
 from rootlace.language import sampling
 from rootlace.language.expressions import gen
 from rootlace.runtime.contracts.messages import EngineRequest
-from rootlace.runtime.model.sampling import sampler
+from rootlace.runtime.model import sampler
 from rootlace.runtime.scheduler.request import RequestState
 from rootlace.runtime.server.http.request_fields import sampling_fields, sglang_names, with_sampling
 from rootlace.wire.errors import InvalidRequest

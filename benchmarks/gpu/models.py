@@ -21,7 +21,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import rounded_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import bytes_per_number, storage_dtype
+from rootlace.runtime.model.kv_pool import bytes_per_number, storage_dtype
 
 Bits = Literal["none", "int8", "int4"]
 

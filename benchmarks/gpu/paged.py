@@ -12,7 +12,7 @@ import torch
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.reference.kv_cache import quantise
-from rootlace.runtime.model.kv.pool import BITS
+from rootlace.runtime.model.kv_pool import BITS
 
 BLOCK_SIZE = 16
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn

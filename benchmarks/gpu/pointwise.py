@@ -15,7 +15,7 @@ from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, time_rates
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
-from rootlace.runtime.model.sampling.sampler import PENALTIES
+from rootlace.runtime.model.sampler import PENALTIES
 
 
 @dataclass(frozen=True)

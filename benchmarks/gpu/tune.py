@@ -173,7 +173,7 @@ def cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     """Of heads of 64, 128 and 256, bfloat16."""
-    from rootlace.kernels.triton.tree_attention import tree_tile
+    from rootlace.kernels.triton.decode_attention import tree_tile
 
     context, wide, few = (40, 3, 2) if smoke else (8192, 64, 8)
     for dim in (16,) if smoke else (128, 64, 256):
@@ -282,7 +282,7 @@ def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float)
     """Tune the kernels named (none: all) on `device`, until `budget` seconds are spent; with
     `smoke`, interpreted ones, one other entry each, into the air."""
     from rootlace.kernels.triton import TRITON
-    from rootlace.kernels.triton.numerics import architecture
+    from rootlace.kernels.triton.launching import architecture
 
     setting = Setting(device, smoke, quick=True)
     deadline = clock_time.monotonic() + budget

@@ -7,17 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rootlace.cli.bench import bench
-from rootlace.cli.cache import cache
-from rootlace.cli.chat import chat
-from rootlace.cli.doctor import doctor
+from rootlace.cli.doctor import doctor, models
 from rootlace.cli.evaluate import evaluate
-from rootlace.cli.keys import keys
-from rootlace.cli.models import models
-from rootlace.cli.run import run
-from rootlace.cli.serve import serve
+from rootlace.cli.run import chat, run
+from rootlace.cli.running import bench, cache, top
+from rootlace.cli.serve import keys, serve
 from rootlace.cli.simulate import simulate
-from rootlace.cli.top import top
 
 app = typer.Typer(
     name="rootlace",

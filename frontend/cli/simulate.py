@@ -35,7 +35,7 @@ def print_wide(console: Any, table: Any) -> None:
 
 def routers_of(given: Sequence[str]) -> list[str]:
     """The names in `--router`; ends the command where there is no such router."""
-    from rootlace.runtime.simulation.routers import ROUTINGS
+    from rootlace.runtime.simulation.cluster import ROUTINGS
 
     names = [name.strip() for part in given for name in part.split(",")]
     for name in names:
@@ -299,11 +299,16 @@ def simulate(
     _check_outputs(json_file, plot)
     _check_packages(plot)
     from rootlace.runtime.contracts.plan import BadCost
-    from rootlace.runtime.simulation.engine import DEFAULT_COST, Machine, read_cost
-    from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
-    from rootlace.runtime.simulation.recorded import is_recorded
+    from rootlace.runtime.simulation.engine import (
+        DEFAULT_COST,
+        BadPolicy,
+        Machine,
+        all_policies,
+        parse_policy,
+        read_cost,
+    )
     from rootlace.runtime.simulation.study import default_sizes
-    from rootlace.runtime.simulation.trace import BadTrace, Load, Workload, read_trace
+    from rootlace.runtime.simulation.trace import BadTrace, Load, Workload, is_recorded, read_trace
 
     try:
         if is_recorded(trace):
@@ -403,12 +408,12 @@ def _replay_texts(file: Path) -> list[dict[str, Any]]:
     from rich.progress import track
     from rich.table import Table
 
-    from rootlace.runtime.simulation.recorded import PRICES, read_recorded, replay
+    from rootlace.runtime.simulation.trace import DRAFT_PRICES, read_recorded, replay_texts
 
     texts = read_recorded(file)
     found = [
-        replay(texts, price)
-        for price in track(PRICES, "prices", transient=True, console=Console(stderr=True))
+        replay_texts(texts, price)
+        for price in track(DRAFT_PRICES, "prices", transient=True, console=Console(stderr=True))
     ]
     sources = [name for name in found[0].right if any(one.right[name] for one in found)]
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -23,8 +23,7 @@ from rootlace.client.endpoint import Answer, RuntimeEndpoint, cache
 from rootlace.language import sampling
 from rootlace.language.expressions import Expression, Gen, items
 from rootlace.language.sampling import keyword, with_keywords
-from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.options import settings
+from rootlace.runtime.config import RuntimeConfig, settings
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailable, from_code
 from rootlace.wire.protocol import Text

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rootlace.evaluation.questions import Estimate, chosen, estimate, sign_test
-from rootlace.evaluation.results import Record, Results
+from rootlace.evaluation.run import Record, Results
 from rootlace.wire.errors import InvalidRequest
 
 # Comparison ---------------------------------------------------------------------------------------

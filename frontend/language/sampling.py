@@ -25,8 +25,7 @@ import msgspec
 
 from rootlace import types
 from rootlace.language.failures import warn
-from rootlace.types.constraint_kinds import KINDS, KindKeywords
-from rootlace.types.schema_keywords import remarks
+from rootlace.types.constraint_kinds import KINDS, KindKeywords, remarks
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, PLAIN_TOOLS, Constraint, ToolFormat
 from rootlace.wire.sampling import (

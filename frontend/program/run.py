@@ -12,8 +12,7 @@ from rootlace.client.channel import Completion, Signal, wait_for_event
 from rootlace.language.failures import Failure, call_site
 from rootlace.language.sampling import read_handling
 from rootlace.language.variables import Pending
-from rootlace.program.operations import Budget, Operation, Quoting
-from rootlace.program.recording import Recording
+from rootlace.program.operations import Budget, Operation, Quoting, Recording
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.errors import Cancelled, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import Part, Text

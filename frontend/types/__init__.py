@@ -5,24 +5,530 @@ Structs; pydantic's models describe and read themselves. The schemas here are *c
 has no properties but the type's), and for keys, dates and binary data they allow exactly what the
 reader accepts. So a generated text has an end and can be read back.
 
-`msgspec_types` and `pydantic_types` describe the types that these libraries know. `partial_json`
-reads a value that is still being written, `schema_keywords` finds misspelt keywords in schemas.
+`partial_json` reads a value that is still being written; `constraint_kinds` has what users give for
+each kind of constraint, and finds misspelt keywords in schemas.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
+import importlib
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
-from rootlace.types import msgspec_types, pydantic_types
-from rootlace.types.msgspec_types import name_of
 from rootlace.wire.errors import InvalidConstraint
 
-__all__ = ["Schema", "name_of", "parse_as", "schema_of", "schema_text"]
+# Text patterns ------------------------------------------------------------------------------------
+#
+# Regular expressions for the texts of values: what a reader accepts, with a bounded length.
+
+
+# Keys of JSON objects (which are always strings) whose type is not str.
+INT_KEY = r"^(0|-?[1-9][0-9]{0,17})$"
+# As many digits as decimal's default precision: without a bound, nothing would end a number.
+NUMBER_TEXT = r"^-?(0|[1-9][0-9]{0,27})(\.[0-9]{1,28})?$"
+HEX = "[0-9a-f]"
+UUID_KEY = rf"^{HEX}{{8}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{12}}$"
+# Only days that exist, leap years considered, which JSON Schema's formats do not promise.
+_LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29"
+_DAY = (
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+DATE = f"([1-9][0-9]{{3}}-{_DAY}|{_LEAP})"
+TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+OFFSET = "(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])"
+# msgspec reads days and smaller units; a year has no fixed length.
+_N = "[0-9]{1,5}"
+_CLOCK = rf"T({_N}H({_N}M)?({_N}S)?|{_N}M({_N}S)?|{_N}S)"
+DURATION = rf"^P({_N}D({_CLOCK})?|{_CLOCK})$"
+
+
+# Msgspec types ------------------------------------------------------------------------------------
+
 
 Schema = dict[str, Any]
+
+_KEY_PATTERNS: dict[type, str] = {
+    inspect.IntType: INT_KEY,
+    inspect.FloatType: NUMBER_TEXT,
+    inspect.DecimalType: NUMBER_TEXT,
+    inspect.UUIDType: UUID_KEY,
+    inspect.DateType: f"^{DATE}$",
+}
+
+
+def _msgspec_schema(kind: Any) -> Schema:
+    """See `types.schema_of`. Raises what msgspec raises for a type it does not know, and
+    InvalidConstraint for one whose values cannot be read back."""
+    msgspec.json.Decoder(kind)  # refuses what could be described but not read
+    return _Builder().build(inspect.type_info(kind))
+
+
+def name_of(kind: Any) -> str:
+    """The type's name, for messages."""
+    plain = isinstance(kind, type) and not typing.get_args(kind)
+    return kind.__qualname__ if plain else repr(kind).replace("typing.", "")
+
+
+class _Builder:
+    """Turns msgspec's description of a type into a schema; classes become `$defs`."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._definitions: dict[str, Schema] = {}
+
+    def build(self, root: inspect.Type) -> Schema:
+        schema = self._of(root)
+        return {**schema, "$defs": self._definitions} if self._definitions else schema
+
+    def _of(self, kind: inspect.Type) -> Schema:
+        for classes, build in _BUILDERS:
+            if isinstance(kind, classes):
+                return build(self, kind)
+        raise InvalidConstraint(f"{_described(kind)} has no form in JSON that can be read back")
+
+    def annotated(self, kind: inspect.Metadata) -> Schema:
+        return {**self._of(kind.type), **(kind.extra_json_schema or {})}
+
+    def union(self, kind: inspect.UnionType) -> Schema:
+        return {"anyOf": [self._of(one) for one in kind.types]}
+
+    def array(self, kind: Any) -> Schema:
+        schema: Schema = {"type": "array"}
+        if not isinstance(kind.item_type, inspect.AnyType):
+            schema["items"] = self._of(kind.item_type)
+        _bound(schema, kind, "Items")
+        if isinstance(kind, inspect.SetType | inspect.FrozenSetType):
+            schema["uniqueItems"] = True
+        return schema
+
+    def tuple(self, kind: inspect.TupleType) -> Schema:
+        return self._row(kind.item_types, len(kind.item_types))
+
+    def _row(self, items: Sequence[inspect.Type], required: int) -> Schema:
+        schema: Schema = {"type": "array"}
+        if items:  # JSON Schema has no empty `prefixItems`
+            schema["prefixItems"] = [self._of(item) for item in items]
+        return schema | {"items": False, "minItems": required, "maxItems": len(items)}
+
+    def mapping(self, kind: Any) -> Schema:
+        key, value = kind.key_type, self._of(kind.value_type)
+        if isinstance(key, inspect.Metadata):
+            key = key.type
+        schema: Schema = {"type": "object"}
+        if isinstance(key, inspect.EnumType | inspect.LiteralType):
+            names = key.values if isinstance(key, inspect.LiteralType) else _members(key.cls)
+            schema["properties"] = {str(name): value for name in names}
+            schema["additionalProperties"] = False
+        elif (pattern := _key_pattern(key)) is not None:
+            schema["patternProperties"] = {pattern: value}
+            schema["additionalProperties"] = False
+        else:
+            if not _is_any_text(key):
+                schema["propertyNames"] = text = self._of(key)
+                if text.get("type") != "string":
+                    raise InvalidConstraint(f"a key of {_described(key)} cannot be constrained")
+            if value:
+                schema["additionalProperties"] = value
+        _bound(schema, kind, "Properties")
+        return schema
+
+    def fields(self, kind: Any) -> Schema:
+        """A reference to the definition of a class with fields (written once: it may recur)."""
+        # By identity: one object describes a class, but each specialisation of a generic class.
+        if id(kind) not in self._names:
+            self._names[id(kind)] = name = self._new_name(kind.cls)
+            self._definitions[name] = {}
+            self._definitions[name] = self._define(kind)
+        return {"$ref": f"#/$defs/{self._names[id(kind)]}"}
+
+    def _new_name(self, cls: type) -> str:
+        name = base = cls.__name__
+        while name in self._definitions:
+            name = f"{base}_{len(self._definitions)}"
+        return name
+
+    def _define(self, kind: Any) -> Schema:
+        if isinstance(kind, inspect.NamedTupleType) or getattr(kind, "array_like", False):
+            tag = getattr(kind, "tag", None)
+            items = [] if tag is None else [inspect.LiteralType((tag,))]
+            required = len(items) + sum(field.required for field in kind.fields)
+            return self._row([*items, *(field.type for field in kind.fields)], required)
+        properties: Schema = {}
+        required_names = []
+        if getattr(kind, "tag_field", None) is not None:
+            properties[kind.tag_field] = {"const": kind.tag}
+            required_names.append(kind.tag_field)
+        for field in _in_order(kind):
+            properties[field.encode_name] = self._of(field.type)
+            if field.required:
+                required_names.append(field.encode_name)
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required_names,
+            "additionalProperties": False,
+        }
+
+
+def _in_order(kind: Any) -> list[inspect.Field]:
+    """The fields of a class as they are written in it; msgspec sorts those of a TypedDict."""
+    if not isinstance(kind, inspect.TypedDictType):
+        return list(kind.fields)
+    cls = typing.get_origin(kind.cls) or kind.cls
+    names = list(cls.__annotations__)  # a TypedDict's include those it inherits
+    return sorted(kind.fields, key=lambda field: names.index(field.name))
+
+
+def _number(name: str) -> Callable[[_Builder, Any], Schema]:
+    def build(builder: _Builder, kind: Any) -> Schema:
+        limits = {
+            "minimum": kind.ge,
+            "exclusiveMinimum": kind.gt,
+            "maximum": kind.le,
+            "exclusiveMaximum": kind.lt,
+            "multipleOf": kind.multiple_of,
+        }
+        return {"type": name} | {key: limit for key, limit in limits.items() if limit is not None}
+
+    return build
+
+
+def _string(builder: _Builder, kind: inspect.StrType) -> Schema:
+    schema: Schema = {"type": "string"}
+    _bound(schema, kind, "Length")
+    if kind.pattern is not None:
+        schema["pattern"] = kind.pattern
+    return schema
+
+
+def _base64(builder: _Builder, kind: Any) -> Schema:
+    return {"type": "string", "pattern": _base64_pattern(kind.min_length or 0, kind.max_length)}
+
+
+def _base64_pattern(low: int, high: int | None) -> str:
+    """Base64 of `low` to `high` bytes: groups of three bytes, and what one or two bytes leave."""
+    one = "[A-Za-z0-9+/]"
+    endings = []
+    for rest, written in ((0, ""), (1, f"{one}[AQgw]=="), (2, f"{one}{{2}}[AEIMQUYcgkosw048]=")):
+        least = max(0, -((rest - low) // 3))
+        most = None if high is None else (high - rest) // 3
+        if most is None or most >= least:
+            upper = "" if most is None else most
+            endings.append(f"({one}{{4}}){{{least},{upper}}}{written}")
+    if not endings:
+        raise InvalidConstraint(f"no bytes are at least {low} and at most {high} long")
+    return f"^({'|'.join(endings)})$"
+
+
+def _moment(builder: _Builder, kind: inspect.DateTimeType) -> Schema:
+    offset = "" if kind.tz is False else OFFSET
+    return {"type": "string", "pattern": f"^{DATE}T{TIME}{offset}$"}
+
+
+def _clock(builder: _Builder, kind: inspect.TimeType) -> Schema:
+    offset = "" if kind.tz is False else OFFSET
+    return {"type": "string", "pattern": f"^{TIME}{offset}$"}
+
+
+def _literal(builder: _Builder, kind: inspect.LiteralType) -> Schema:
+    return _one_of(kind.values)
+
+
+def _enum(builder: _Builder, kind: inspect.EnumType) -> Schema:
+    return _one_of(_members(kind.cls))
+
+
+def _one_of(values: Sequence[Any]) -> Schema:
+    return {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
+
+
+def _members(cls: type[enum.Enum]) -> list[Any]:
+    return [member.value for member in cls]
+
+
+def _key_pattern(key: inspect.Type) -> str | None:
+    if isinstance(key, inspect.IntType | inspect.FloatType) and key != type(key)():
+        return None  # bounded: the schema of the number would be that of a JSON number, not a key
+    return _KEY_PATTERNS.get(type(key))
+
+
+def _is_any_text(key: inspect.Type) -> bool:
+    if isinstance(key, inspect.UnionType):
+        return any(_is_any_text(one) for one in key.types)
+    return isinstance(key, inspect.AnyType) or key == inspect.StrType()
+
+
+def _bound(schema: Schema, kind: Any, noun: str) -> None:
+    if kind.min_length is not None:
+        schema[f"min{noun}"] = kind.min_length
+    if kind.max_length is not None:
+        schema[f"max{noun}"] = kind.max_length
+
+
+def _described(kind: inspect.Type) -> str:
+    return name_of(kind.cls) if hasattr(kind, "cls") else type(kind).__name__
+
+
+def _always(schema: Schema) -> Callable[[_Builder, Any], Schema]:
+    return lambda builder, kind: dict(schema)
+
+
+_BUILDERS: tuple[tuple[Any, Callable[[_Builder, Any], Schema]], ...] = (
+    (inspect.Metadata, _Builder.annotated),
+    ((inspect.AnyType, inspect.RawType), _always({})),
+    (inspect.NoneType, _always({"type": "null"})),
+    (inspect.BoolType, _always({"type": "boolean"})),
+    (inspect.IntType, _number("integer")),
+    (inspect.FloatType, _number("number")),
+    (inspect.StrType, _string),
+    ((inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType), _base64),
+    (inspect.DateTimeType, _moment),
+    (inspect.TimeType, _clock),
+    (inspect.DateType, _always({"type": "string", "pattern": f"^{DATE}$"})),
+    (inspect.TimeDeltaType, _always({"type": "string", "pattern": DURATION})),
+    (inspect.UUIDType, _always({"type": "string", "format": "uuid"})),
+    (inspect.DecimalType, _always({"type": "string", "pattern": NUMBER_TEXT})),
+    (inspect.EnumType, _enum),
+    (inspect.LiteralType, _literal),
+    (inspect.UnionType, _Builder.union),
+    (inspect.TupleType, _Builder.tuple),
+    (inspect.CollectionType, _Builder.array),
+    (inspect.DictType, _Builder.mapping),
+    (
+        (
+            inspect.StructType,
+            inspect.DataclassType,
+            inspect.TypedDictType,
+            inspect.NamedTupleType,
+        ),
+        _Builder.fields,
+    ),
+)
+if hasattr(inspect, "FrozenDictType"):  # since msgspec 0.20
+    _BUILDERS += ((inspect.FrozenDictType, _Builder.mapping),)
+
+
+# JSON schemas of pydantic's types, made by pydantic itself.
+#
+# Nothing here imports pydantic before there is a type that needs it.
+
+
+def is_model(kind: Any) -> bool:
+    """Whether it is a pydantic model, or a class that has the methods of one."""
+    return isinstance(kind, type) and all(
+        callable(getattr(kind, name, None)) for name in ("model_json_schema", "model_validate_json")
+    )
+
+
+def is_pydantic(kind: Any) -> bool:
+    """Whether pydantic must describe and read the type, because some part of it is pydantic's."""
+    if is_model(kind):
+        return True
+    if "pydantic" not in sys.modules and "annotated_types" not in sys.modules:
+        return False
+    try:
+        return _has_own(kind)
+    except TypeError:  # not hashable
+        return _has_own.__wrapped__(kind)
+
+
+@functools.lru_cache(maxsize=512)
+def _has_own(kind: Any) -> bool:
+    return any(_is_own(part) for part in _parts(kind, set()))
+
+
+def _is_own(part: Any) -> bool:
+    own = part if isinstance(part, type) else type(part)
+    package = own.__module__.partition(".")[0]
+    if package in ("pydantic", "pydantic_core", "annotated_types"):
+        return True
+    return isinstance(part, type) and (
+        is_model(part)
+        or "__is_pydantic_dataclass__" in part.__dict__
+        or hasattr(part, "__get_pydantic_core_schema__")
+    )
+
+
+def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
+    """The type and everything it is made of: arguments, annotations' metadata, fields."""
+    if id(kind) in seen:
+        return
+    seen.add(id(kind))
+    yield kind
+    yield from getattr(kind, "__metadata__", ())
+    inner = list(typing.get_args(kind))
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return
+    if isinstance(origin, type):
+        inner.append(origin)
+    if (alias := getattr(kind, "__value__", None)) is not None:
+        inner.append(alias)  # `type X = ...`
+    if isinstance(kind, type) and getattr(kind, "__annotations__", None) and not is_model(kind):
+        try:
+            inner += typing.get_type_hints(kind, include_extras=True).values()
+        except Exception:  # names that cannot be found: making the schema reports them
+            return
+    for part in inner:
+        yield from _parts(part, seen)
+
+
+def _pydantic_schema(kind: Any) -> Schema:
+    """See `types.schema_of`. Raises what pydantic raises, and what the model's own hooks do."""
+    return _sharpened(_pydantic_described(kind))
+
+
+def _parse_pydantic(kind: Any, text: str) -> Any:
+    """See `types.parse_as`. Raises ValueError."""
+    if is_model(kind):
+        return kind.model_validate_json(text)
+    return _adapter(kind).validate_json(text)
+
+
+def _pydantic_described(kind: Any) -> Schema:
+    if is_model(kind) and not hasattr(kind, "__pydantic_core_schema__"):
+        schema = kind.model_json_schema()
+    elif is_model(kind):
+        schema = kind.model_json_schema(schema_generator=_exact_generator())
+    else:
+        schema = _adapter(kind).json_schema(schema_generator=_exact_generator())
+    return typing.cast(Schema, schema)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_adapter(kind: Any) -> Any:
+    return importlib.import_module("pydantic").TypeAdapter(kind)
+
+
+def _adapter(kind: Any) -> Any:
+    try:
+        return _cached_adapter(kind)
+    except TypeError:  # not hashable; what pydantic does not like raises again
+        return importlib.import_module("pydantic").TypeAdapter(kind)
+
+
+@functools.cache
+def _exact_generator() -> Any:
+    """pydantic's schema generator, which here also says what its schemas leave out: objects are
+    closed, keys that are not strings have a pattern, and decimals are numbers."""
+    base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
+
+    class ExactJsonSchema(base):  # type: ignore[misc]
+        def model_schema(self, schema: Any) -> Schema:
+            return _closed(super().model_schema(schema))
+
+        def dataclass_schema(self, schema: Any) -> Schema:
+            return _closed(super().dataclass_schema(schema))
+
+        def typed_dict_schema(self, schema: Any) -> Schema:
+            return _closed(super().typed_dict_schema(schema))
+
+        def dict_schema(self, schema: Any) -> Schema:
+            found: Schema = super().dict_schema(schema)
+            pattern = _CORE_KEYS.get(schema.get("keys_schema", {}).get("type"))
+            if pattern is not None and "propertyNames" not in found:
+                values = found.pop("additionalProperties", True)
+                found.pop("patternProperties", None)
+                found["patternProperties"] = {pattern: {} if values is True else values}
+                found["additionalProperties"] = False
+            return found
+
+        def decimal_schema(self, schema: Any) -> Schema:
+            found: Schema = super().decimal_schema(schema)
+            numbers = [one for one in found.get("anyOf", ()) if one.get("type") == "number"]
+            return numbers[0] if numbers else found
+
+    return ExactJsonSchema
+
+
+_CORE_KEYS = {
+    "int": INT_KEY,
+    "float": NUMBER_TEXT,
+    "decimal": NUMBER_TEXT,
+    "uuid": UUID_KEY,
+    "date": f"^{DATE}$",
+}
+# Where the model's author composed the schema by hand, its objects are left as they are.
+_COMPOSING = frozenset(
+    {"allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "unevaluatedProperties", "$ref"}
+)
+
+
+def _closed(schema: Schema) -> Schema:
+    """The schema of an object with no other properties than its own.
+
+    pydantic ignores others; one that is to have them says so (`extra="allow"`).
+    """
+    if "properties" in schema and not _COMPOSING & schema.keys():
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+# Formats that only pydantic has: those that allow any text, and UUIDs of one version.
+_ANY_TEXT = frozenset({"binary", "password", "path"})
+_UUID_FORMAT = re.compile("uuid([1-8])")
+
+
+def _sharpened(schema: Schema) -> Schema:
+    """Replace pydantic's extensions of JSON Schema by what JSON Schema has for them."""
+    definitions = schema.get("$defs", {})
+    for node in _nodes(schema):
+        _require_tag(node, definitions)
+        form = node.get("format")
+        if not isinstance(form, str) or node.get("type") != "string":
+            continue
+        if form in _ANY_TEXT:
+            del node["format"]
+        elif version := _UUID_FORMAT.fullmatch(form):
+            del node["format"]
+            tail = f"{version[1]}{HEX}{{3}}-[89ab]{HEX}{{3}}-{HEX}{{12}}"
+            node["pattern"] = f"^{HEX}{{8}}-{HEX}{{4}}-{tail}$"
+    return schema
+
+
+def _nodes(value: Any) -> Iterator[Schema]:
+    """Every object in a schema."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _nodes(inner)
+
+
+def _require_tag(node: Schema, definitions: dict[str, Schema]) -> None:
+    """Require the tag of a tagged union, as pydantic does when it reads one.
+
+    pydantic's schemas leave a tag with a default out of `required`. With it, at most one of the
+    alternatives fits, so that `oneOf` is `anyOf`.
+    """
+    tag = node.get("discriminator")
+    if not isinstance(tag, dict) or "oneOf" not in node:
+        return
+    name = tag.get("propertyName")
+    branches = [_resolved(branch, definitions) for branch in node["oneOf"]]
+    if not all(name in branch.get("properties", {}) for branch in branches):
+        return
+    for branch in branches:
+        required = branch.setdefault("required", [])
+        if name not in required:
+            required.append(name)
+    del node["discriminator"]
+    node["anyOf"] = node.pop("oneOf")
+
+
+def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    name = schema.get("$ref", "").removeprefix("#/$defs/")
+    return definitions.get(name, schema)
 
 
 def schema_of(kind: Any) -> Schema:
@@ -36,9 +542,9 @@ def schema_of(kind: Any) -> Schema:
     if isinstance(kind, str):
         raise InvalidConstraint(f"type must be a type, not the string {kind!r}")
     try:
-        if pydantic_types.is_pydantic(kind):
-            return pydantic_types.schema_of(kind)
-        return msgspec_types.schema_of(kind)
+        if is_pydantic(kind):
+            return _pydantic_schema(kind)
+        return _msgspec_schema(kind)
     except InvalidConstraint as error:
         raise InvalidConstraint(f"no JSON schema can be made of {name_of(kind)}: {error}") from None
     except Exception as error:  # the type's own hooks may raise anything
@@ -51,8 +557,8 @@ def schema_of(kind: Any) -> Schema:
 def parse_as(kind: Any, text: str) -> Any:
     """The value of type `kind` that JSON `text` stands for. Raises ValueError with the reason."""
     try:
-        if pydantic_types.is_pydantic(kind):
-            return pydantic_types.parse_as(kind, text)
+        if is_pydantic(kind):
+            return _parse_pydantic(kind, text)
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(str(error)) from error

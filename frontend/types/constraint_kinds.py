@@ -7,8 +7,10 @@ of `gen` and of `GrammarCompiler.compile`, the HTTP fields and all messages foll
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypedDict
 
 import msgspec
@@ -16,6 +18,193 @@ import msgspec
 from rootlace.types import schema_of, schema_text
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import ConstraintKind
+
+# Keywords of JSON schemas: those that somebody may have meant, and those of older drafts.
+#
+# A schema may hold any other property, and it says nothing then: a misspelt keyword constrains
+# nothing, in silence. Keywords of older drafts say something in a schema that names no draft, too.
+
+_MAPS = frozenset(
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"]
+)
+_LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+_SINGLE = frozenset(
+    [
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "contentSchema",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
+)
+_VALUES = frozenset(
+    [
+        "$ref",
+        "const",
+        "dependentRequired",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "maxContains",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minContains",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "multipleOf",
+        "nullable",
+        "pattern",
+        "required",
+        "type",
+        "uniqueItems",
+    ]
+)
+# What they say is for readers; nothing is lost with one that is misspelt.
+_NOTES = frozenset(
+    [
+        "$anchor",
+        "$comment",
+        "$dynamicAnchor",
+        "$dynamicRef",
+        "$id",
+        "$recursiveAnchor",
+        "$recursiveRef",
+        "$schema",
+        "$vocabulary",
+        "contentEncoding",
+        "contentMediaType",
+        "default",
+        "deprecated",
+        "description",
+        "discriminator",
+        "example",
+        "examples",
+        "externalDocs",
+        "id",
+        "readOnly",
+        "title",
+        "writeOnly",
+        "xml",
+    ]
+)
+_CONSTRAINING = _MAPS | _LISTS | _SINGLE | _VALUES
+_KEYWORDS = _CONSTRAINING | _NOTES
+_DRAFT_3 = {"disallow": "not", "divisibleBy": "multipleOf", "extends": "allOf"}
+_SIMILAR = 0.8
+_LONGEST = 64
+"""No keyword that somebody may have meant is written longer than this."""
+_LONG = 1 << 17
+"""Characters of a schema; a longer one is not looked through, for a server's loop would wait."""
+_COMPARED = 256
+"""Most unknown names that are compared with the keywords; each comparison takes 50 us."""
+
+
+class Remark(NamedTuple):
+    """Remark on the keyword at `path`. `misspelt`: no such keyword exists, and nothing is
+    constrained. Otherwise the keyword is read as in the older draft that has it."""
+
+    path: str
+    says: str
+    misspelt: bool
+
+    def __str__(self) -> str:
+        return f"json_schema: {self.path} {self.says}"
+
+
+@functools.lru_cache(maxsize=128)
+def remarks(schema: str) -> tuple[Remark, ...]:
+    """On the keywords of a schema, as JSON text: those that look like misspelt ones, and those of
+    older drafts where no draft is named. None on a very long one."""
+    if len(schema) > _LONG:
+        return ()
+    try:
+        value = msgspec.json.decode(schema)
+        return (*_misspelt(value), *older_keywords(value))
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+
+
+def patterns(schema: str) -> Iterator[tuple[str, str]]:
+    """The patterns of values and of keys in a schema, as JSON text, each with its path. None of a
+    very long one."""
+    if len(schema) > _LONG:
+        return
+    for path, node in _nodes(msgspec.json.decode(schema), "$"):
+        if isinstance(node.get("pattern"), str):
+            yield f"{path}.pattern", node["pattern"]
+        if isinstance(node.get("patternProperties"), dict):
+            for pattern in node["patternProperties"]:
+                yield f"{path}.patternProperties", pattern
+
+
+def older_keywords(schema: Any) -> Iterator[Remark]:
+    """Yields remarks on keywords of drafts before 2020-12, where no `$schema` says which draft."""
+    for path, node in _nodes(schema, "$", undated=True):
+        for name, value in node.items():
+            says = ""
+            if name == "items" and isinstance(value, list):
+                says = "is a list: it is read as drafts before 2020-12 have it (now prefixItems)"
+            elif name in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
+                says = "is a boolean: it is read as draft 4 has it (now a number)"
+            elif name == "dependencies" and isinstance(value, dict):
+                says = "is read as draft 7 has it (now dependentRequired and dependentSchemas)"
+            elif name == "$recursiveRef" and isinstance(value, str):
+                says = "is read as draft 2019-09 has it (now $dynamicRef)"
+            elif name == "id" and isinstance(value, str) and value.startswith("#"):
+                says = "is read as draft 4 has it (now $anchor)"
+            if says:
+                yield Remark(f"{path}.{name}", says, misspelt=False)
+
+
+def _misspelt(schema: Any) -> Iterator[Remark]:
+    left = _COMPARED
+    for path, node in _nodes(schema, "$"):
+        for name in node.keys() - _KEYWORDS:
+            if name.startswith("x-") or len(name) > _LONGEST:
+                continue
+            left -= 1
+            if left < 0:
+                return
+            close = get_close_matches(name, _KEYWORDS, n=1, cutoff=_SIMILAR)
+            meant = _DRAFT_3.get(name, close[0] if close else "")
+            if meant in _CONSTRAINING:
+                says = f"is no keyword; did you mean {meant!r}?"
+                yield Remark(f"{path}.{name}", says, misspelt=True)
+
+
+def _nodes(schema: Any, path: str, undated: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that are objects, each with its path; `undated`: not what names a draft.
+
+    Without recursion: a schema may be deeper than Python's stack.
+    """
+    left = [(path, schema)]
+    while left:
+        path, node = left.pop()
+        if isinstance(node, list):  # an older draft's `items`
+            left += reversed([(f"{path}[{at}]", each) for at, each in enumerate(node)])
+        if not isinstance(node, dict) or (undated and "$schema" in node):
+            continue
+        yield path, node
+        below: list[tuple[str, Any]] = []
+        for name, value in node.items():
+            here = f"{path}.{name}"
+            if name in _MAPS and isinstance(value, dict):
+                below += [(f"{here}.{key}", each) for key, each in value.items()]
+            elif name in _LISTS or name in _SINGLE:
+                below.append((here, value))
+        left += reversed(below)
 
 
 class KindKeywords(TypedDict, total=False):

@@ -3,7 +3,7 @@
 A field's name, type and default are the parameter's; its `Parameter` says the rest: where it acts,
 which values are sensible, and what else it is called. Everything that knows sampling parameters
 reads it here: the keywords of `gen` and `run` (`rootlace.language.sampling`), the fields of HTTP
-bodies (`server/http/request_fields.py`), the sampler's arrays (`runtime/model/sampling`) and, by
+bodies (`server/http/request_fields.py`), the sampler's arrays (`runtime/model/sampler.py`) and, by
 name, the arguments of kernels (`kernels/interface.py`).
 """
 

@@ -53,5 +53,3 @@ REFERENCE = KernelSet(
     token_logprobs=token_logprobs,
     score_tokens=score_tokens,
 )
-
-__all__ = ["REFERENCE"]

@@ -7,14 +7,19 @@ from dataclasses import replace
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton.attention import paged_attention, plan_attention
-from rootlace.kernels.triton.automaton import step_automata
-from rootlace.kernels.triton.logits import edit_logits
-from rootlace.kernels.triton.logprobs import token_logprobs
-from rootlace.kernels.triton.pick_tokens import pick_tokens
-from rootlace.kernels.triton.pointwise import copy_slots, embedding, feed_tokens, gelu_mul, silu_mul
+from rootlace.kernels.triton.kv_storage import rope_and_write
+from rootlace.kernels.triton.layers import (
+    add_rms_norm,
+    copy_slots,
+    embedding,
+    feed_tokens,
+    gelu_mul,
+    rms_norm,
+    silu_mul,
+)
+from rootlace.kernels.triton.logits import edit_logits, token_logprobs
+from rootlace.kernels.triton.pick_tokens import pick_tokens, step_automata
 from rootlace.kernels.triton.quantised_linear import linear
-from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
-from rootlace.kernels.triton.rope_and_write import rope_and_write
 
 TRITON = replace(
     REFERENCE,
@@ -35,5 +40,3 @@ TRITON = replace(
     pick_tokens=pick_tokens,
     token_logprobs=token_logprobs,
 )
-
-__all__ = ["TRITON"]

@@ -25,12 +25,15 @@ from rootlace.kernels.triton.attention_plan import (
     split_rule,
     tile_shapes,
 )
-from rootlace.kernels.triton.decode_attention import decode_attention
+from rootlace.kernels.triton.decode_attention import (
+    decode_attention,
+    tree_attention,
+    tree_programs,
+    tree_tile,
+)
 from rootlace.kernels.triton.extend_attention import extend_attention
 from rootlace.kernels.triton.kv_storage import check_cache
-from rootlace.kernels.triton.launching import Variant, settings
-from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
-from rootlace.kernels.triton.tree_attention import tree_attention, tree_programs, tree_tile
+from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
 
 # Merge attention ----------------------------------------------------------------------------------
 #

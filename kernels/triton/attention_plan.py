@@ -36,8 +36,7 @@ import torch
 
 from rootlace.kernels.interface import AttentionBatch
 from rootlace.kernels.reference.attention import SharedRun, chosen_runs, whole_blocks
-from rootlace.kernels.triton.launching import Launch, settings
-from rootlace.kernels.triton.numerics import TYPE_NAMES
+from rootlace.kernels.triton.launching import TYPE_NAMES, Launch, settings
 
 # Shared nodes -------------------------------------------------------------------------------------
 #
@@ -326,7 +325,7 @@ def _int32(values: np.ndarray) -> np.ndarray:
 def tile_shapes(
     arch: int, head_dim: int, group: int, dtype: torch.dtype
 ) -> tuple[TileShape, TileShape]:
-    """The (large, small) tiles for `plan_extend`; `arch` as in `numerics.architecture`.
+    """The (large, small) tiles for `plan_extend`; `arch` as in `launching.architecture`.
 
     They suit an fp8 cache too. Raises ValueError for a group of more query heads than a tile has
     rows.

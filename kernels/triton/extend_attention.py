@@ -44,9 +44,9 @@ from rootlace.kernels.triton.kv_storage import (
     scale_arguments,
     stored_signature,
 )
-from rootlace.kernels.triton.launching import Variant
-from rootlace.kernels.triton.numerics import (
+from rootlace.kernels.triton.launching import (
     TYPE_NAMES,
+    Variant,
     architecture,
     as_bits,
     dot,

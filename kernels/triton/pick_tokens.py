@@ -6,7 +6,7 @@ launches, of which a step's `choice` takes the first two and the last ("greedy",
 
 1. `tile_stats`: each tile's best token, its least logit, and its mass relative to its own largest
    logit: all that greedy and plainly random rows need, in one pass over the logits.
-2. `tile_levels`, twice (`cut_ladders`): of the rows with top-k or top-p, between which two logits
+2. `tile_levels`, twice (`row_cuts`): of the rows with top-k or top-p, between which two logits
    their cut is.
 3. `tile_candidates`: the tokens between these two, gathered, and the mass above them.
 4. `row_cut` (`row_cuts`): the rank of the last token kept.
@@ -24,14 +24,9 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import Choice, PickRows
-from rootlace.kernels.triton.cut_ladders import (
-    LEVELS,
-    tile_candidates_kernel,
-    tile_levels_kernel,
-)
-from rootlace.kernels.triton.launching import Variant, settings
-from rootlace.kernels.triton.logit_rows import (
+from rootlace.kernels.interface import AutomatonTables, Choice, PickRows
+from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
+from rootlace.kernels.triton.logits import (
     EVERYTHING,
     MAX_VOCAB,
     cut_parameters,
@@ -45,8 +40,14 @@ from rootlace.kernels.triton.logit_rows import (
     row_mass,
     uniform,
 )
-from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
-from rootlace.kernels.triton.row_cuts import kept_weights, row_cut_kernel, tile_kept_kernel
+from rootlace.kernels.triton.row_cuts import (
+    LEVELS,
+    kept_weights,
+    row_cut_kernel,
+    tile_candidates_kernel,
+    tile_kept_kernel,
+    tile_levels_kernel,
+)
 
 PART = 2048
 """Tokens of a tile that are looked at together where registers are short."""
@@ -309,7 +310,7 @@ def pick_tokens(
     return out
 
 
-def variants(arch: int) -> list[Variant]:
+def _pick_variants(arch: int) -> list[Variant]:
     """Every launch of a vocabulary of up to 32 and of up to 64 tiles, masked and not."""
     size = sizes(arch)
     types = {
@@ -356,3 +357,97 @@ def variants(arch: int) -> list[Variant]:
                 )
             )
     return found
+
+
+# Steps of automata by tokens that are on the device: `reference/sampling.py`.
+#
+# A chain of five dependent loads per row, one program for all rows of a small batch: what counts is
+# that nothing waits for the host, and that the launch is one.
+
+_AUTOMATON_ROWS = 128
+
+
+@triton.jit
+def step_automata_kernel(
+    state_ptr,
+    source_ptr,
+    token_ptr,
+    row_ptr,
+    mask_of_ptr,
+    class_row_ptr,
+    next_start_ptr,
+    next_state_ptr,
+    token_class_ptr,
+    after_ptr,
+    mask_ptr,
+    count,
+    vocab,
+    _AUTOMATON_ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * _AUTOMATON_ROWS + tl.arange(0, _AUTOMATON_ROWS)
+    inside = row < count
+    state = tl.load(state_ptr + row, mask=inside, other=-1)
+    source = tl.load(source_ptr + row, mask=inside, other=-1)
+    steps = (state >= 0) & (source >= 0)
+    token = tl.load(token_ptr + source, mask=steps, other=-1)
+    known = steps & (token >= 0) & (token < vocab)
+    classes = tl.load(class_row_ptr + state, mask=known, other=0).to(tl.int64)
+    token_class = tl.load(token_class_ptr + classes * vocab + token, mask=known, other=0)
+    start = tl.load(next_start_ptr + state, mask=known, other=0)
+    after = tl.load(next_state_ptr + start + token_class, mask=known, other=0)  # 0: dead
+    state = tl.where(steps, after, state)
+    mask = tl.load(mask_of_ptr + state, mask=state >= 0, other=0)
+    given = tl.load(row_ptr + row, mask=inside, other=-1)
+    tl.store(after_ptr + row, state, mask=inside)
+    tl.store(mask_ptr + row, tl.where(state >= 0, mask, given), mask=inside)
+
+
+def step_automata(
+    states: torch.Tensor,
+    source: torch.Tensor,
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    tables: AutomatonTables,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """states, source, rows int32 [R], tokens int32 [P] -> (states, rows), int32 [R] each."""
+    count = len(states)
+    found = torch.empty_like(states)
+    masks = torch.empty_like(states)
+    if count:
+        step_automata_kernel[(triton.cdiv(count, _AUTOMATON_ROWS),)](
+            states,
+            source,
+            tokens,
+            rows,
+            tables.mask_of,
+            tables.class_row,
+            tables.next_start,
+            tables.next_state,
+            tables.token_class,
+            found,
+            masks,
+            count,
+            tables.token_class.shape[1],
+            _AUTOMATON_ROWS=_AUTOMATON_ROWS,
+            num_warps=4,
+        )
+    return found, masks
+
+
+def _automaton_variants(arch: int) -> list[Variant]:
+    names = step_automata_kernel.arg_names
+    pointers = tuple(name for name in names if name.endswith("_ptr"))
+    return [
+        Variant(
+            "",
+            step_automata_kernel,
+            {},
+            {"_AUTOMATON_ROWS": _AUTOMATON_ROWS},
+            pointers,
+            num_warps=4,
+        )
+    ]
+
+
+def variants(arch: int) -> list[Variant]:
+    return [*_pick_variants(arch), *_automaton_variants(arch)]

@@ -17,15 +17,17 @@ import triton.language as tl
 
 from rootlace.kernels.reference.layers import linear as dense_products
 from rootlace.kernels.reference.layers import table_of
-from rootlace.kernels.triton.launching import Launch, Variant, settings
-from rootlace.kernels.triton.numerics import (
+from rootlace.kernels.triton.launching import (
     TYPE_NAMES,
+    Launch,
+    Variant,
     architecture,
     dot,
     from_e4m3,
     native_e4m3,
     padded,
     round_to,
+    settings,
 )
 from rootlace.kernels.weights import CODES, Codes, Quantised, Weight, parts_of
 

@@ -1,6 +1,6 @@
 """The exact cut of a row's top-k and top-p: the rank of the last token kept, and what mass is kept.
 
-It is found by bisection over the ranks (logit, then id) of the candidates that `cut_ladders` has
+It is found by bisection over the ranks (logit, then id) of the candidates that ladders have
 gathered, which one program holds in registers. Ladders sum rounded weights, so whether the cut is
 among the candidates is checked here. If it is not, or if there were more of them than there is room
 for (where many tokens tie, say), the whole row is bisected: some fifty passes of one program, which
@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootlace.kernels.triton.cut_ladders import gathered, last_levels, least_of
-from rootlace.kernels.triton.logit_rows import (
+from rootlace.kernels.triton.logits import (
     EVERYTHING,
     cut_parameters,
     inverse_of,
@@ -22,6 +21,258 @@ from rootlace.kernels.triton.logit_rows import (
     rank_of,
     row_mass,
 )
+
+# Narrows down where a row's top-k or top-p cut lies, and gathers the tokens around it.
+#
+# A *ladder* is a series of equally spaced logits. Each tile counts how many of its tokens, and what
+# mass, reach each level of a ladder from the row's largest to its least logit. The same is done
+# with a second ladder, between the two levels of the first that enclose the cut. The tokens between
+# the two levels of the second that enclose it are gathered, in order of ids.
+
+LEVELS = tl.constexpr(16)
+WIDEST = tl.constexpr(3.0e38)
+"""The largest difference between two levels or logits. One that overflowed would make levels of
+-inf, which masked tokens reach, and 0 times infinity is not a number."""
+
+
+@triton.jit
+def least_of(least_ptr, row, tiles, TILES: tl.constexpr):
+    """The row's least logit above -inf."""
+    tile = tl.arange(0, TILES)
+    least = tl.load(least_ptr + row * tiles + tile, mask=tile < tiles, other=float("inf"))
+    return tl.min(least, 0)
+
+
+@triton.jit
+def _level(upper, lower, largest, step):
+    """float32: `upper` (inf at first) at step 0, then in equal steps down to `lower`."""
+    top = tl.minimum(upper, largest)
+    level = top - tl.minimum(top - lower, WIDEST) * (step.to(tl.float32) * (1.0 / (LEVELS - 1)))
+    level = tl.where(step == LEVELS - 1, lower, level)
+    return tl.where(step == 0, upper, level)
+
+
+@triton.jit
+def _enclosing(
+    reached_ptr,
+    upper,
+    lower,
+    largest,
+    row,
+    tiles,
+    top_k,
+    vocab,
+    wanted,
+    TILES: tl.constexpr,
+):
+    """The neighbours of a ladder that enclose the cut: (upper, lower, step of the lower one)."""
+    tile = tl.arange(0, TILES)[:, None]
+    step = tl.arange(0, LEVELS)
+    place = reached_ptr + (row * tiles + tile) * LEVELS + step[None, :]
+    reached = tl.load(place, mask=tile < tiles, other=0)
+    counts = tl.sum(_count(reached), 0)
+    masses = tl.sum(_mass(reached), 0)
+    enough = ((top_k < vocab) & (counts >= top_k)) | ((top_k >= vocab) & (masses >= wanted))
+    found = tl.min(tl.where(enough & (step > 0), step, LEVELS - 1), 0)
+    return (
+        _level(upper, lower, largest, found - 1),
+        _level(upper, lower, largest, found),
+        found,
+    )
+
+
+@triton.jit
+def _pair(weight):
+    """One token and its weight (at most 1) as an int64: sums of 2^13 of them hold both."""
+    return (weight * 17179869184.0).to(tl.int64) + 0x1000000000000  # 2^34, 2^48
+
+
+@triton.jit
+def _count(pairs):
+    return (pairs >> 48).to(tl.int32)
+
+
+@triton.jit
+def _mass(pairs):
+    return (pairs & 0xFFFFFFFFFFFF).to(tl.float64) * 5.820766091346741e-11  # 2^-34
+
+
+@triton.jit
+def tile_levels_kernel(
+    logits_ptr,
+    mask_ptr,
+    mask_row_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    best_ptr,
+    least_ptr,
+    mass_ptr,
+    reached_ptr,
+    vocab,
+    stride,
+    words,
+    tiles,
+    total,
+    MASKED: tl.constexpr,
+    SECOND: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """reached int64 [2, R, tiles, LEVELS], by ladder; `total` = R * tiles * LEVELS."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
+    searched, top_k, top_p = cut_parameters(
+        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
+    )
+    if searched:
+        inverse = inverse_of(tl.load(temperature_ptr + row))
+        upper = largest + float("inf")
+        lower = least_of(least_ptr, row, tiles, TILES)
+        if SECOND:
+            mass = tl.sum(row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES), 0)
+            upper, lower, _step = _enclosing(
+                reached_ptr,
+                upper,
+                lower,
+                largest,
+                row,
+                tiles,
+                top_k,
+                vocab,
+                top_p * mass,
+                TILES,
+            )
+            reached_ptr += total
+        ids = tile * TILE + tl.arange(0, TILE)
+        x = load_logits(
+            logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
+        )
+        scale = tl.minimum(inverse * 1.4426950408889634, 1.0e30).to(tl.float32)  # log2(e) / T
+        pairs = _pair(tl.exp2(tl.maximum(x - largest, -WIDEST) * scale))
+        for index in range(LEVELS):
+            step = tl.zeros([], tl.int32) + index
+            reaches = (x >= _level(upper, lower, largest, step)) & (ids < vocab)
+            place = (row * tiles + tile) * LEVELS + step
+            tl.store(reached_ptr + place, tl.sum(tl.where(reaches, pairs, 0), 0))
+
+
+@triton.jit
+def last_levels(
+    best_ptr,
+    least_ptr,
+    mass_ptr,
+    reached_ptr,
+    row,
+    tiles,
+    total,
+    largest,
+    inverse,
+    top_k,
+    top_p,
+    vocab,
+    TILES: tl.constexpr,
+):
+    """What both ladders led to: (upper, lower, step of the lower one on the second)."""
+    mass = tl.sum(row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES), 0)
+    wanted = top_p * mass
+    upper = largest + float("inf")
+    lower = least_of(least_ptr, row, tiles, TILES)
+    upper, lower, _step = _enclosing(
+        reached_ptr, upper, lower, largest, row, tiles, top_k, vocab, wanted, TILES
+    )
+    return _enclosing(
+        reached_ptr + total,
+        upper,
+        lower,
+        largest,
+        row,
+        tiles,
+        top_k,
+        vocab,
+        wanted,
+        TILES,
+    )
+
+
+@triton.jit
+def gathered(reached_ptr, row, tiles, total, step, split, TILES: tl.constexpr):
+    """int32 [TILES]: how many tokens of each tile are above the two levels, and between them."""
+    tile = tl.arange(0, TILES)
+    place = reached_ptr + total + (row * tiles + tile) * LEVELS + step
+    above = _count(tl.load(place - 1, mask=tile < tl.where(split, tiles, 0), other=0))
+    return above, _count(tl.load(place, mask=tile < tiles, other=0)) - above
+
+
+@triton.jit
+def tile_candidates_kernel(
+    logits_ptr,
+    mask_ptr,
+    mask_row_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    best_ptr,
+    least_ptr,
+    mass_ptr,
+    reached_ptr,
+    above_ptr,
+    value_ptr,
+    id_ptr,
+    vocab,
+    stride,
+    words,
+    tiles,
+    total,
+    MASKED: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    ROOM: tl.constexpr,
+    PART: tl.constexpr,
+):
+    tile, row = tl.program_id(0), tl.program_id(1)
+    _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
+    searched, top_k, top_p = cut_parameters(
+        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
+    )
+    if searched:
+        inverse = inverse_of(tl.load(temperature_ptr + row))
+        upper, lower, step = last_levels(
+            best_ptr,
+            least_ptr,
+            mass_ptr,
+            reached_ptr,
+            row,
+            tiles,
+            total,
+            largest,
+            inverse,
+            top_k,
+            top_p,
+            vocab,
+            TILES,
+        )
+        # The mass of the top k, of which top-p takes a share, is known once all are gathered.
+        split = (top_k >= vocab) | (top_p >= 1.0)
+        _above, between = gathered(reached_ptr, row, tiles, total, step, split, TILES)
+        if tl.sum(between, 0) <= ROOM:
+            start = tl.sum(tl.where(tl.arange(0, TILES) < tile, between, 0), 0)
+            mass = tl.zeros([], tl.float64)
+            for part in range(0, TILE, PART):
+                ids = tile * TILE + part + tl.arange(0, PART)
+                x = load_logits(
+                    logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
+                )
+                above = x >= tl.where(split, upper, float("inf"))
+                chosen = (x >= lower) & (above == 0) & (ids < vocab)
+                upto = start + tl.cumsum(chosen.to(tl.int32), 0)
+                place = row * ROOM + upto - 1
+                tl.store(value_ptr + place, x, mask=chosen)
+                tl.store(id_ptr + place, ids, mask=chosen)
+                start = tl.max(upto, 0)
+                below = x.to(tl.float64) - largest.to(tl.float64)
+                mass += tl.sum(tl.where(above, tl.exp(below * inverse), 0.0), 0)
+            tl.store(above_ptr + row * tiles + tile, mass)
 
 
 @triton.jit

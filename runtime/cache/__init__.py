@@ -3,16 +3,15 @@
  root --"You are a"--+--" poet. Write"--  node: tokens of the edge, blocks with their KV, locks
                      +--" cook. Bake"--
 
-`block_pool` counts references to blocks; `radix_tree` maps tokens to blocks. `node` has the tree's
-nodes, and queues unlocked leaves by an eviction policy. `retention` pins prefixes and expires them.
-`journal` reports changes by digest, `miss_report` remembers recent evictions, `tier` indexes
-offloaded blocks, `suffix_index` recent texts for drafts.
+`radix_tree` counts references to blocks and maps tokens to blocks. `node` has the tree's nodes, and
+queues unlocked leaves by an eviction policy. `retention` pins prefixes and expires them. `journal`
+reports changes by digest and remembers recent evictions. `tier` indexes offloaded blocks,
+`suffix_index` recent texts for drafts.
 """
 
-from rootlace.runtime.cache.block_pool import BlockPool, PoolExhausted
-from rootlace.runtime.cache.miss_report import Cause, Evicted
+from rootlace.runtime.cache.journal import Cause, Evicted
 from rootlace.runtime.cache.node import Node
-from rootlace.runtime.cache.radix_tree import RadixTree, check_cache
+from rootlace.runtime.cache.radix_tree import BlockPool, PoolExhausted, RadixTree, check_cache
 from rootlace.runtime.cache.retention import MAX_PINS, Expiry, Pin, Pins
 
 __all__ = [

@@ -27,7 +27,7 @@ from rootlace.runtime.model.checkpoint.sizes import (
     product_numbers,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
-from rootlace.runtime.model.kv.pool import main_memory
+from rootlace.runtime.model.kv_pool import main_memory
 
 # Machine ------------------------------------------------------------------------------------------
 #

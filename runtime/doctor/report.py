@@ -1,4 +1,4 @@
-"""All that `rootlace doctor` says, as data."""
+"""All that `rootlace doctor` says of machine and model, and `rootlace models` of what is here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from rootlace.runtime.doctor.ceilings import (
     read_machine,
     step_work,
 )
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -45,9 +47,11 @@ from rootlace.runtime.model.executor.refusals import (
 )
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
 from rootlace.runtime.model.families.spec import ModelSpec
-from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.pool import free_memory, kv_bytes
+from rootlace.runtime.model.hub.download import snapshots
+from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
+from rootlace.runtime.model.kv_pool import block_bytes, free_memory, kv_bytes, main_memory
 from rootlace.runtime.model.options import check_options
+from rootlace.runtime.model.weight_cache import DamagedEntry, Entry, WeightCache
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Attempts -----------------------------------------------------------------------------------------
@@ -532,3 +536,75 @@ def _memory(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+TOKENS = 4096
+"""A model fits if its weights do and a cache of so many tokens, as `rootlace serve` has them."""
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """`weights` (of the files) and `needs` (in memory, on a CPU) in bytes; `refused`: why it cannot
+    be served, and then neither its context nor its needs are known."""
+
+    name: str
+    path: str
+    weights: int
+    context: int | None = None
+    needs: int | None = None
+    fits: bool = False
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """Packed weights that a start has kept (`--weight-cache`) in a file of so many bytes."""
+
+    model: str
+    path: str
+    size: int
+
+
+def cached_models() -> tuple[list[CachedModel], int]:
+    """All of them, and the bytes of main memory that are free."""
+    free = main_memory().available
+    there = [
+        (str(name), path, weights)
+        for snapshot in snapshots()
+        for name, path, weights in snapshot.models
+    ]
+    for called, model in packaged_models().items():
+        file = PackagedFile(called, model).find()
+        if file is not None:
+            there.append((called, file, model.size))
+    return [_examined(*one, free) for one in there], free
+
+
+def packed_models(folder: str) -> list[PackedModel]:
+    """What packed weights are kept there, the ones used last at the end. `folder` is as starts
+    have it."""
+    found = []
+    cache = WeightCache.chosen(folder)
+    for one in cache.kept() if cache else ():
+        with suppress(OSError, DamagedEntry):  # deleted meanwhile, or by the next start
+            found.append(PackedModel(Entry.read(one.path).table.model, str(one.path), one.size))
+    return found
+
+
+def delete_packed_models(folder: str) -> int:
+    """Delete them; how many bytes that were."""
+    cache = WeightCache.chosen(folder)
+    return cache.clear() if cache else 0
+
+
+def _examined(name: str, path: Path, weights: int, free: int) -> CachedModel:
+    try:
+        config = ModelConfig.read(path)
+        dtype = chosen_dtype(ExecutorConfig(), config)
+        native = why_not_native(config, dtype, CacheConfig().block_size) is None
+        needs = weight_bytes(config, dtype, "none", head_apart=native)
+    except UnsupportedModel as error:
+        return CachedModel(name, str(path), weights, refused=str(error))
+    context = config.spec.max_context
+    needs += block_bytes(config, min(TOKENS, context), dtype)
+    return CachedModel(name, str(path), weights, context, needs, needs <= free)

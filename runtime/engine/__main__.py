@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from rootlace.runtime import logs, processes
+from rootlace.runtime import processes
 from rootlace.runtime.config import SPECULATION_TOKENS, LogConfig
 from rootlace.runtime.contracts.messages import (
     FromEngine,
@@ -35,8 +35,7 @@ from rootlace.runtime.engine.core import EngineLoop, MaskFiller, collect_when_id
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
-from rootlace.runtime.model.lora_config import read_adapters
-from rootlace.runtime.model.options import check_options
+from rootlace.runtime.model.options import check_options, read_adapters
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
@@ -60,11 +59,13 @@ compilation took several times as long.
 def main() -> int:
     """Exit status 0 after a `Stop`, 1 if the engine could not start (the reason is on stdout)."""
     processes.compete()
-    logs.set_up(LogConfig(), "engine")
+    processes.set_up_logs(LogConfig(), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = processes.read_config(sys.stdin.buffer, EngineProcessConfig)
-        logs.set_up(config.engine.logs, "engine", config.replica if config.replicas > 1 else None)
+        processes.set_up_logs(
+            config.engine.logs, "engine", config.replica if config.replicas > 1 else None
+        )
         processes.call_when_parent_ends(sys.stdin.buffer, lambda: _abandon(config.socket_folder))
         serve(config)
     except RootlaceError as error:
@@ -91,7 +92,7 @@ def serve(config: EngineProcessConfig) -> None:
 
 def _told_loading(config: EngineProcessConfig) -> Callable[[str, float], None]:
     """A progress bar if the engine alone has a terminal and no machine-readable log."""
-    alone = config.replicas == 1 and logs.format_in_force() == "text"
+    alone = config.replicas == 1 and processes.format_in_force() == "text"
     return loading_bar(sys.stderr) if alone and sys.stderr.isatty() else loading_log()
 
 

@@ -16,17 +16,19 @@ from rootlace.runtime.config import CacheConfig, EngineConfig
 from rootlace.runtime.contracts.block_store import BlockLost, StoreMemory, Transfer, TransferConfig
 from rootlace.runtime.contracts.messages import kv_space
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
-from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.block_mover import BlockMover, adapter_contents, kv_identity
-from rootlace.runtime.model.kv.pool import made_up_plan
+from rootlace.runtime.model.executor.runner import (
+    BlockMover,
+    ModelRunner,
+    adapter_contents,
+    kv_identity,
+)
+from rootlace.runtime.model.kv_pool import made_up_plan
 from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, open_folder
 from rootlace.runtime.offload.host_store import HandedBlocks, HandedStore, HostStore, block_seconds
 from rootlace.runtime.offload.slot_store import SlotStore
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.transfer.nixl import Nixl
-from rootlace.runtime.transfer.shared_memory import SharedMemory
-from rootlace.runtime.transfer.tcp import Tcp
+from rootlace.runtime.transfer import Nixl, SharedMemory, Tcp
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 

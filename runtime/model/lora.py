@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.checkpoint.weights import Part, layer_parts, row_order
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
-from rootlace.runtime.model.lora_config import ALL_LINEAR, WEIGHTS, AdapterConfig
+from rootlace.runtime.model.options import ALL_LINEAR, WEIGHTS, AdapterConfig
 from rootlace.runtime.model.parallel.shard import Shard
 
 # Rows ---------------------------------------------------------------------------------------------

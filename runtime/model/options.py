@@ -1,12 +1,33 @@
-"""Whether options fit a model, by what its files say.
+"""Whether options and adapters fit a model, by what files say.
 
 Imports no torch, so that an option that does not fit is refused at once.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.source import check_fetched
+from rootlace.runtime.model.families.config_reader import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SIZE,
+    TABLE,
+    TEXT,
+    TEXTS,
+    ConfigReader,
+    Kind,
+    names,
+)
 from rootlace.runtime.model.parallel.shard import why_not
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
@@ -59,3 +80,188 @@ def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
             f"{config.file}: head_dim {attention.head_dim}: numbers of kv_dtype 'int4' are stored "
             "in pairs"
         )
+
+
+FILE, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ALL_LINEAR = "all-linear"
+NAMES = Kind("a text or a list of texts", lambda v: TEXT.fits(v) or TEXTS.fits(v))
+LAYERS = Kind(
+    "a layer's number or a list of them",
+    lambda v: COUNT.fits(v) or (type(v) is list and all(map(COUNT.fits, v))),
+)
+START = Kind("true, false or a text", lambda v: FLAG.fits(v) or TEXT.fits(v))
+RANKS = Kind("an object of ranks", lambda v: TABLE.fits(v) and all(map(SIZE.fits, v.values())))
+SCALES = Kind("an object of numbers", lambda v: TABLE.fits(v) and all(map(NUMBER.fits, v.values())))
+
+
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Ways in which training began that left the model's own weights as they were."""
+IGNORED = names(
+    "peft_type task_type auto_mapping base_model_name_or_path revision inference_mode "
+    "lora_dropout fan_in_fan_out megatron_core runtime_config loftq_config eva_config "
+    "qalora_group_size ensure_weight_tying"
+)
+"""Keys that say nothing about what an adapter computes."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """An adapter called `name`, of the folder that `file` is in.
+
+    A module's rank and alpha are those of the first pattern that matches the end of its name, or
+    `rank` and `alpha`; what it adds is multiplied by alpha / rank, or, if `rank_stabilised`, by
+    alpha / sqrt(rank).
+    """
+
+    name: str
+    file: Path
+    rank: int
+    alpha: float
+    rank_stabilised: bool
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    chosen: str | Sequence[str]
+    parameters: Sequence[str]
+    excluded: str | Sequence[str]
+    layers: Sequence[int] | None
+    layer_patterns: Sequence[str]
+    version: tuple[int, ...]
+    """Version of the PEFT that wrote the adapter; empty where unknown."""
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
+    def targets(self, module: str, *, linear_layer: bool = True) -> bool:
+        """Whether the adapter changes the module of this name in the whole model. "all-linear"
+        means the linear modules of the layers."""
+        if self.excluded and _matches(self.excluded, module):
+            return False
+        if self.chosen == ALL_LINEAR:
+            return linear_layer and self._has_layer(module)
+        return _matches(self.chosen, module) and self._has_layer(module)
+
+    def targets_parameter(self, name: str) -> bool:
+        """Whether the adapter changes the parameter of this name, which is no module's weight."""
+        return _matches(self.parameters, name)
+
+    def _has_layer(self, module: str) -> bool:
+        if self.layers is None:
+            return True
+        for pattern in self.layer_patterns or (r"[^.]*",):
+            found = re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", module)
+            if found:
+                return int(found[1]) in self.layers
+        return False
+
+    def rank_of(self, module: str) -> int:
+        return self.ranks.get(_pattern(self.ranks, module), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        rank = self.rank_of(module)
+        alpha = self.alphas.get(_pattern(self.alphas, module), self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+    def refuse(self, what: str) -> UnsupportedModel:
+        return UnsupportedModel(f"adapter {self.name!r}: {self.folder}: {what}")
+
+
+def read_adapters(given: Sequence[str]) -> list[AdapterConfig]:
+    """The adapters of an option's values, each `NAME=PATH`. Raises `InvalidRequest` for values that
+    are not, `UnsupportedModel` for what is not computed as it is meant, naming file and key."""
+    found: dict[str, AdapterConfig] = {}
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not name or not equals or not path:
+            raise InvalidRequest(f"adapter {one!r}: write it as NAME=PATH")
+        if f":{name}".endswith(":latest"):
+            raise InvalidRequest(
+                f"adapter {one!r}: no adapter is called latest: a tag that "
+                "Ollama's clients put behind every model"
+            )
+        if name in found:
+            raise InvalidRequest(f"two adapters are called {name!r}")
+        found[name] = _read(name, Path(path).expanduser())
+    return list(found.values())
+
+
+def _read(name: str, folder: Path) -> AdapterConfig:
+    file = folder / FILE
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnsupportedModel(
+            f"adapter {name!r}: {folder} is not the folder of a PEFT adapter: it has no {FILE}"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModel(f"{file}: {error}") from error
+    if not isinstance(raw, dict):
+        raise UnsupportedModel(f"{file}: not a JSON object")
+    check_fetched([folder / WEIGHTS])
+    # What has no value asks for nothing.
+    raw = {key: value for key, value in raw.items() if value is not None}
+    config = ConfigReader(file, raw)
+    config.pass_over(*(key for key, value in raw.items() if value in (False, {}, [], "")))
+    config.get("peft_type", Kind("LORA", lambda value: value == "LORA"))
+    config.get("bias", Kind("none (biases are not changed)", lambda value: value == "none"), "none")
+    start = config.get("init_lora_weights", START, True)
+    if start not in PLAIN_STARTS:
+        config.refuse(
+            "init_lora_weights",
+            "training changed the model's own weights; convert the adapter to plain LoRA",
+        )
+    layers = config.get("layers_to_transform", LAYERS, None)
+    parameters = config.get("target_parameters", TEXTS, ())
+    adapter = AdapterConfig(
+        name=name,
+        file=file,
+        rank=config.size("r", 8),
+        alpha=config.number("lora_alpha", 8),
+        rank_stabilised=config.flag("use_rslora", False),
+        ranks=config.get("rank_pattern", RANKS, {}),
+        alphas=config.get("alpha_pattern", SCALES, {}),
+        chosen=_lowered(config.get("target_modules", NAMES, *[()] * bool(parameters))),
+        parameters=parameters,
+        excluded=config.get("exclude_modules", NAMES, ()),
+        layers=[layers] if isinstance(layers, int) else layers or None,
+        layer_patterns=_listed(config.get("layers_pattern", NAMES, None)),
+        version=tuple(map(int, re.findall(r"\d+", config.get("peft_version", TEXT, ""))[:3])),
+    )
+    config.finish(IGNORED)
+    _check_patterns(adapter, config)
+    return adapter
+
+
+def _check_patterns(adapter: AdapterConfig, config: ConfigReader) -> None:
+    patterns: dict[str, Sequence[str]] = {
+        "target_modules": _listed(adapter.chosen if isinstance(adapter.chosen, str) else None),
+        "exclude_modules": _listed(adapter.excluded if isinstance(adapter.excluded, str) else None),
+        "layers_pattern": adapter.layer_patterns,
+        "rank_pattern": tuple(adapter.ranks),
+        "alpha_pattern": tuple(adapter.alphas),
+    }
+    for key, texts in patterns.items():
+        for text in texts:
+            try:
+                re.compile(text)
+            except re.error as error:
+                config.refuse(key, f"{text!r} is not a pattern: {error}")
+
+
+def _lowered(chosen: Any) -> Any:
+    return ALL_LINEAR if isinstance(chosen, str) and chosen.lower() == ALL_LINEAR else chosen
+
+
+def _listed(names: str | Sequence[str] | None) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names or ()
+
+
+def _matches(wanted: str | Sequence[str], module: str) -> bool:
+    """A text is a pattern of the whole name, a list has names or their ends."""
+    if isinstance(wanted, str):
+        return re.fullmatch(wanted, module) is not None
+    return any(module == one or module.endswith(f".{one}") for one in wanted)
+
+
+def _pattern(patterns: Mapping[str, Any], module: str) -> str:
+    return next((one for one in patterns if re.match(rf"(.*\.)?({one})$", module)), "")

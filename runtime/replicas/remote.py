@@ -11,7 +11,6 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from rootlace.runtime import curve
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.block_store import TransferConfig
 from rootlace.runtime.contracts.messages import (
@@ -34,6 +33,7 @@ from rootlace.runtime.engine.client.child_engine import (
     new_sockets,
 )
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
+from rootlace.wire import sockets
 from rootlace.wire.sockets import MessageReader
 
 # Line ---------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Line:
         """The gateway's end, at two free ports of the interface `host`."""
         public, secret = zmq.curve_keypair()
         push, pull = new_sockets(context)
-        there, back = (curve.bind(socket, host, secret) for socket in (push, pull))
+        there, back = (sockets.bind(socket, host, secret) for socket in (push, pull))
         return cls(push, Pipes(push, pull, on_message), on_lost), LineAddress(there, back, public)
 
     @classmethod
@@ -96,7 +96,7 @@ class Line:
         line = cls(push, Pipes(push, pull, on_message, decode_to_engine), on_lost)
         for socket, target in ((push, address.from_engine), (pull, address.to_engine)):
             socket.setsockopt(zmq.IMMEDIATE, 1)
-            curve.connect(socket, target, address.public_key)
+            sockets.connect(socket, target, address.public_key)
         return line
 
     def close(self, linger: int = 0) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rootlace.runtime import logs, processes
+from rootlace.runtime import processes
 from rootlace.runtime.config import OWN_CONFIGS, RuntimeConfig
 from rootlace.runtime.server.auth import read_keys, read_program_key
 from rootlace.runtime.server.open_model import close_room, open_room
@@ -147,7 +147,7 @@ async def serve_until(
 ) -> None:
     """All of a gateway's process: as `serve`, with its logs set up; but if an event is set while
     a model is loading, the loading ends at once."""
-    logs.set_up(models[0].engine.logs, "gateway")
+    processes.set_up_logs(models[0].engine.logs, "gateway")
     processes.take_descriptors()
     is_ready = False
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from rootlace.runtime.logs import request_id
+from rootlace.runtime.processes import request_id
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 from rootlace.wire.protocol import Generate, Generated, Timing
 

@@ -1,21 +1,341 @@
-"""Every policy on every cache size, and the bounds beside them."""
+"""Every policy on every cache size: replays on a simulated clock, and upper bounds beside them."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.simulation.bounds import clairvoyant_bound, infinite_bound
-from rootlace.runtime.simulation.engine import Below, Machine
-from rootlace.runtime.simulation.policies import NamedPolicy
-from rootlace.runtime.simulation.replay import Replay, Report, report_on
+from rootlace.runtime.simulation.engine import Below, Machine, NamedPolicy, SimulatedEngine, Times
 from rootlace.runtime.simulation.trace import Workload
+
+
+def infinite_bound(workload: Workload, served: np.ndarray | None = None) -> float:
+    """The hit rate of a cache that forgets nothing: no other has more, in any order of service.
+
+    A unit of the prompts' common trie is computed once, and the last unit of a prompt always is:
+    its logits are wanted. So a unit that some prompt ends with is found by all others that have it,
+    and any other unit by all but one. `served`: the numbers of the requests that count (all).
+    """
+    uses = _Uses(workload, served)
+    count = int(uses.blocks.max(initial=0)) + 1
+    times = np.bincount(uses.blocks, minlength=count)
+    size = np.zeros(count, np.int64)
+    size[uses.blocks] = uses.units
+    ends = np.bincount(uses.blocks[uses.last], minlength=count)
+    hits = int(((times - 1) * size)[times > 0].sum()) - int(np.maximum(ends - 1, 0).sum())
+    return hits / max(int(uses.sizes.sum()), 1)
+
+
+def clairvoyant_bound(
+    workload: Workload, cache_units: int, served: np.ndarray | None = None
+) -> float:
+    """The best hit rate of `cache_units` units for a cache that knows the future.
+
+    Requests are served in the order of `served` (by default that of arrival, without those that do
+    not fit), one prompt after the other.
+
+    This is Belady's rule, with the freedom not to keep a unit at all: whenever too much is kept,
+    the unit that is used again latest is dropped. Whoever uses a continuation uses its prefix too,
+    so continuations go first, and what is kept is always a tree. A prompt takes its own room while
+    it is computed; outputs, and prompts of requests that decode, take none here, so a real cache
+    has less. The rule is optimal by an exchange argument: at the first moment with too little room
+    some unit must go, and of all that are kept then, this one would take room the longest.
+    """
+    if served is None:
+        served = workload.fitting(cache_units)
+    uses = _Uses(workload, served)
+    by_block = np.argsort(uses.blocks, kind="stable")
+    again = uses.blocks[by_block[1:]] == uses.blocks[by_block[:-1]]
+    use, following = by_block[:-1][again], by_block[1:][again]
+    # The last unit of a prompt is computed in any case: not worth keeping for it.
+    worth = uses.units[use] - uses.last[following]
+    turns = np.repeat(np.arange(len(served)), uses.lengths)
+    del by_block, again
+    # Blocks of one prompt that are used next by the same one are kept and given up together.
+    spans, which = np.unique(turns[use] * len(served) + turns[following], return_inverse=True)
+    amounts = np.bincount(which, weights=worth, minlength=len(spans)).astype(np.int64)
+    begins, ends = np.divmod(spans, max(len(served), 1))
+    hits = _keep_nearest(begins, ends, amounts, uses.sizes, cache_units)
+    return hits / max(int(uses.sizes.sum()), 1)
+
+
+class _Uses:
+    """The blocks of requests, in order of service.
+
+    Arrays over all uses of blocks: `blocks`, `units` and whether it is the `last` of its prompt;
+    over the requests: how many blocks (`lengths`) and units (`sizes`) each has.
+    """
+
+    def __init__(self, workload: Workload, served: np.ndarray | None) -> None:
+        blocks, units, starts = workload.all_blocks()
+        if served is None:
+            served = np.arange(len(workload))
+        self.lengths = np.diff(starts)[served]
+        self.sizes = workload.prompt_units[served]
+        ends = np.cumsum(self.lengths)
+        places = np.arange(int(self.lengths.sum()))
+        places += np.repeat(starts[:-1][served] - (ends - self.lengths), self.lengths)
+        self.blocks, self.units = blocks[places], units[places]
+        self.last = np.zeros(len(places), bool)
+        self.last[ends - 1] = True
+
+
+def _keep_nearest(
+    begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, sizes: np.ndarray, room: int
+) -> int:
+    """How many units are found again, with `room` units in all, if `amounts` may be kept from turn
+    `begins` (ascending) to turn `ends`. At turn t, prompt t takes `sizes[t]` of the room."""
+    kept: dict[int, int] = {}  # end -> units kept until then
+    heap: list[int] = []  # ends, the latest first; some have passed
+    total = found = at = 0
+    spans = list(zip(begins.tolist(), ends.tolist(), amounts.tolist(), strict=True))
+    for turn, size in enumerate(sizes.tolist()):
+        used = kept.pop(turn, 0)
+        found += used
+        total -= used
+        # What is kept beyond this turn is no part of this prompt and has to fit beside it.
+        while total > room - size:
+            end = -heap[0]
+            amount = kept.get(end, 0)
+            if amount <= total - (room - size):
+                heapq.heappop(heap)
+                total -= kept.pop(end, 0)
+            else:
+                kept[end] = amount - (total - (room - size))
+                total = room - size
+        while at < len(spans) and spans[at][0] == turn:
+            _, end, amount = spans[at]
+            if end not in kept:
+                heapq.heappush(heap, -end)
+            kept[end] = kept.get(end, 0) + amount
+            total += amount
+            at += 1
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run's requests. Arrays over all of them, NaN or -1 for those refused (prompt
+    and output do not fit into the cache).
+
+    `waited`, `first` and `last` are the seconds from a request's arrival to its admission, its
+    first and its last token; `decoding` those between first and last token, without the time that
+    it waits, its prompt being computed, for the simulated step to end. `cached` counts prompt units
+    found in the tree, `overtaken` the later requests that were admitted before. `admitted` are the
+    requests in order of admission, `steps` the number of the engine's steps.
+    """
+
+    policy: NamedPolicy
+    machine: Machine
+    waited: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    decoding: np.ndarray
+    cached: np.ndarray
+    overtaken: np.ndarray
+    admitted: np.ndarray
+    seconds: float
+    busy_seconds: float
+    steps: int
+    evicted_tokens: int
+    retractions: int
+    restored_tokens: int
+
+
+class Replay:
+    """One run. A request that arrives while a step runs is seen by the scheduler when that ends."""
+
+    def __init__(self, workload: Workload, policy: NamedPolicy, machine: Machine) -> None:
+        self._workload = workload
+        self._policy = policy
+        self._machine = machine
+        self._times = Times(len(workload))
+        self._engine = SimulatedEngine(workload, policy, machine, self._times)
+        self._arrived = 0
+        self._next_arrival = 0.0
+        self._refused = 0
+
+    def run(self, progress: Callable[[int], None] = lambda ended: None) -> Outcome:
+        """Play everything; `progress` is told now and then how many requests have ended."""
+        engine, count = self._engine, len(self._workload)
+        ended = told = 0
+        while True:
+            self._arrive()
+            updates = engine.step()
+            if updates is None:
+                then = min(self._next_arrival, engine.next_read)
+                if then == math.inf:
+                    break
+                engine.now = max(engine.now, then)
+                continue
+            ended += sum(update.finish is not None for update in updates)
+            if ended + self._refused >= told + count // 1000:
+                told = ended + self._refused
+                progress(told)
+        progress(ended + self._refused)
+        if engine.scheduler.has_work:
+            raise RuntimeError("the scheduler has work and plans nothing")
+        return self._outcome()
+
+    def _arrive(self) -> None:
+        """Give the scheduler the requests that have arrived."""
+        engine, arrivals = self._engine, self._workload.arrivals
+        if engine.now < self._next_arrival:
+            return
+        until = int(np.searchsorted(arrivals, engine.now, side="right"))
+        for number in range(self._arrived, until):
+            if engine.fits[number]:
+                engine.submit(number)
+            else:
+                self._refused += 1
+        self._arrived = until
+        self._next_arrival = float(arrivals[until]) if until < len(arrivals) else math.inf
+
+    def _outcome(self) -> Outcome:
+        arrivals, times, engine = self._workload.arrivals, self._times, self._engine
+        admitted = np.argsort(times.admitted, kind="stable")
+        admitted = admitted[: len(admitted) - self._refused]  # NaN comes last
+        stats = engine.scheduler.stats()
+        block = engine.block * self._workload.granularity
+        return Outcome(
+            policy=self._policy,
+            machine=self._machine,
+            waited=times.admitted - arrivals,
+            first=times.first - arrivals,
+            last=times.last - arrivals,
+            decoding=np.maximum(times.last - times.decodes_from, 0.0),
+            cached=times.cached,
+            overtaken=count_overtaken(admitted, len(arrivals)),
+            admitted=admitted,
+            seconds=engine.now,
+            busy_seconds=engine.busy,
+            steps=engine.steps,
+            evicted_tokens=int(stats["evicted_blocks"]) * block,
+            retractions=int(stats["retractions"]),
+            restored_tokens=engine.restored_units * self._workload.granularity,
+        )
+
+
+def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
+    """For each of `count` requests, how many with higher numbers come before it in `admitted`; -1
+    for those that are not in there."""
+    found = np.full(count, -1, np.int64)
+    gone = np.ones(count + 1, bool)
+    gone[admitted] = False
+    gone[count] = False
+    head = int(np.argmin(gone))
+    ahead: list[int] = []  # admitted, and behind the head
+    for number in admitted.tolist():
+        at = bisect_left(ahead, number)
+        found[number] = len(ahead) - at
+        gone[number] = True
+        if number != head:
+            ahead.insert(at, number)
+            continue
+        while gone[head]:
+            head += 1
+        del ahead[: bisect_left(ahead, head)]
+    return found
+
+
+# Report -------------------------------------------------------------------------------------------
+#
+# The figures of a run: rates, percentiles, rows of a table.
+
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One policy on one cache size. Times in seconds; percentiles are (p50, p90, p99).
+
+    `hit_rate`: of the prompt tokens of the requests that were served, `read_back` those of them
+    that were read from below the pool. `clairvoyant_own_order`: the
+    bound for the order in which this policy served them (None if it was not asked for).
+    """
+
+    policy: str
+    cache_tokens: int
+    requests: int
+    refused: int
+    hit_rate: float
+    clairvoyant_own_order: float | None
+    ttft: tuple[float, ...]
+    tpot: tuple[float, ...]
+    waiting: tuple[float, ...]
+    longest_wait: float
+    longest_overtaking: int
+    evicted_tokens: int
+    retractions: int
+    seconds: float
+    busy: float
+    steps: int
+    requests_per_second: float
+    output_tokens_per_second: float
+    simulation_seconds: float
+    read_back: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("ttft", "tpot", "waiting"):
+            row[name] = {f"p{p}": value for p, value in zip(PERCENTILES, row[name], strict=True)}
+        return row
+
+
+def report_on(
+    workload: Workload, outcome: Outcome, simulation_seconds: float, own_order: bool = True
+) -> Report:
+    served = outcome.admitted
+    outputs = workload.outputs[served]
+    several = outputs > 1
+    pace = outcome.decoding[served][several] / (outputs[several] - 1)
+    prompts = int(workload.prompt_units[served].sum())
+    seconds = max(outcome.seconds, 1e-9)
+    return Report(
+        policy=outcome.policy.name,
+        cache_tokens=outcome.machine.cache_tokens,
+        requests=len(workload),
+        refused=len(workload) - len(served),
+        hit_rate=int(outcome.cached[served].sum()) / max(prompts, 1),
+        clairvoyant_own_order=clairvoyant_bound(
+            workload, outcome.machine.cache_tokens // workload.granularity, served
+        )
+        if own_order
+        else None,
+        ttft=percentiles(outcome.first[served]),
+        tpot=percentiles(pace),
+        waiting=percentiles(outcome.waited[served]),
+        longest_wait=float(outcome.waited[served].max(initial=0.0)),
+        longest_overtaking=int(outcome.overtaken.max(initial=0)),
+        evicted_tokens=outcome.evicted_tokens,
+        retractions=outcome.retractions,
+        seconds=outcome.seconds,
+        busy=outcome.busy_seconds / seconds,
+        steps=outcome.steps,
+        requests_per_second=len(served) / seconds,
+        output_tokens_per_second=int(outputs.sum()) / seconds,
+        simulation_seconds=simulation_seconds,
+        read_back=outcome.restored_tokens / max(prompts * workload.granularity, 1),
+    )
+
+
+def percentiles(values: np.ndarray) -> tuple[float, ...]:
+    if not len(values):
+        return (0.0,) * len(PERCENTILES)
+    return tuple(np.percentile(values, PERCENTILES).tolist())
+
 
 Progress = Callable[[str, int, int], None]
 """Called with what runs now, and how many of all runs' requests have ended, of how many."""

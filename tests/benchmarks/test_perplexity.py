@@ -16,7 +16,7 @@ from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.runtime.model.kv_pool import block_bytes
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.errors import InvalidRequest
 from tests.model.checkpoints import configs, reference, reference_logprobs, save

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.routing import main
 from benchmarks.synthetic_traces import LOADS, write_trace
-from rootlace.runtime.simulation.bounds import infinite_bound
+from rootlace.runtime.simulation.study import infinite_bound
 from rootlace.runtime.simulation.trace import Load, Workload, read_trace
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.cache import Cause, Evicted, Node, RadixTree
-from rootlace.runtime.cache import miss_report as module
+from rootlace.runtime.cache import journal as module
 from tests.cache.test_radix_tree import Cache
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.journal import Change, Journal, PrefixDigests
-from rootlace.runtime.cache.miss_report import Evicted
+from rootlace.runtime.cache.journal import Change, Evicted, Journal, PrefixDigests
 from tests.cache.test_radix_tree import Cache
 
 

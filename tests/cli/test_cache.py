@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
-from rootlace.cli.top import Sample, _rows
+from rootlace.cli.running import Sample, _rows
 from rootlace.wire.errors import ServerUnavailable
 
 LONG = "You are" + ", oh, so very" * 9
@@ -162,7 +162,7 @@ def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) ->
     fake = SimpleNamespace(
         monotonic=lambda: next(clock), sleep=lambda seconds: None, strftime=time.strftime
     )
-    monkeypatch.setattr("rootlace.cli.top.time", fake)
+    monkeypatch.setattr("rootlace.cli.running.time", fake)
     url = f"http://127.0.0.1:{server.server_port}"
     arguments = ["top", "--once", "--url", url, "--api-key", "key"]
     result = CliRunner().invoke(app, arguments)
@@ -233,7 +233,7 @@ def test_top_waits_for_a_model_that_is_not_loaded(monkeypatch: pytest.MonkeyPatc
     def look(*_: str) -> None:
         raise next(looks)
 
-    monkeypatch.setattr("rootlace.cli.top.answer_of", look)
+    monkeypatch.setattr("rootlace.cli.running.answer_of", look)
     result = CliRunner().invoke(app, ["top", "--interval", "0.1"])
     assert result.exit_code == 0 and "the model b is not loaded" in result.output
     looks = iter([ServerUnavailable("the model b is not loaded")])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import rootlace as rl
 from rootlace.cli.app import app
-from rootlace.cli.chat import Conversation
+from rootlace.cli.run import Conversation
 from tests.cli.conftest import Serve
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6"]

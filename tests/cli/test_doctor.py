@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
+from rootlace.cli.doctor import HEAP, POOL, account
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor import report as kernel_choice
-from rootlace.runtime.doctor.memory import HEAP, POOL, account
 from rootlace.runtime.model.hub.local import PackagedFile
 
 

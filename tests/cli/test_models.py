@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from rootlace.cli.app import app
 from rootlace.cli.common import described_model, served_model
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.doctor import cached_models
+from rootlace.runtime.doctor import report
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.native_weights import PackedWeights
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import chosen_dtype
-from rootlace.runtime.model.kv.pool import MainMemory
+from rootlace.runtime.model.kv_pool import MainMemory
 from rootlace.runtime.model.weight_cache import WeightCache
 from rootlace.wire.errors import InvalidRequest
 from tests.hub_stand_in import Hub, serve_hub
@@ -84,7 +84,7 @@ def test_models_are_listed(hub: Hub, tiny_model: Path, monkeypatch: pytest.Monke
     hub.add("people/tiny", files)
     served_model("people/tiny")
     free = MainMemory(1 << 40, 1 << 30)
-    monkeypatch.setattr(cached_models, "main_memory", lambda: free)
+    monkeypatch.setattr(report, "main_memory", lambda: free)
     (row,) = [line for line in _models().splitlines() if "people/tiny" in line]
     assert row.split()[-1] == "yes"
     (found,) = json.loads(_models("--json"))["models"]

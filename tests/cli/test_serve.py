@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import rootlace as rl
 from rootlace.cli import main
 from rootlace.cli.app import app
-from rootlace.cli.options import parse_size
+from rootlace.cli.common import parse_size
 from rootlace.runtime.config import (
     CacheConfig,
     ConstraintConfig,

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
-from rootlace.runtime.simulation.policies import all_policies
+from rootlace.runtime.simulation.engine import all_policies
 from tests.simulation.traces import write_azure, write_mooncake
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rootlace.deploy import application, build
-from rootlace.deploy.application import ByQueueAndKV
+from rootlace import deploy
+from rootlace.deploy import ByQueueAndKV, build
 from rootlace.wire.errors import InvalidRequest
 
 
@@ -98,7 +98,7 @@ def test_what_serve_refuses_is_named(field: str, said: str) -> None:
 def test_texts_are_read_as_what_an_argument_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """`serve run` gives texts alone; a key or a name may look like a number."""
     given: dict[str, Any] = {}
-    monkeypatch.setattr(application, "app", lambda **found: given.update(found))
+    monkeypatch.setattr(deploy, "app", lambda **found: given.update(found))
     build({
         "model": "7", "api-key": "0123", "served_name": "true", "cpus": "8", "replicas": "1-4",
         "max_running": "64", "jump_forward": "false", "kernels": "native", "threads": 3,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
-from rootlace.cli.chat import Conversation
+from rootlace.cli.run import Conversation
 from rootlace.wire.errors import InvalidRequest
 from tests.cli.conftest import CPU, Serve
 from tests.model.gguf.converting import convert

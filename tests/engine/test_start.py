@@ -32,7 +32,7 @@ def test_an_error_is_told_and_not_died_of(
         raise error
 
     for where, name, stub in (
-        (process.logs, "set_up", lambda *_: None),
+        (process.processes, "set_up_logs", lambda *_: None),
         (process.signal, "signal", lambda *_: None),
         (process.processes, "read_config", lambda *_: config),
         (process.processes, "call_when_parent_ends", lambda *_: None),

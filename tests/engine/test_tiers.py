@@ -16,9 +16,8 @@ from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, S
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.engine.offload import OpenTiers, open_tiers
-from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv import block_mover
-from rootlace.runtime.model.kv.block_mover import BlockMover
+from rootlace.runtime.model.executor import runner as module
+from rootlace.runtime.model.executor.runner import BlockMover, ModelRunner
 from rootlace.runtime.offload.disk_store import BLOCKS
 from rootlace.runtime.offload.host_store import HostStore
 from rootlace.runtime.scheduler.offload.levels import Level
@@ -317,6 +316,6 @@ def test_the_version_of_transformers_counts_where_it_computes(
             own, spec=dataclasses.replace(own.spec, transformers=modules)
         )
         for version in ("1", "2"):
-            monkeypatch.setattr(block_mover, "version", lambda _, version=version: version)
-            found.append(block_mover.kv_identity(runner, given.executor, given.cache))
+            monkeypatch.setattr(module, "version", lambda _, version=version: version)
+            found.append(module.kv_identity(runner, given.executor, given.cache))
     assert found[0] == found[1] and len(set(found)) == 3

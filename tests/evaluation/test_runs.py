@@ -19,8 +19,7 @@ from rootlace.evaluation.questions import (
     sign_test,
 )
 from rootlace.evaluation.report import compare, page
-from rootlace.evaluation.results import Record, Results, read_results
-from rootlace.evaluation.run import evaluate
+from rootlace.evaluation.run import Record, Results, evaluate, read_results
 from rootlace.evaluation.task import Extract, Task, read_task
 from rootlace.testing import Scripted
 from rootlace.wire.errors import InvalidRequest

@@ -51,7 +51,7 @@ def test_a_runtime_is_started_from_its_configuration_alone() -> None:
     loaded = modules_after("import rootlace as rl\nrl.Runtime, rl.Engine")
     assert not {"torch", "numpy", "transformers", "aiohttp", "tokenizers"} & loaded
     parts = {name for name in loaded if name.startswith("rootlace.runtime.")}
-    assert parts == {"rootlace.runtime.config", "rootlace.runtime.options"}
+    assert parts == {"rootlace.runtime.config"}
 
 
 def test_every_public_name_is_there() -> None:

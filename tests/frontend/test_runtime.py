@@ -20,8 +20,7 @@ import pytest
 import rootlace as rl
 from rootlace.client import runtime as gateway_process
 from rootlace.client import runtime as runtime_module
-from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.options import settings
+from rootlace.runtime.config import RuntimeConfig, settings
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 from tests.processes import alive
 from tests.waiting import eventually

@@ -206,7 +206,7 @@ def test_the_page_holds_the_data_and_nothing_of_others(tmp_path: Path) -> None:
 
 
 def test_long_texts_and_long_runs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rootlace.program.recording.MOST", 3)
+    monkeypatch.setattr("rootlace.program.operations.MOST", 3)
 
     @rl.function
     def program(s):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels.interface import LogitEdits
-from rootlace.runtime.model.sampling.sampler import PENALTIES
+from rootlace.runtime.model.sampler import PENALTIES
 
 
 def lists(lengths: list[int], vocab: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

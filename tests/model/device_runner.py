@@ -8,19 +8,19 @@ from pathlib import Path
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.runtime.model.automaton_table import arena_for
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.decoder.interface import StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
-from rootlace.runtime.model.executor.cuda import Graphs
 from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import allocate
+from rootlace.runtime.model.executor.staging import Graphs
+from rootlace.runtime.model.kv_pool import allocate
 from rootlace.runtime.model.lora import load_adapter
-from rootlace.runtime.model.lora_config import read_adapters
-from rootlace.runtime.model.sampling.automaton_table import arena_for
-from rootlace.runtime.model.sampling.sampler import Sampler
+from rootlace.runtime.model.options import read_adapters
+from rootlace.runtime.model.sampler import Sampler
 from tests.model.fake_device import FakeDevice
 
 CPU = torch.device("cpu")

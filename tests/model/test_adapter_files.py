@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.lora import load_adapter
-from rootlace.runtime.model.lora_config import read_adapters
+from rootlace.runtime.model.options import read_adapters
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model import lora
 from tests.model.checkpoints import configs, save

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
-from rootlace.runtime.model.sampling.automaton_table import AutomatonArena, Runs, TableSpace
+from rootlace.runtime.model.automaton_table import AutomatonArena, Runs, TableSpace
 from tests.model.test_host_masks import Table
 
 VOCAB = 70

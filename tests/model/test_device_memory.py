@@ -9,7 +9,7 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import GRAPH_BYTES, SPARE_SHARE, kv_bytes, trial_steps
+from rootlace.runtime.model.kv_pool import GRAPH_BYTES, SPARE_SHARE, kv_bytes, trial_steps
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.simulated_executor import SimulatedExecutor
 

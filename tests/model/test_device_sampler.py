@@ -16,8 +16,8 @@ from rootlace.kernels import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.sampling import score_tokens
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
-from rootlace.runtime.model.sampling.automaton_table import HostMasks, arena_for
-from rootlace.runtime.model.sampling.sampler import Sampler
+from rootlace.runtime.model.automaton_table import HostMasks, arena_for
+from rootlace.runtime.model.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 from tests.model.test_sampler import EDITS, GRID, Table, make_logits, make_row
 

@@ -15,9 +15,9 @@ import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import AutomatonState, ExecutorLost, StepPlan, StepResult
-from rootlace.runtime.model.executor.cuda import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.executor.device_steps import DeviceSteps, GraphKey
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.staging import USES_BEFORE_CAPTURE
 from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
 from tests.model.checkpoints import SHAPE, configs, save
@@ -402,7 +402,7 @@ def test_a_device_that_is_lost_ends_its_executor(llama: Path, where: str) -> Non
 def test_alternatives_of_many_rows_are_scored_in_parts(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rootlace.runtime.model.sampling.sampler.LOGITS_BYTES", VOCAB * 2)
+    monkeypatch.setattr("rootlace.runtime.model.sampler.LOGITS_BYTES", VOCAB * 2)
     it = subject(llama, FakeDevice())
     params = [SCORED, PLAIN[1], SCORED, SCORED, PLAIN[0]]
     same(run_ahead(it.steps, rows(5), params, 3), run_plain(it.plain, rows(5), params, 3))

@@ -11,7 +11,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.runtime.model.kv_pool import block_bytes
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan

@@ -19,14 +19,13 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
-from rootlace.runtime.model.executor import cuda as cuda_layer
-from rootlace.runtime.model.executor import gpu_setup
-from rootlace.runtime.model.executor.cuda import CudaDevice
-from rootlace.runtime.model.executor.device_steps import DeviceSteps
-from rootlace.runtime.model.executor.gpu_setup import GpuModel, StepLimits, on_gpu
+from rootlace.runtime.model.executor import device_steps
+from rootlace.runtime.model.executor import staging as cuda_layer
+from rootlace.runtime.model.executor.device_steps import DeviceSteps, GpuModel, StepLimits, on_gpu
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.staging import CudaDevice
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.runtime.model.kv_pool import block_bytes
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.chains import run_ahead, run_plain
 from tests.model.checkpoints import configs, save
@@ -68,9 +67,9 @@ class Memory:
             self.trials += 1
             return self.used
 
-        monkeypatch.setattr(gpu_setup, "CudaDevice", lambda device: FakeDevice())
-        monkeypatch.setattr(gpu_setup, "measured", measured)
-        monkeypatch.setattr(gpu_setup, "free_memory", lambda device: (self.free, 2 * self.free))
+        monkeypatch.setattr(device_steps, "CudaDevice", lambda device: FakeDevice())
+        monkeypatch.setattr(device_steps, "measured", measured)
+        monkeypatch.setattr(device_steps, "free_memory", lambda device: (self.free, 2 * self.free))
 
 
 @torch.inference_mode()
@@ -118,10 +117,10 @@ def test_no_memory_is_said_so(model: GpuModel, monkeypatch: pytest.MonkeyPatch) 
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(gpu_setup.kv_pool, "allocate", full)
+        patch.setattr(device_steps.kv_pool, "allocate", full)
         with pytest.raises(InvalidRequest, match="lower max_step_tokens"):
             set_up(model, ExecutorConfig(), CacheConfig(SIZE))
-        patch.setattr(gpu_setup, "measured", lambda run, device: 0)
+        patch.setattr(device_steps, "measured", lambda run, device: 0)
         with pytest.raises(InvalidRequest, match="no memory for a KV cache of 7 blocks"):
             set_up(model, ExecutorConfig(), CacheConfig(SIZE, 7))
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from rootlace.runtime.model.executor.cuda import (
+from rootlace.runtime.model.executor.staging import (
     CAPTURE_SHARE,
     MOST_FAILURES,
     USES_BEFORE_CAPTURE,
     Graphs,
+    bucket_of,
+    decode_buckets,
 )
-from rootlace.runtime.model.executor.staging import bucket_of, decode_buckets
 from tests.model.fake_device import FakeDevice
 
 

@@ -14,8 +14,7 @@ from huggingface_hub import constants, file_download
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.hub import download
-from rootlace.runtime.model.hub.download import listing_file, snapshots
-from rootlace.runtime.model.hub.files import HubName, gguf_files
+from rootlace.runtime.model.hub.download import HubName, gguf_files, listing_file, snapshots
 from rootlace.runtime.model.hub.local import local_model
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
 from tests.hub_stand_in import Hub, serve_hub

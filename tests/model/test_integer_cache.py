@@ -15,7 +15,7 @@ from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import block_bytes, storage_dtype
+from rootlace.runtime.model.kv_pool import block_bytes, storage_dtype
 from rootlace.runtime.model.options import check_kv_dtype
 from rootlace.wire.errors import UnsupportedModel
 from tests.kernels.native.layouts import codes_laid_out

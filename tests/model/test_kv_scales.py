@@ -15,7 +15,7 @@ from rootlace.kernels.interface import KVScales
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.kv import scales as kv_scales
+from rootlace.runtime.model.executor import steps as module
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs, save
 
@@ -28,7 +28,7 @@ def found_scales(folder: Path) -> tuple[KVScales, ...]:
     with torch.inference_mode():
         rotary = RotaryEmbedding(config, None, CPU, torch.float32)
         weights = load_weights(config, torch.float32, CPU)
-        return kv_scales.kv_scales(config, weights, rotary, torch.float32, CPU)
+        return module.kv_scales(config, weights, rotary, torch.float32, CPU)
 
 
 def add_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -40,7 +40,7 @@ def add_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def test_calibration_sees_what_transformers_caches(name: str, tmp_path: Path) -> None:
     reference = save(configs()[name], tmp_path)
     vocab = reference.config.vocab_size
-    tokens = np.random.default_rng(kv_scales.CALIBRATION_SEED).integers(0, vocab, 256)
+    tokens = np.random.default_rng(module.CALIBRATION_SEED).integers(0, vocab, 256)
     tokens[0] = reference.config.bos_token_id
     with torch.inference_mode():
         cache = reference(torch.from_numpy(tokens)[None], use_cache=True).past_key_values
@@ -49,7 +49,7 @@ def test_calibration_sees_what_transformers_caches(name: str, tmp_path: Path) ->
         for values, scale in ((layer.keys, scales.k), (layer.values, scales.v)):
             assert scale.dtype == torch.float32 and scale.shape == values.shape[1:2]
             assert torch.equal(scale.log2(), scale.log2().round()), "a power of two"
-            wanted = values[0].abs().amax(dim=(1, 2)) * kv_scales.HEADROOM / 448.0
+            wanted = values[0].abs().amax(dim=(1, 2)) * module.HEADROOM / 448.0
             assert (scale >= wanted * (1 - 1e-5)).all()
             if name != "mistral-sliding":  # there transformers keeps the last tokens alone
                 assert (scale < 2 * wanted * (1 + 1e-5)).all()
@@ -60,7 +60,7 @@ def test_a_short_context_is_calibrated_too(tmp_path: Path) -> None:
     config = ModelConfig.read(tmp_path)
     rotary = RotaryEmbedding(config, 5, CPU, torch.float32)
     weights = load_weights(config, torch.float32, CPU)
-    scales = kv_scales.calibrate(config, weights, rotary, torch.float32, CPU)
+    scales = module.calibrate(config, weights, rotary, torch.float32, CPU)
     assert all((layer.k > 0).all() and (layer.v > 0).all() for layer in scales)
 
 

@@ -14,7 +14,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import open_checkpoint
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.runtime.model.kv_pool import block_bytes
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import LATENT, SHAPE, configs, save
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rootlace.runtime.config import CacheConfig
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.kv import pool
-from rootlace.runtime.model.kv.pool import MainMemory, main_memory
+from rootlace.runtime.model.kv_pool import MainMemory, main_memory
 from tests.tiny_model import make_tiny_model
 
 MIB = 1 << 20
@@ -93,6 +93,6 @@ def test_version_1(tmp_path: Path) -> None:
 def test_the_pool_is_sized_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
     dtype, cache = torch.float32, CacheConfig()
-    size = pool.block_bytes(config, cache.block_size, dtype)
-    monkeypatch.setattr(pool, "main_memory", lambda: MainMemory(1 << 30, 40 * size))
-    assert pool.choose_num_blocks(config, cache, None, 512, dtype) == 40 * pool.CPU_SHARE
+    size = kv_pool.block_bytes(config, cache.block_size, dtype)
+    monkeypatch.setattr(kv_pool, "main_memory", lambda: MainMemory(1 << 30, 40 * size))
+    assert kv_pool.choose_num_blocks(config, cache, None, 512, dtype) == 40 * kv_pool.CPU_SHARE

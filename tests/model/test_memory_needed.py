@@ -15,7 +15,7 @@ from rootlace.runtime.model.executor import runner
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import MainMemory, block_bytes
+from rootlace.runtime.model.kv_pool import MainMemory, block_bytes
 from rootlace.wire.errors import InvalidRequest
 from tests.model.checkpoints import configs, save
 from tests.tiny_model import make_tiny_model

@@ -29,7 +29,7 @@ from rootlace.runtime.model.decoder.native_decoder import NativeDecoder
 from rootlace.runtime.model.executor import runner
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import MainMemory
+from rootlace.runtime.model.kv_pool import MainMemory
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, save

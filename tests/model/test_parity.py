@@ -204,7 +204,7 @@ def test_queries_beyond_one_chunk(
 ) -> None:
     """Long prompts are attended in chunks of queries, and scored in parts."""
     monkeypatch.setattr("rootlace.kernels.reference.attention.QUERY_CHUNK", 16)
-    monkeypatch.setattr("rootlace.runtime.model.sampling.sampler.LOGITS_BYTES", VOCAB * 10)
+    monkeypatch.setattr("rootlace.runtime.model.sampler.LOGITS_BYTES", VOCAB * 10)
     skip_without(kernels)
     model = Model(tmp_path, save(configs()[name], tmp_path), kernels)
     runner = model.runner()

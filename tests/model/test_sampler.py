@@ -17,8 +17,8 @@ from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.sampling import NO_TOKEN, uniforms
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow
-from rootlace.runtime.model.sampling.automaton_table import HostMasks
-from rootlace.runtime.model.sampling.sampler import Sampler
+from rootlace.runtime.model.automaton_table import HostMasks
+from rootlace.runtime.model.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 from tests.native import native_kernel_set
 

@@ -8,8 +8,8 @@ import torch
 
 from rootlace.kernels.interface import ScoreTokens
 from rootlace.kernels.reference import REFERENCE, sampling
-from rootlace.runtime.model.sampling import sampler
-from rootlace.runtime.model.sampling.sampler import score_in_parts
+from rootlace.runtime.model import sampler
+from rootlace.runtime.model.sampler import score_in_parts
 from tests.native import native_kernel_set
 
 

@@ -20,14 +20,14 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder import native_decoder, torch_decoder
+from rootlace.runtime.model.decoder.interface import StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import ModelSpec, PlainMlp
-from rootlace.runtime.model.kv.pool import allocate
+from rootlace.runtime.model.kv_pool import allocate
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.checkpoints import configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan

@@ -19,11 +19,12 @@ import pytest
 import pytest_asyncio
 import zmq
 
-from rootlace.runtime import curve, processes
+from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.remote import Host, Line, LineAddress, Meeting
+from rootlace.wire import sockets
 from rootlace.wire.errors import Overloaded, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS
@@ -180,8 +181,8 @@ async def test_a_machine_that_falls_silent_is_noticed(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It closes nothing. When it wakes up, others have what it had, and it begins anew."""
-    monkeypatch.setattr(curve, "HEARTBEAT_MS", 200)
-    monkeypatch.setattr(curve, "SILENCE_MS", 1000)
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 200)
+    monkeypatch.setattr(sockets, "SILENCE_MS", 1000)
     command = [sys.executable, "-m", "tests.replicas.host_process", str(tmp_path)]
     host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     asks, told = host.stdout, host.stdin

@@ -76,7 +76,7 @@ def test_nothing_is_interpreted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    assert script()["main"](["pointwise"]) == 2
+    assert script()["main"](["layers"]) == 2
     assert "TRITON_INTERPRET" in capsys.readouterr().err
 
 
@@ -99,12 +99,12 @@ from unittest.mock import patch
 import torch
 from triton.runtime.jit import JITFunction
 import compile_kernels as script
-from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from rootlace.kernels.triton.layers import add_rms_norm, rms_norm
 
 def compiled():
     return len(list(Path(sys.argv[1]).glob("*/*.cubin")))
 
-jobs = [script.Job("rootlace.kernels.triton.rms_norm", 90, index) for index in range(2)]
+jobs = [script.Job("rootlace.kernels.triton.layers", 90, index) for index in range(2)]
 assert [script.warm(job) for job in jobs] == ["", ""]
 before = compiled()
 launch = JITFunction.run

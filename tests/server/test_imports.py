@@ -30,7 +30,7 @@ def test_no_torch_in_the_gateway() -> None:
         # Options and a model's configuration are checked first.
         ("rootlace.runtime.engine.__main__", "torch transformers"),
         # A command that asks a server needs nothing of models.
-        ("rootlace.cli.top", "numpy aiohttp rootlace.runtime.model.checkpoint.config"),
+        ("rootlace.cli.running", "numpy aiohttp rootlace.runtime.model.checkpoint.config"),
     ],
 )
 def test_what_is_heavy_is_imported_while_something_else_is_done(module: str, heavy: str) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
-from rootlace.runtime.simulation.engine import Below, Machine
-from rootlace.runtime.simulation.policies import parse_policy
-from rootlace.runtime.simulation.replay import Outcome, Replay
+from rootlace.runtime.simulation.engine import Below, Machine, parse_policy
+from rootlace.runtime.simulation.study import Outcome, Replay
 from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks.ideal_cache import IdealCache
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.simulation.bounds import clairvoyant_bound, infinite_bound
-from rootlace.runtime.simulation.engine import Machine
-from rootlace.runtime.simulation.policies import all_policies, parse_policy
-from rootlace.runtime.simulation.replay import Replay
+from rootlace.runtime.simulation.engine import Machine, all_policies, parse_policy
+from rootlace.runtime.simulation.study import Replay, clairvoyant_bound, infinite_bound
 from rootlace.runtime.simulation.trace import Load, Workload
 from tests.simulation.traces import token_trace
 

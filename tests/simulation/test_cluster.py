@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
-from rootlace.runtime.simulation.engine import Machine
-from rootlace.runtime.simulation.policies import parse_policy
-from rootlace.runtime.simulation.replay import Replay, report_on
-from rootlace.runtime.simulation.routers import ROUTINGS, RayPrefix
+from rootlace.runtime.simulation.cluster import ROUTINGS, Cluster, ClusterReport, RayPrefix
+from rootlace.runtime.simulation.engine import Machine, parse_policy
+from rootlace.runtime.simulation.study import Replay, report_on
 from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.synthetic_traces import write_trace
 from rootlace.runtime.config import SchedulerConfig
-from rootlace.runtime.simulation.engine import DEFAULT_COST, read_cost
-from rootlace.runtime.simulation.policies import parse_policy
+from rootlace.runtime.simulation.engine import DEFAULT_COST, parse_policy, read_cost
 from rootlace.runtime.simulation.study import run_study
 from rootlace.runtime.simulation.trace import Load, Workload, read_trace
 

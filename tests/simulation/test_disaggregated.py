@@ -9,8 +9,7 @@ import pytest
 
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.cluster import Apart, Cluster, ClusterReport, Link, lacks, receive
-from rootlace.runtime.simulation.engine import Machine, SimulatedEngine, Times
-from rootlace.runtime.simulation.policies import parse_policy
+from rootlace.runtime.simulation.engine import Machine, SimulatedEngine, Times, parse_policy
 from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 

@@ -10,8 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from rootlace.cli.app import app
-from rootlace.runtime.simulation.recorded import PRICES, Texts, read_recorded, replay
-from rootlace.runtime.simulation.trace import BadTrace
+from rootlace.runtime.simulation.trace import (
+    DRAFT_PRICES,
+    BadTrace,
+    Texts,
+    read_recorded,
+    replay_texts,
+)
 
 DRAW = random.Random(3)
 FRESH = [[DRAW.randrange(1 << 16) for _ in range(200)] for _ in range(4)]
@@ -32,9 +37,9 @@ def texts(tmp_path: Path) -> Texts:
     return read_recorded(written(tmp_path / "t.jsonl", given))
 
 
-@pytest.mark.parametrize("price", PRICES)
+@pytest.mark.parametrize("price", DRAFT_PRICES)
 def test_every_token_is_sampled_or_drafted(texts: Texts, price: float) -> None:
-    found = replay(texts, price)
+    found = replay_texts(texts, price)
     outputs = [len(text) - prompt for text, prompt in texts]
     right, drafted = sum(found.right.values()), sum((*found.right.values(), *found.wrong.values()))
     begun = sum(count > 0 for count in outputs)  # the first token comes of the prefill
@@ -46,7 +51,7 @@ def test_every_token_is_sampled_or_drafted(texts: Texts, price: float) -> None:
 
 
 def test_nothing_is_known_of_an_empty_index(texts: Texts) -> None:
-    found = replay(texts, 0.1, capacity=2)
+    found = replay_texts(texts, 0.1, capacity=2)
     assert not any(found.right.values()) and found.speedup == 1
 
 
@@ -73,7 +78,7 @@ def test_the_command(texts: Texts, tmp_path: Path) -> None:
     path, figures = tmp_path / "t.jsonl", tmp_path / "out.json"
     result = CliRunner().invoke(app, ["simulate", str(path), "--json", str(figures)])
     assert result.exit_code == 0 and "5 requests, 401 output tokens" in result.output
-    assert [one["price"] for one in json.loads(figures.read_text())["prices"]] == list(PRICES)
+    assert [one["price"] for one in json.loads(figures.read_text())["prices"]] == list(DRAFT_PRICES)
     for option in (["--policy", "lpm"], ["--rate", "1"]):
         result = CliRunner().invoke(app, ["simulate", str(path), *option])
         assert result.exit_code == 1 and f"{option[0]}: recorded texts" in result.output

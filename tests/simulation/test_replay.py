@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.simulation.engine import Machine
-from rootlace.runtime.simulation.policies import parse_policy
-from rootlace.runtime.simulation.replay import Outcome, Replay, count_overtaken
+from rootlace.runtime.simulation.engine import Machine, parse_policy
+from rootlace.runtime.simulation.study import Outcome, Replay, count_overtaken
 from rootlace.runtime.simulation.trace import Load, Workload, read_trace
 from tests.simulation.traces import token_trace, write_azure, write_mooncake
 

@@ -12,10 +12,15 @@ import pytest
 
 from rootlace.runtime.config import Eviction, SchedulerConfig
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.simulation.engine import Machine
-from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
-from rootlace.runtime.simulation.replay import Replay, report_on
-from rootlace.runtime.simulation.study import Study, default_sizes, run_study, short
+from rootlace.runtime.simulation.engine import BadPolicy, Machine, all_policies, parse_policy
+from rootlace.runtime.simulation.study import (
+    Replay,
+    Study,
+    default_sizes,
+    report_on,
+    run_study,
+    short,
+)
 from rootlace.runtime.simulation.trace import Load, Workload
 from tests.simulation.traces import token_trace
 

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import AutomatonState, SteppedAutomaton
-from rootlace.runtime.model.sampling.automaton_table import AutomatonArena
+from rootlace.runtime.model.automaton_table import AutomatonArena
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.runtime.structured.dfa_backend import (
     AutomatonGrammar,

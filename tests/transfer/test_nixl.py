@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rootlace.runtime import transfer
 from rootlace.runtime.contracts.block_store import BlockLost
-from rootlace.runtime.transfer import nixl
-from rootlace.runtime.transfer.nixl import Nixl
+from rootlace.runtime.transfer import Nixl
 from rootlace.wire.errors import InvalidRequest
 
 SIZE, SLOTS = 64, 4
@@ -80,7 +80,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(nixl_agent=Agent, nixl_agent_config=lambda backends: backends)
     monkeypatch.setitem(sys.modules, "nixl", SimpleNamespace(_api=found))
     monkeypatch.setitem(sys.modules, "nixl._api", found)
-    monkeypatch.setattr(nixl, "LOST_SECONDS", 0.0)
+    monkeypatch.setattr(transfer, "LOST_SECONDS", 0.0)
     monkeypatch.setattr(Agent, "silent", set())
     return found
 
@@ -119,7 +119,7 @@ def test_a_giver_that_is_lost_again_and_again_costs_nothing() -> None:
 
 
 def test_no_more_givers_are_known_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl, "_MOST_GIVERS", 2)
+    monkeypatch.setattr(transfer, "MOST_GIVERS", 2)
     first, second, third, taker = full(), full(), full(), full()
     for giver in (first, second, first, third, first):
         assert taken(taker, giver, 0) == 1

@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 import zmq
 
-from rootlace.runtime import curve
+from rootlace.runtime import transfer as ways
 from rootlace.runtime.contracts.block_store import BlockLost, Transfer
 from rootlace.runtime.offload.disk_store import DamagedBlock, checksum
 from rootlace.runtime.offload.host_store import HandedBlocks
 from rootlace.runtime.processes import new_memory
-from rootlace.runtime.transfer import tcp
-from rootlace.runtime.transfer.nixl import Nixl
-from rootlace.runtime.transfer.shared_memory import SharedMemory
-from rootlace.runtime.transfer.tcp import PIECE_BYTES, Tcp
+from rootlace.runtime.transfer import PIECE_BYTES, Nixl, SharedMemory, Tcp
+from rootlace.wire import sockets
 from rootlace.wire.errors import InvalidRequest
 from tests.waiting import eventually
 
@@ -135,7 +133,7 @@ def test_a_giver_that_is_gone_is_noticed_at_once_and_asked_again_later(
 def test_a_giver_that_says_nothing_is_not_waited_for(giver: Tcp) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as mute:
         public, secret = zmq.curve_keypair()
-        source = msgspec.msgpack.encode((curve.bind(mute, "127.0.0.1", secret), public))
+        source = msgspec.msgpack.encode((sockets.bind(mute, "127.0.0.1", secret), public))
         hasty = Tcp("127.0.0.1", SIZE, SLOTS, patience=0.05)
         with pytest.raises(BlockLost, match="says nothing"):
             taken(hasty, source, 1)
@@ -156,7 +154,7 @@ def test_a_slot_that_there_is_not_and_what_is_no_question(giver: Tcp, taker: Tcp
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
         address, public = msgspec.msgpack.decode(giver.address, type=tuple[str, bytes])
-        curve.connect(stranger, address, public)
+        sockets.connect(stranger, address, public)
         stranger.send_multipart([b"what", b"is", b"this"])
         stranger.send(b"")
         eventually(lambda: stranger.poll(0) > 0)  # the empty one is slot 0
@@ -170,7 +168,7 @@ def test_who_reads_nothing_holds_nobody_up(giver: Tcp, taker: Tcp) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as slow:
         slow.linger, slow.rcvhwm = 0, 1
         address, public = msgspec.msgpack.decode(giver.address, type=tuple[str, bytes])
-        curve.connect(slow, address, public)
+        sockets.connect(slow, address, public)
         asked, came = 100, []
         for _ in range(asked):
             slow.send((1).to_bytes(4, "little"))
@@ -183,7 +181,7 @@ def test_who_reads_nothing_holds_nobody_up(giver: Tcp, taker: Tcp) -> None:
         def reads() -> bool:
             while slow.poll(0):
                 came.append(b"".join(slow.recv_multipart()[1:]))
-            return len(came) >= tcp.MOST_REPLIES
+            return len(came) >= ways.MOST_REPLIES
 
         eventually(reads)
     assert set(came) == {wanted[1].tobytes()} and len(came) < asked

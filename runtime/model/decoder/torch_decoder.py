@@ -17,15 +17,16 @@ from rootlace.kernels.interface import GatedActivation, KVScaling
 from rootlace.kernels.reference.layers import rotate
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.decoder.interface import (
     BOTH_SUPPORT,
     Groups,
     StepDecoder,
     StepInput,
+    StepInputBuilder,
 )
 from rootlace.runtime.model.decoder.rope import query_factors
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
     Attention,
@@ -37,7 +38,6 @@ from rootlace.runtime.model.families.spec import (
 )
 from rootlace.runtime.model.lora import Adapter
 from rootlace.runtime.model.parallel.group import Group
-from rootlace.runtime.model.sampling.automaton_table import Mask
 from rootlace.wire.errors import UnsupportedModel
 
 # Latent -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from rootlace.kernels.native.linear import MeasuredPaths, Packer
 from rootlace.kernels.native.machine import usable_cores
 from rootlace.kernels.native.sampling import native_kernels
 from rootlace.kernels.reference import REFERENCE
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.loader import Progress
@@ -32,8 +33,7 @@ from rootlace.runtime.model.decoder.native_weights import (
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.pool import main_memory
+from rootlace.runtime.model.kv_pool import main_memory
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
 

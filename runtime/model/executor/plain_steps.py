@@ -22,10 +22,10 @@ from rootlace.runtime.contracts.plan import (
     StepResult,
     TokenScores,
 )
+from rootlace.runtime.model import sampler
+from rootlace.runtime.model.automaton_table import HostMasks, Mask
 from rootlace.runtime.model.decoder.interface import Forward
-from rootlace.runtime.model.sampling import sampler
-from rootlace.runtime.model.sampling.automaton_table import HostMasks, Mask
-from rootlace.runtime.model.sampling.sampler import Sampler
+from rootlace.runtime.model.sampler import Sampler
 
 # Sources ------------------------------------------------------------------------------------------
 #

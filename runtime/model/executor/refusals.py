@@ -12,10 +12,10 @@ import torch
 
 from rootlace.kernels.native.machine import Core, read_cores
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder import torch_decoder
-from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Share --------------------------------------------------------------------------------------------

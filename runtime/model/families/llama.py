@@ -1,7 +1,8 @@
-"""Llama and dense families that differ from Llama in a few attributes."""
+"""Llama and dense families that differ from Llama in a few attributes; Cohere and Gemma."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from rootlace.runtime.model.families.config_reader import (
     Kind,
 )
 from rootlace.runtime.model.families.reading import (
+    ACTIVATIONS,
     LLAMA,
     ORIGINAL,
     QK_NORMS,
@@ -37,7 +39,7 @@ from rootlace.runtime.model.families.reading import (
     same_windows,
     windows_by_layer,
 )
-from rootlace.runtime.model.families.spec import ModelSpec, Rope, WeightNames
+from rootlace.runtime.model.families.spec import Attention, GatedMlp, ModelSpec, Rope, WeightNames
 
 # transformers has no modules for these: their configurations are of other model types, and saved
 # with Llama's architecture.
@@ -363,3 +365,137 @@ def exaone4(config: ConfigReader) -> ModelSpec:
         unrotated = tuple(i for i, one in enumerate(windows) if one is None)
         rope = replace(rope, unrotated_layers=unrotated)
     return decoder(config, attention, _NORMS_BEHIND, rope=rope, placement="after", eps=1e-5)
+
+
+def _cohere(config: ConfigReader, attention: Attention, rope: Rope) -> ModelSpec:
+    return decoder(
+        config,
+        attention,
+        LLAMA.with_parts(**QK_NORMS),
+        rope=replace(rope, neighbours=True),
+        norm=layer_norm(config, bias=False, placement="once"),
+        parallel=True,
+        tied=True,
+        logit_multiplier=config.number("logit_scale", 0.0625),
+    )
+
+
+@family("CohereForCausalLM", "cohere", bos=5, eos=255001)
+def cohere(config: ConfigReader) -> ModelSpec:
+    """Cohere 1 (Command R): no windows."""
+    own_norms = config.flag("use_qk_norm", False)
+    attention = grouped_attention(config, **biases(config), own_norms=own_norms)
+    return _cohere(config, attention, read_rope(config, 5e5))
+
+
+_COHERE_REMARKS = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_parallel_embedding": True,
+    "use_qk_norm": False,
+}
+"""Keys that files have and transformers does not read, with what it computes."""
+
+
+@family("Cohere2ForCausalLM", "cohere2", bos=5, eos=255001)
+def cohere2(config: ConfigReader) -> ModelSpec:
+    """Cohere 2 (Command R7B, Command A): three of four layers have windows; the others know nothing
+    of positions."""
+    for key, value in _COHERE_REMARKS.items():
+        config.only(key, value)
+    config.get("_sliding_window_pattern", SIZE, 4)  # transformers has written and does not read it
+    pattern = config.get("sliding_window_pattern", SIZE, 4)
+    config.only("layer_switch", pattern)
+    windows = windows_by_layer(
+        config, config.get("sliding_window", SIZE, WINDOW), lambda index: (index + 1) % pattern != 0
+    )
+    unrotated = tuple(index for index, window in enumerate(windows) if window is None)
+    attention = grouped_attention(config, windows, **biases(config))
+    return _cohere(config, attention, replace(read_rope(config), unrotated_layers=unrotated))
+
+
+_GEMMA_NAMES = LLAMA.with_parts(
+    attention_out_norm="post_attention_layernorm",
+    post_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+
+
+def _gemma_attention(
+    config: ConfigReader, slides: Callable[[int], bool], **features: Any
+) -> Attention:
+    """Layers whose index `slides` have windows, unless the file says."""
+    config.only("use_bidirectional_attention", False)
+    window = config.get("sliding_window", SIZE, WINDOW)
+    return grouped_attention(
+        config,
+        windows_by_layer(config, window, slides),
+        kv_heads=4,
+        head_dim=256,
+        scale=config.get("query_pre_attn_scalar", POSITIVE, 256) ** -0.5,
+        **biases(config),
+        **features,
+    )
+
+
+def _gemma(
+    config: ConfigReader,
+    names: WeightNames,
+    attention: Attention,
+    soft_cap: float | None,
+    **features: Any,
+) -> ModelSpec:
+    """`soft_cap` of logits is that of a file without it."""
+    return decoder(
+        config,
+        attention,
+        names,
+        _gemma_mlp(config),
+        placement="around",
+        norm_offset=1.0,
+        tied=True,
+        embedding_multiplier=config.size("hidden_size") ** 0.5,
+        rounded_multiplier=True,
+        logit_soft_cap=config.get("final_logit_softcapping", POSITIVE.or_none(), soft_cap) or 0.0,
+        **features,
+    )
+
+
+def _gemma_mlp(config: ConfigReader) -> GatedMlp:
+    """The MLP, whose activation is `hidden_activation`; files have it as `hidden_act`, too."""
+    mlp = gated_mlp(config, key="hidden_activation", default="gelu_pytorch_tanh")
+    other = config.get("hidden_act", TEXT.or_none(), None)
+    if other is not None and ACTIVATIONS.get(other) != mlp.activation:
+        config.refuse("hidden_act", "it is not hidden_activation, which counts")
+    return mlp
+
+
+@family("Gemma2ForCausalLM", "gemma2", bos=2, eos=1)
+def gemma2(config: ConfigReader) -> ModelSpec:
+    """Gemma 2: capped scores and logits, windows in half of the layers."""
+    # Files have it, and nobody reads it.
+    config.only("sliding_window_size", config.get("sliding_window", SIZE, WINDOW))
+    soft_cap = config.get("attn_logit_softcapping", POSITIVE.or_none(), 50.0) or 0.0
+    attention = _gemma_attention(config, lambda index: index % 2 == 0, soft_cap=soft_cap)
+    return _gemma(config, _GEMMA_NAMES, attention, 30.0)
+
+
+@family("Gemma3ForCausalLM", "gemma3_text", bos=2, eos=1)
+def gemma3(config: ConfigReader) -> ModelSpec:
+    """Gemma 3 (text): no caps, normed queries and keys, and two rotations."""
+    config.only("attn_logit_softcapping", None)
+    config.get("_sliding_window_pattern", SIZE, 6)  # what transformers writes, and does not read
+    pattern = config.get("sliding_window_pattern", SIZE, 6)
+    return _gemma(
+        config,
+        _GEMMA_NAMES.with_parts(**QK_NORMS),
+        _gemma_attention(config, lambda index: (index + 1) % pattern != 0, head_norm=True),
+        None,
+        rope=read_two_ropes(config, 1e6, 1e4, "rope_local_base_freq"),
+        # Here `linear` scaling leads to the length that the file states, not beyond it.
+        context=config.size("max_position_embeddings"),
+    )

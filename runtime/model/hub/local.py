@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 import msgspec
 
 from rootlace.kernels.native.build import user_cache
-from rootlace.runtime.model.hub.files import HubName
+from rootlace.runtime.model.hub.download import HubName
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rootlace.runtime.contracts.plan import PooledRow, StepPlan
-from rootlace.runtime.model.decoder.step_input import wanted_tokens
+from rootlace.runtime.model.decoder.interface import wanted_tokens
 
 # Message ------------------------------------------------------------------------------------------
 #

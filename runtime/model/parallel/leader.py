@@ -1,11 +1,19 @@
-"""Each rank's part of a model, and rank 0: it starts the others and has them compute each step."""
+"""Each rank's part of a model; rank 0, which starts the others and has them compute each step.
+
+`python -m rootlace.runtime.model.parallel.leader` is a rank behind the first. `Workers` starts it.
+It computes what rank 0 says until its parent ends. Whatever fails ends it, and with it the engine.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import selectors
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +26,11 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native.machine import read_cores, usable_cores
 from rootlace.kernels.reference import REFERENCE
-from rootlace.runtime import logs, processes
-from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime import processes
+from rootlace.runtime.config import CacheConfig, ExecutorConfig, LogConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
+from rootlace.runtime.model import kv_pool
+from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
@@ -31,13 +41,11 @@ from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import cores_of
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.lora import load_adapter, share_of
-from rootlace.runtime.model.lora_config import read_adapters
-from rootlace.runtime.model.parallel.group import Group, encode
+from rootlace.runtime.model.options import read_adapters
+from rootlace.runtime.model.parallel.group import Group, decode, encode
 from rootlace.runtime.model.parallel.shard import Shard
-from rootlace.runtime.model.sampling.automaton_table import Mask
-from rootlace.wire.errors import ServerUnavailable, from_code
+from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable, from_code
 
 # Rank model ---------------------------------------------------------------------------------------
 
@@ -84,9 +92,9 @@ def load_rank(
     setup = ModelSetup(own, executor, cache, dtype, device, rotary, read, progress, adapters, ranks)
     if device.type == "cpu":
         return on_cpu(setup)
-    from rootlace.runtime.model.executor import gpu_setup
+    from rootlace.runtime.model.executor import device_steps
 
-    model = gpu_setup.load(setup)
+    model = device_steps.load(setup)
     blocks = kv_pool.choose_num_blocks(
         own, cache, executor.kv_memory_bytes, rotary.context_length, setup.kv_dtype
     )
@@ -136,7 +144,7 @@ class Workers:
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         for config in configs:
             process = subprocess.Popen(
-                processes.child_command("rootlace.runtime.model.parallel.worker"),
+                processes.child_command("rootlace.runtime.model.parallel.leader"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,  # what was read of it and not taken yet would be silent
@@ -301,7 +309,7 @@ def lead(
             [
                 WorkerConfig(
                     replace(executor, device=_device_of(device, rank)),
-                    *(cache, rank, file, _cores_of(rank, count), logs.format_in_force()),
+                    *(cache, rank, file, _cores_of(rank, count), processes.format_in_force()),
                 )
                 for rank in range(1, count)
             ]
@@ -340,3 +348,73 @@ def _cores_of(rank: int, count: int) -> tuple[int, ...]:
     cores = read_cores()
     found = cores_of(cores.all, rank, count) if cores.quota is None else []
     return tuple(thread for core in found for thread in core.threads)
+
+
+def main() -> int:
+    """Ends with its parent, else by what fails."""
+    processes.end_with_parent()
+    processes.set_up_logs(LogConfig(log_level="warning"), "engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = processes.read_config(sys.stdin.buffer, WorkerConfig)
+        processes.set_up_logs(LogConfig("warning", config.log_format), "engine")
+        processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
+        work(config)
+    except RootlaceError as error:
+        _send(WorkerMessage(error.code, str(error)))
+    except Exception as error:
+        log.exception("a rank of the model could not go on")
+        _send(WorkerMessage(InternalError.code, f"a rank failed: {error!r}"))
+    return 1
+
+
+@torch.inference_mode()
+def work(config: WorkerConfig) -> None:
+    """Load, meet the others, compute."""
+    executor = config.executor
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
+    device = torch.device(executor.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    model = ModelConfig.read(executor.model, executor.allow_pickle, executor.ignore_config_keys)
+    dtype = getattr(torch, executor.dtype)
+    shard = Shard(model.spec, config.rank, executor.tensor_parallel)
+    loading = threading.Event()
+
+    def ready() -> None:
+        loading.set()
+        _send(WorkerMessage(LOADED))
+
+    threading.Thread(target=_say_that_it_loads, args=(loading,), daemon=True).start()
+    group = Group(Path(config.group), config.rank, shard.count, device, ready)
+    loaded = load_rank(model, executor, config.cache, shard, dtype, device, group)
+    none = torch.empty(0, model.spec.hidden_size, dtype=dtype, device=device)
+    while True:
+        follow(group, loaded.forward, none)
+
+
+def follow(group: Group, forward: Forward, none: torch.Tensor) -> None:
+    """Do what rank 0 says next. `none`: hidden states of no tokens [0, H]."""
+    kind, numbers = group.hear()
+    if kind == RUN:
+        forward.run(decode(numbers))
+        return
+    assert kind == LOGITS
+    rows = int(numbers.view("int64")[0])
+    hidden = group.first(none.new_empty(rows, none.shape[1]))
+    group.gathered(share_of_logits(forward, hidden, group.count))
+
+
+def _say_that_it_loads(ended: threading.Event) -> None:
+    while not ended.wait(LOADING_SECONDS):
+        _send(WorkerMessage(LOADING))
+
+
+def _send(said: WorkerMessage) -> None:
+    # In one piece: two threads say something.
+    os.write(sys.stdout.fileno(), msgspec.json.encode(said) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,14 +16,13 @@ from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.contracts.plan import PooledRow
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import Progress
-from rootlace.runtime.model.decoder.interface import StepInput
+from rootlace.runtime.model.decoder.interface import StepInput, StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import with_sinks
 from rootlace.runtime.model.families.spec import ModelSpec, TransformersModules
-from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.transformers_backend.config import (
     ATTENTION,
     Call,

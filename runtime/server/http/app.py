@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import TreePage
-from rootlace.runtime.logs import request_id
+from rootlace.runtime.processes import request_id
 from rootlace.runtime.server.http import ollama
 from rootlace.runtime.server.http.admin import (
     Cache,

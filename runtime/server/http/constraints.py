@@ -15,8 +15,7 @@ import msgspec
 from rootlace.runtime.server.http.body import Body, ignored, refused
 from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint
 from rootlace.runtime.server.http.reply_headers import note_warning
-from rootlace.types.constraint_kinds import KINDS
-from rootlace.types.schema_keywords import Remark, patterns, remarks
+from rootlace.types.constraint_kinds import KINDS, Remark, patterns, remarks
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint, ConstraintKind
 
 MAX_WHITESPACE_PATTERN = 256

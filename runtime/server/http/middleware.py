@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractAccessLogger
 from aiohttp.typedefs import Middleware
 from aiohttp.web import BaseRequest, RequestKey, StreamResponse
 
-from rootlace.runtime.logs import request_id
+from rootlace.runtime.processes import request_id
 from rootlace.runtime.server.auth import Account, Keys, set_caller
 from rootlace.runtime.server.http.body import address_of, nearest, note_source
 from rootlace.runtime.server.http.browsers import Pages, is_browser, is_page

@@ -19,7 +19,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
 from rootlace.runtime.structured.json_schema.pattern import searcher
-from rootlace.types.schema_keywords import older_keywords
+from rootlace.types.constraint_kinds import older_keywords
 from rootlace.wire.errors import InvalidConstraint
 
 # Dialect ------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import PickRows
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import SampleRow
-from rootlace.runtime.model.sampling.automaton_table import HostMasks
-from rootlace.runtime.model.sampling.sampler import Sampler
+from rootlace.runtime.model.automaton_table import HostMasks
+from rootlace.runtime.model.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 from tests.native import native_kernel_set
 

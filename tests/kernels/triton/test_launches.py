@@ -31,9 +31,8 @@ from rootlace.kernels.interface import (
 from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.kv_storage import Stored
-from rootlace.kernels.triton.launching import Variant
+from rootlace.kernels.triton.launching import TYPE_NAMES, Variant
 from rootlace.kernels.triton.logits import PENALTIES
-from rootlace.kernels.triton.numerics import TYPE_NAMES
 
 ARCH = 90
 META = torch.device("meta")

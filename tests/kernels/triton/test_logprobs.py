@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rootlace.kernels.triton.launching import Launch
-from rootlace.kernels.triton.logprobs import token_logprobs
+from rootlace.kernels.triton.logits import token_logprobs
 
-module = importlib.import_module("rootlace.kernels.triton.logprobs")
+module = importlib.import_module("rootlace.kernels.triton.logits")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.triton.numerics import (
+from rootlace.kernels.triton.launching import (
     as_bits,
     dot,
     from_e4m3,

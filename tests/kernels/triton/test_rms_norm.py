@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rootlace.kernels.triton import TRITON
-from rootlace.kernels.triton.rms_norm import WIDEST
+from rootlace.kernels.triton.layers import WIDEST_NORM
 from tests.kernels.pointwise_cases import check_add_rms_norm, check_rms_norm, normal
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,6 +47,6 @@ def test_a_zero_row_stays_zero() -> None:
 
 
 def test_a_row_too_wide_is_refused() -> None:
-    x = torch.zeros(1, WIDEST + 1, device=DEVICE)
+    x = torch.zeros(1, WIDEST_NORM + 1, device=DEVICE)
     with pytest.raises(ValueError, match="columns"):
-        TRITON.rms_norm(x, torch.ones(WIDEST + 1, device=DEVICE), 1e-6)
+        TRITON.rms_norm(x, torch.ones(WIDEST_NORM + 1, device=DEVICE), 1e-6)

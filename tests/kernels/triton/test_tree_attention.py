@@ -10,7 +10,7 @@ import torch
 
 from rootlace.kernels.triton.attention import AttentionRules, plan_attention
 from rootlace.kernels.triton.attention_plan import SharingRule, SplitRule
-from rootlace.kernels.triton.tree_attention import tree_tile
+from rootlace.kernels.triton.decode_attention import tree_tile
 from tests.kernels.cases import FP8, AttentionCase, exact_attention, make_attention
 from tests.kernels.triton.test_decode_attention import CPU, RULES, TOLERANCE, attend
 

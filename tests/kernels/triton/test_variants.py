@@ -29,7 +29,7 @@ VARIANTS = all_variants()
 
 def test_every_kernel_module_has_variants() -> None:
     names = {name for name, _, _ in VARIANTS}
-    assert {"rms_norm", "pointwise", "rope_and_write"} <= names
+    assert {"layers", "kv_storage"} <= names
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in VARIANTS}))

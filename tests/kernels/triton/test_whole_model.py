@@ -17,8 +17,8 @@ from rootlace.kernels.triton.attention import AttentionRules, plan_attention
 from rootlace.kernels.triton.attention_plan import SharingRule, SplitRule
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import AutomatonState, SteppedAutomaton, StepResult
-from rootlace.runtime.model.executor.cuda import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.staging import USES_BEFORE_CAPTURE
 from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, take_behind, with_automata
 from tests.model.checkpoints import reference_logprobs, save

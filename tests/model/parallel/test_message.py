@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rootlace.runtime.contracts.plan import PooledRow, StepPlan
-from rootlace.runtime.model.decoder.step_input import wanted_tokens
+from rootlace.runtime.model.decoder.interface import wanted_tokens
 from rootlace.runtime.model.parallel.group import FIELDS, decode, encode
 from tests.model.plans import Blocks, Row, Work, make_plan
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rootlace.runtime import logs, processes
+from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.parallel import leader
 from rootlace.runtime.model.parallel.leader import WorkerConfig, Workers
@@ -53,6 +53,6 @@ def test_a_rank_that_stops_while_it_loads_ends_the_start(monkeypatch: pytest.Mon
 def test_ranks_are_told_how_their_engine_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     handler = logging.StreamHandler()
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    assert logs.format_in_force() == "text"
-    handler.setFormatter(logs.JsonFormatter("engine"))
-    assert logs.format_in_force() == "json"
+    assert processes.format_in_force() == "text"
+    handler.setFormatter(processes.JsonFormatter("engine"))
+    assert processes.format_in_force() == "json"

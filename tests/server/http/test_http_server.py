@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from prometheus_client.parser import text_string_to_metric_families
 
-from rootlace.runtime.logs import JsonFormatter
+from rootlace.runtime.processes import JsonFormatter
 from rootlace.runtime.server.core import INLINE_CHARACTERS
 from rootlace.runtime.server.http import admin
 from rootlace.runtime.server.http.app import make_app, make_runner

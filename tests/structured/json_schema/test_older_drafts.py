@@ -12,7 +12,7 @@ import pytest
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
-from rootlace.types.schema_keywords import remarks
+from rootlace.types.constraint_kinds import remarks
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.random_model import accepts, byte_vocabulary
 

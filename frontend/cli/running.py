@@ -1,0 +1,474 @@
+"""A running server: what it does, what its cache holds, and what it does under load.
+
+`rootlace top`, `rootlace cache` and `rootlace bench`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+import urllib.parse
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from rootlace.cli.common import URL, ApiKey, Url, answer_of, ask, check_runtime, fail
+from rootlace.wire.errors import ServerUnavailable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.tree import Tree
+
+    from rootlace.cli.bench_load import Figures, Server
+
+_MARK = re.compile(r"<[|\w][^<>\s]{2,}>|\[/?[A-Z_]{3,}\]")
+
+_UNWRAPPED = 10_000
+
+cache = typer.Typer(help="Look into a running server's cache.", no_args_is_help=True)
+
+Salt = Annotated[str, typer.Option("--cache-salt", help="Whose part of the cache.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")]
+
+
+@cache.command()
+def explain(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A text, or the JSON body of a (chat) completion; - for standard input."
+        ),
+    ],
+    *,
+    url: Url = URL,
+    api_key: ApiKey = "",
+    cache_salt: Salt = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say how far a prompt is cached, and why no further. Nothing is computed."""
+    body = _body(_read(file))
+    plain = body.keys() == {"prompt"}
+    if cache_salt:
+        body["cache_salt"] = cache_salt
+    report = ask(url, "/cache/explain", api_key, body)
+    typer.echo(json.dumps(report, indent=1, ensure_ascii=False) if as_json else report["says"])
+    if plain and report["reason"] != "whole":
+        template = ask(url, "/tokenizer_info", api_key).get("chat_template")
+        if template is not None and not _is_rendered(body["prompt"], template):
+            typer.echo(
+                "The file was explained as it stands, but this model has a chat template, which "
+                'chats are written by: for a chat, give its JSON body ({"messages": [...]}).',
+                err=True,
+            )
+
+
+@cache.command()
+def tree(
+    *,
+    url: Url = URL,
+    api_key: ApiKey = "",
+    cache_salt: Salt = "",
+    limit: Annotated[int, typer.Option(min=1, max=2000, help="Nodes to show.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Draw what the cache holds, what was used last first."""
+    query = urllib.parse.urlencode({"namespace": cache_salt, "limit": limit})
+    page = ask(url, f"/cache/tree?{query}", api_key)
+    if as_json:
+        typer.echo(json.dumps(page, indent=1, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    # Where it is no terminal, a node is a line.
+    width = None if sys.stdout.isatty() else _UNWRAPPED
+    Console(highlight=False, width=width).print(_drawn(page))
+
+
+@cache.command()
+def lint(
+    *, url: Url = URL, api_key: ApiKey = "", cache_salt: Salt = "", as_json: AsJson = False
+) -> None:
+    """List what keeps prompts from sharing more of the cache, what cost most first."""
+    query = urllib.parse.urlencode({"namespace": cache_salt})
+    findings = ask(url, f"/cache/lint?{query}", api_key)["findings"]
+    if as_json:
+        typer.echo(json.dumps(findings, indent=1, ensure_ascii=False))
+    elif not findings:
+        typer.echo("Nothing was noticed.")
+    for finding in [] if as_json else findings:
+        typer.echo(f"{finding['tokens_lost']:>10,} tokens  {finding['says']}")
+
+
+@cache.command()
+def flush(*, url: Url = URL, api_key: ApiKey = "") -> None:
+    """Forget every cached prefix that no running request uses."""
+    ask(url, "/flush_cache", api_key, {})
+    typer.echo("The cache is empty, but for what running requests use.")
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{file}: {getattr(error, 'strerror', None) or error}")
+
+
+def _body(text: str) -> dict[str, Any]:
+    """The body to explain: a saved completion or chat completion, or a text as prompt."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return {"prompt": text}
+    if not isinstance(given, dict):
+        return {"prompt": text}
+    return given
+
+
+def _is_rendered(prompt: str, template: str) -> bool:
+    """Whether a text has one of the marks, such as <|im_start|>, that a template writes."""
+    return any(mark in prompt for mark in _MARK.findall(template))
+
+
+def _drawn(page: dict[str, Any]) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    shown, total = len(page["nodes"]), page.get("total")
+    said = f"{shown:,} nodes" if total is None else f"{total:,} nodes, {page['tokens']:,} tokens"
+    root = Tree(said + ("" if page.get("complete", True) else f"; {shown:,} shown"))
+    drawn: dict[int, Tree] = {}
+    for node in page["nodes"]:
+        text = node.get("head_text", "")
+        if tail := node.get("tail_text"):
+            text += f" … {tail}"
+        label = Text(f"{node['end'] - node['start']:,} ", style="bold")
+        label.append(repr(text)[1:-1], style="dim")
+        label.append(f"  {_state(node)}")
+        drawn[node["id"]] = drawn.get(node["parent"], root).add(label)
+    return root
+
+
+def _state(node: dict[str, Any]) -> str:
+    said = [f"used {node.get('uses', 0):,} times", f"{node.get('idle_seconds', 0.0):.0f} s ago"]
+    if node.get("requests"):
+        said.append(f"{len(node['requests'])} running")
+    said += node.get("programs", [])
+    return ", ".join(said)
+
+
+_FINDINGS = 5
+_SUM = re.compile(r'^rootlace_(\w+_seconds)_(sum|count)(?:{model="(.*)"})? (\S+)$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Metrics of the server at one time: counters, and sum and count of each timing."""
+
+    when: float
+    info: dict[str, Any]
+    status: dict[str, Any]
+    timed: dict[str, float]
+    findings: list[dict[str, Any]]
+
+
+def top(
+    *,
+    url: Url = URL,
+    api_key: ApiKey = "",
+    model: Annotated[str, typer.Option(help="Of several models, this one; else the first.")] = "",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+) -> None:
+    """Watch a running server: tokens, hit rate, times, queue, blocks, and what the lint found.
+
+    Rates are those since the last look; the first ones are of the time between the first two. Where
+    the output is no terminal, each frame is printed behind the last one, with its time.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if once:
+        try:
+            last = _look(url, api_key, model)
+            time.sleep(interval)
+            now = _look(url, api_key, model)
+            console.print(_frame(url, last, now), soft_wrap=not console.is_terminal)
+        except ServerUnavailable as error:
+            fail(str(error))
+        return
+    seen: Sample | None = None
+    frame: RenderableType | None
+    try:
+        # Elsewhere than in a terminal Live draws nothing before its end.
+        live = Live(console=console, screen=True) if console.is_terminal else None
+        with live or nullcontext():
+            while True:
+                frame = None
+                try:
+                    now = _look(url, api_key, model)
+                except ServerUnavailable as error:  # a model that is not loaded may be, later
+                    seen, frame = None, Text(str(error))
+                else:
+                    if seen is not None:
+                        frame = _frame(url, seen, now)
+                    seen = now
+                if frame is not None and live is not None:
+                    live.update(frame)
+                elif frame is not None:
+                    now_is = time.strftime("%Y-%m-%d %H:%M:%S")
+                    console.print(now_is, frame, "", sep="\n", soft_wrap=True)
+                time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+
+
+def _look(url: str, api_key: str, model: str) -> Sample:
+    """Raises ServerUnavailable where there is nothing to see at present."""
+    query = f"?model={quote(model)}" if model else ""
+    info = answer_of(url, f"/get_server_info{query}", api_key)
+    metrics = answer_of(url, "/metrics", api_key).decode()
+    timed = {
+        f"{name}_{part}": float(value)
+        for name, part, whose, value in _SUM.findall(metrics)
+        if whose in ("", info["served_model_name"])  # a single model's have no label
+    }
+    findings = answer_of(url, f"/cache/lint{query}", api_key)["findings"]
+    return Sample(time.monotonic(), info, info["status"], timed, findings)
+
+
+def _frame(url: str, last: Sample, now: Sample) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(no_wrap=True)
+    for name, value in _rows(last, now):
+        table.add_row(name, value)
+    title = f"{now.info.get('served_model_name', '?')} at {url}"
+    lines: list[RenderableType] = [Text(title, style="bold"), table]
+    worst = sorted(now.findings, key=lambda each: -each["tokens_lost"])[:_FINDINGS]
+    if worst:
+        lines.append(Text("\nPrompts that could share more", style="bold"))
+    # What a prompt says is no markup.
+    lines += [Text(f"{each['tokens_lost']:>10,} tokens  {each['says']}") for each in worst]
+    return Group(*lines)
+
+
+def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
+    """The figures of a frame, each with its name."""
+    seconds = max(now.when - last.when, 1e-6)
+    engines = _since(last.status, now.status)
+
+    def more(*names: str) -> float:
+        return sum(
+            own.get(name, 0) - before.get(name, 0) for own, before in engines for name in names
+        )
+
+    def mean(name: str) -> str:
+        count = now.timed.get(f"{name}_count", 0) - last.timed.get(f"{name}_count", 0)
+        total = now.timed.get(f"{name}_sum", 0) - last.timed.get(f"{name}_sum", 0)
+        return f"{1000 * total / count:,.1f} ms" if count > 0 else "-"
+
+    def at(name: str) -> float:
+        return now.status.get(name, 0)
+
+    prompt = more("prompt_tokens")
+    whole = at("cached_tokens") / at("prompt_tokens") if at("prompt_tokens") else 0.0
+    # Prompts count when they come, and what is found of them when they begin.
+    begun = more("cached_tokens", "computed_tokens")
+    hits = f"{more('cached_tokens') / begun:.1%}" if begun else "-"
+    blocks = max(at("blocks_total"), 1)
+    written, right = more("output_tokens", "forced_tokens"), more("accepted_tokens")
+    replicas = now.status.get("replicas", [])
+    return [
+        ("generated", f"{written / seconds:,.1f} tokens/s"),
+        (
+            "drafted",
+            f"{right / max(written, 1):.1%} of these, "
+            f"{right / max(more('drafted_tokens'), 1):.1%} of drafts right",
+        ),
+        ("prompts", f"{prompt / seconds:,.1f} tokens/s"),
+        ("hit rate", f"{hits} (since the start {whole:.1%})"),
+        ("first token", mean("time_to_first_token_seconds")),
+        ("between tokens", mean("time_per_output_token_seconds")),
+        ("in the queue", mean("queue_duration_seconds")),
+        ("requests", f"{at('running'):,.0f} running, {at('waiting'):,.0f} waiting"),
+        (
+            "blocks",
+            f"{at('blocks_used') / blocks:.1%} in use, {at('blocks_evictable') / blocks:.1%} "
+            f"cached, {at('blocks_free') / blocks:.1%} free of {at('blocks_total'):,.0f}",
+        ),
+        ("tree", f"{at('nodes'):,.0f} nodes, {at('tree_tokens'):,.0f} tokens"),
+        (
+            "given up",
+            f"{more('evicted_blocks') / seconds:,.1f} blocks/s evicted, "
+            f"{more('retractions') / seconds:,.1f} requests/s retracted",
+        ),
+        *((f"replica {one['replica']}", _of_replica(one)) for one in replicas),
+    ]
+
+
+def _since(
+    last: dict[str, Any], now: dict[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The counters of each engine, and what they were. One that was started anew counts from 0
+    again; what one counted that did not answer the last time is left out."""
+    before = {one["replica"]: one for one in last.get("replicas", [{**last, "replica": 0}])}
+    found = []
+    for one in now.get("replicas", [{**now, "replica": 0}]):
+        was = before.get(one["replica"], {})
+        if one.get("up", True) and was.get("up", True):
+            restarted = one.get("computed_tokens", 0) < was.get("computed_tokens", 0)
+            found.append((one, {} if restarted else was))
+    return found
+
+
+def _of_replica(counters: dict[str, Any]) -> str:
+    """One of several engines, since its start."""
+    if not counters["up"]:
+        return "is down"
+    hits = counters["cached_tokens"] / max(counters["prompt_tokens"], 1)
+    blocks = counters["blocks_used"] / max(counters["blocks_total"], 1)
+    return (
+        f"{counters['running']:,.0f} running, {counters['waiting']:,.0f} waiting, "
+        f"{hits:.1%} hits, {blocks:.1%} of its blocks in use"
+    )
+
+
+# `rootlace bench`: load on a server that speaks OpenAI's interface, and what came of it.
+# `bench_load` makes the requests, sends and times them, sums them up and draws.
+
+
+class LoadName(StrEnum):
+    """Kinds of loads."""
+
+    chat = "chat"
+    shared = "shared"
+    random = "random"
+
+
+def bench(
+    *,
+    url: Annotated[str, typer.Option(help="The running server.")] = "http://127.0.0.1:30000",
+    api_key: Annotated[str, typer.Option(help="The server's key.", envvar="ROOTLACE_API_KEY")] = "",
+    model: Annotated[str, typer.Option(help="Its model.", show_default="the first it has")] = "",
+    load: Annotated[
+        LoadName,
+        typer.Option(
+            help="chat: lengths as in conversations; shared: groups with a common prefix; random: "
+            "nothing in common."
+        ),
+    ] = LoadName.chat,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with timestamp, input_length, output_length and hash_ids."),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 100,
+    concurrency: Annotated[int, typer.Option(min=1, help="At most so many at a time.")] = 16,
+    rate: Annotated[
+        float,
+        typer.Option(min=0.0, help="Requests a second (Poisson); 0: as others end."),
+    ] = 0.0,
+    speed: Annotated[float, typer.Option(min=0.001, help="How fast a trace is played.")] = 1.0,
+    input_tokens: Annotated[int, typer.Option("--input", min=1, help="Tokens of a prompt.")] = 256,
+    output_tokens: Annotated[int, typer.Option("--output", min=1, help="Of an answer.")] = 64,
+    prefix: Annotated[int, typer.Option(min=0, help="Tokens of a shared prefix.")] = 1024,
+    groups: Annotated[int, typer.Option(min=1, help="Prefixes of the shared load.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of lengths, texts and arrivals.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write figures and all requests there.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with plots there.")
+    ] = None,
+) -> None:
+    """Put load on a running server: first token, time between tokens, throughput, hit rate."""
+    check_runtime()
+    from rootlace.cli import bench_load
+
+    server = bench_load.Server(url.rstrip("/"), api_key, model)
+    try:
+        model, words = asyncio.run(bench_load.look(server))
+        server = bench_load.Server(server.url, api_key, model)
+        shape = bench_load.Shape(requests, input_tokens, output_tokens, prefix, groups, words, seed)
+        if trace is not None:
+            asks = bench_load.of_trace(trace, shape, speed)
+        else:
+            asks = bench_load.arriving(bench_load.LOADS[load.value](shape), rate, seed)
+    except (bench_load.Unusable, bench_load.BadTrace) as error:
+        fail(str(error))
+    asked: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "url": server.url,
+        "model": model,
+        "load": load.value if trace is None else str(trace),
+        "requests": len(asks),
+        "concurrency": concurrency,
+        "input": input_tokens,
+        "output": output_tokens,
+        "seed": seed,
+        "rootlace": metadata.version("rootlace"),
+    }
+    if trace is not None:  # which says when requests come, and how long they are
+        asked["speed"] = speed
+        del asked["input"], asked["output"]
+    else:
+        asked["rate"] = rate
+    if trace is None and load is LoadName.shared:
+        asked |= {"prefix": prefix, "groups": groups}
+    found = bench_load.Figures.of(_sent(server, asks, concurrency), asked)
+    _print_figures(found)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
+    if html_file is not None:
+        html_file.write_text(bench_load.page(found))
+    if found.errors:
+        sys.exit(1)
+
+
+def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore[type-arg]
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from rootlace.cli.bench_load import send_all
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("requests", total=len(asks))
+        return asyncio.run(
+            send_all(server, asks, concurrency, lambda: progress.advance(task)),
+        )
+
+
+def _print_figures(found: Figures) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    title = Text(f"{found.asked['model']} at {found.asked['url']}\n{found.terms()}")
+    table = Table(box=SIMPLE, title=title, title_justify="left")
+    table.add_column("")
+    for name in ("mean", "p50", "p90", "p99", "most"):
+        table.add_column(name, justify="right")
+    for name, spread in found.spreads.items():
+        table.add_row(name, *(f"{1000 * value:,.1f}" for value in spread))
+    console.print(table)
+    for name, value in found.rates.items():
+        console.print(f"  {name:<28}{value:>12,.2f}")
+    for error, count in found.errors.items():
+        console.print(f"  {count} x {error}", style="red")
