@@ -238,8 +238,8 @@ class ChatCompletions:
         return [(await self._parse(body)).prepared.job]
 
     async def _parse(self, body: ChatBody) -> _Request:
-        model = check_name(self._gateway.model_info, body.model)
         top, choice, template = _top_logprobs(body), _tool_choice(body), _template(body)
+        model = check_name(self._gateway.model_info, body.model)
         options = openai_options(body)
         constraint = openai_constraint(body, options)
         fields = openai_fields(body)
@@ -341,7 +341,7 @@ class ChatCompletions:
                     data += writer.finish(output, cut)
                 if asked.usage_chunk:
                     data += sse({**head, "choices": [], "usage": asked.usage(event)})
-                yield data
+                direct.last = data
 
 
 class _Writer:

@@ -65,6 +65,8 @@ class DirectEvents:
     """
 
     def __init__(self) -> None:
+        self.last = b""
+        """Events to be sent together with the reply's end."""
         self._writer: StreamWriter | None = None
 
     def begin(self, writer: AbstractStreamWriter | None) -> None:
@@ -139,7 +141,7 @@ async def stream_events(
                 direct.end()
     if not response.prepared:
         await response.prepare(request)
-    await response.write_eof(dialect.end)
+    await response.write_eof(dialect.end if direct is None else direct.last + dialect.end)
     return response
 
 
