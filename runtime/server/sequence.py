@@ -201,7 +201,8 @@ class Requests:
             if self._running:
                 await (self._all_ended if wait is None else wait(self._all_ended))
         finally:
-            self._abort()
+            if self._running:
+                self._abort()
 
     def stop(self) -> None:
         """End all requests; each has a last update with the tokens that came until then."""
