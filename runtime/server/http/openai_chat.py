@@ -321,9 +321,9 @@ class ChatCompletions:
         }
 
     async def _stream(
-        self, asked: _Request, envelope: Envelope, direct: DirectEvents
+        self, asked: _Request, fields: Envelope, direct: DirectEvents
     ) -> AsyncGenerator[bytes, None]:
-        head: dict[str, Any] = {**envelope}
+        head: dict[str, Any] = {**fields}
         if asked.usage_chunk:
             head["usage"] = None
         writers = [
