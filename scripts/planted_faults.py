@@ -53,7 +53,7 @@ ENGINE_CLIENT = "runtime/engine/client/engine_client.py"
 PULSE = "runtime/engine/client/engine_client.py"
 SESSION = "runtime/server/session.py"
 BRANCH = "runtime/server/branch.py"
-SAMPLE = "runtime/server/sample.py"
+GENERATE = "runtime/server/generate.py"
 SEQUENCE = "runtime/server/sequence.py"
 SERVER = "runtime/server/programs.py"
 SESSION_LOG = "runtime/server/session_log.py"
@@ -164,13 +164,13 @@ FAULTS = (
     ),
     Fault(
         "a stop token stays in the branch",
-        SAMPLE,
+        GENERATE,
         '            return self.token_ids[:-1], ""',
         '            return self.token_ids, ""',
     ),
     Fault(
         "the last token before a stop string leaves the branch",
-        SAMPLE,
+        GENERATE,
         "0 <= self._ends[count - 1] <= cut:",
         "0 <= self._ends[count - 1] < cut:",
     ),

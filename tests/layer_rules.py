@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.config",
         "rootlace.runtime.contracts.block_store",
         "rootlace.runtime.server.app",
-        "rootlace.runtime.server.http.body",
+        "rootlace.runtime.server.http.connections",
         "rootlace.runtime.model.hub.local",
         "rootlace.runtime.replicas",
         "rootlace.wire",

@@ -26,7 +26,7 @@ from rootlace.runtime.replicas import Replicas, apart_of
 from rootlace.runtime.replicas.remote import Host, LineAddress, Meeting
 from rootlace.runtime.server.app import Listening
 from rootlace.runtime.server.app import serve as serve_models
-from rootlace.runtime.server.http.body import passed_on
+from rootlace.runtime.server.http.connections import passed_on
 from rootlace.wire.errors import ServerUnavailable
 
 # Engine -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from rootlace.runtime.server.http.body import from_source
+from rootlace.runtime.server.http.connections import from_source
 
 
 async def passed_to(

@@ -366,6 +366,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             # Most are left at their default, which is in its range.
             if value is default or value is None:
                 continue
+            low, high, _ = allowed
+            if type(value) is not dict and value >= low and (high is None or value <= high):
+                continue
             if isinstance(value, dict):
                 for key, each in value.items():
                     allowed.check(f"{name}[{key}]", each)
@@ -381,7 +384,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             raise BadParameter(
                 "stop_regex", f"may have at most 32 patterns, not {len(self.stop_regex)}"
             )
-        if any(not stop for stop in self.stop):
+        if "" in self.stop:
             raise BadParameter("stop", "must not have an empty string")
 
 

@@ -11,7 +11,7 @@ resume where another engine stopped.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -658,20 +658,9 @@ def _unpack(kind: type, value: Any) -> Any:
         raise ValueError(f"not an array: {error!r}") from error
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-_to_engine = msgspec.msgpack.Decoder(list[ToEngine], dec_hook=_unpack)
-_from_engine = msgspec.msgpack.Decoder(list[FromEngine], dec_hook=_unpack)
-
-
-def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
-    return _encoder.encode(messages)
-
-
-def decode_to_engine(frame: bytes) -> list[ToEngine]:
-    """Decode a frame. Raises `msgspec.DecodeError`."""
-    return _to_engine.decode(frame)
-
-
-def decode_from_engine(frame: bytes) -> list[FromEngine]:
-    """Decode a frame. Raises `msgspec.DecodeError`."""
-    return _from_engine.decode(frame)
+encode: Callable[[Sequence[ToEngine] | Sequence[FromEngine]], bytes]
+encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+decode_to_engine = msgspec.msgpack.Decoder(list[ToEngine], dec_hook=_unpack).decode
+"""Decodes a frame. Raises `msgspec.DecodeError`."""
+decode_from_engine = msgspec.msgpack.Decoder(list[FromEngine], dec_hook=_unpack).decode
+"""Decodes a frame. Raises `msgspec.DecodeError`."""

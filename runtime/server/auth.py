@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import zmq
@@ -285,16 +285,25 @@ def set_caller(account: Account | None) -> None:
     _CALLER.set(account)
 
 
-def client_of(account: Account | None, source: str) -> str:
-    """Whose turn it is, and whose share: the key's or, without one, that of the address or session
-    of `source`, which names a connection behind `#`. None of these looks like a key's."""
-    return source.partition("#")[0] if account is None else f"key {account.name}"
+class Asker(NamedTuple):
+    """Who asks: the account, where a key of the file was given, and who takes turns with others.
 
+    `client` is whose turn it is, and whose share: the key's or, without one, that of the address or
+    session of a source, which names a connection behind `#`. None of these looks like a key's.
+    `origin` is who within `client` asks: of a key the address and the connection, else the latter.
+    """
 
-def origin_of(account: Account | None, source: str) -> tuple[str, ...]:
-    """Who within `client_of` asks: of a key the address and the connection, else the connection."""
-    address, _, connection = source.partition("#")
-    return tuple(filter(None, ("" if account is None else address, connection)))
+    account: Account | None = None
+    client: str = ""
+    origin: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, account: Account | None, source: str) -> Asker:
+        """Of a key or a source."""
+        address, _, connection = source.partition("#")
+        if account is None:
+            return cls(None, address, (connection,) if connection else ())
+        return cls(account, f"key {account.name}", (*filter(None, (address, connection)),))
 
 
 def namespace_of(account: Account | None, salt: str | None) -> str:

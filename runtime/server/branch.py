@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rootlace.runtime.server.auth import Account
+from rootlace.runtime.server.auth import Asker
 from rootlace.runtime.server.sequence import TokenSequence
 from rootlace.wire.errors import Cancelled, DeadlineExceeded, InternalError, RootlaceError
 from rootlace.wire.protocol import Event, Failed
@@ -60,12 +60,11 @@ class Branch(TokenSequence):
         program: str,
         namespace: str,
         emit: Callable[[Event], None],
-        adapter: str = "",
-        account: Account | None = None,
-        source: str = "",
-        private: bool = False,
+        adapter: str,
+        asker: Asker,
+        private: bool,
     ) -> None:
-        super().__init__(namespace, program, adapter, account, source, private)
+        super().__init__(namespace, program, adapter, asker, private)
         self.id = branch_id
         self.error: RootlaceError | None = None
         self.on_finished: Callable[[Branch, int, Event], None] | None = None

@@ -209,8 +209,10 @@ class Lookalikes:
             found = {}
             for name, one in value.items():
                 name = self._usual(name, mark) if name in _USUAL else self.marked(name, mark)
-                usual = type(one) is str and one in _USUAL
-                found[name] = self._usual(one, mark) if usual else self.marked(one, mark)
+                if type(one) is not str:
+                    found[name] = self.marked(one, mark)
+                else:
+                    found[name] = (self._usual if one in _USUAL else self._text)(one, mark)
             return found
         if isinstance(value, list | tuple):
             return [self.marked(one, mark) for one in value]
@@ -237,31 +239,29 @@ class Lookalikes:
             places.add(begin)
         if _folded(text[end - longest : end]).endswith(self._heads):
             places.update(end - n for n in lengths if _folded(text[end - n : end]) in self._heads)
-        if not places and end - begin <= self._longest and self._is_inner(text[begin:end]):
-            places.add(begin)
+        inner = text[begin:end]
+        if not places and inner and end - begin <= self._longest and inner not in self._words:
+            folded = inner.casefold()
+            if folded in self._cores or (not inner.isalnum() and folded in self._all):
+                places.add(begin)
         if not places:
             return text
         borders = [0, *(place + 1 for place in sorted(places)), len(text)]
         return mark.join(text[one:other] for one, other in pairwise(borders))
 
-    def _is_inner(self, text: str) -> bool:
-        if not text or text in self._words:
-            return False
-        folded = text.casefold()
-        return folded in self._cores or (not text.isalnum() and folded in self._all)
 
-
-def split(text: str, mark: str) -> Iterable[Text]:
+def split(text: str, mark: str) -> tuple[Text, ...]:
     """A template's text, in which the character before each mark is ordinary text."""
-    position = 0
+    parts, position = [], 0
     while (at := text.find(mark, position)) >= 0:
         # The character before the mark interrupts the special run, and with it the token.
         if at - 1 > position:
-            yield Text(text[position : at - 1], special=True)
-        yield Text(text[at - 1 : at])
+            parts.append(Text(text[position : at - 1], special=True))
+        parts.append(Text(text[at - 1 : at]))
         position = at + 1
     if position < len(text):
-        yield Text(text[position:], special=True)
+        parts.append(Text(text[position:], special=True))
+    return tuple(parts)
 
 
 def _one_of(contents: Collection[str]) -> str:
@@ -376,7 +376,7 @@ class ChatTemplate:
             parts = write(self.format, messages, add_generation_prompt)
             return parts[:-1] if continue_final else parts
         flat = [_flat(m) if isinstance(m.get("content"), list) else {**m} for m in messages]
-        given = {"messages": flat, "tools": tools or None, **more}
+        given = {"messages": flat, **({"tools": tools} if tools else {}), **more}
         try:
             mark = _unused_character(given)
             marked = self._environment.lookalikes.marked(given, mark)
@@ -391,7 +391,7 @@ class ChatTemplate:
             text, found, _ = text.rpartition(2 * mark)
             if not found:
                 raise InvalidRequest("the chat template does not write the last message's content")
-        return tuple(split(text, mark))
+        return split(text, mark)
 
     def _render(self, /, **context: Any) -> str:
         assert self._template is not None

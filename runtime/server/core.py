@@ -7,12 +7,11 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-import msgspec
 import numpy as np
 
 from rootlace.runtime.config import GatewayConfig
@@ -23,22 +22,51 @@ from rootlace.runtime.contracts.messages import (
     Ready,
     ToEngine,
 )
-from rootlace.runtime.server.auth import Account, client_of, origin_of
+from rootlace.runtime.server.auth import Account, Asker
 from rootlace.runtime.server.cache_lint import PromptLint, with_texts
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.metrics import Metrics
-from rootlace.runtime.server.model_texts import name_of
-from rootlace.runtime.server.server_state import ServerState, Turn, kept_for_others
+from rootlace.runtime.server.server_state import ServerState
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.server.tool_parsers.listing import chat_format
 from rootlace.wire.errors import (
-    Cancelled,
     InvalidRequest,
-    Overloaded,
+    ModelNotFound,
     RootlaceError,
-    from_code,
 )
 from rootlace.wire.protocol import CacheReport, ModelInfo, Scope
+
+# Model name ---------------------------------------------------------------------------------------
+#
+# What clients may call a model.
+
+
+def name_of(config: GatewayConfig) -> str:
+    """That which was chosen, or that of the model's folder."""
+    path = config.model
+    return config.served_name or path.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or path
+
+
+def model_names(info: ModelInfo) -> list[str]:
+    """The model, and the model with each of its adapters behind it (`MODEL:ADAPTER`)."""
+    return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
+
+
+def check_name(info: ModelInfo, asked: str | None) -> str:
+    """The one of `model_names` that is asked for. Raises ModelNotFound for another model."""
+    if not asked or asked in (info.name, info.path, "default"):
+        return info.name
+    for adapter in info.adapters:
+        if asked in (f"{info.name}:{adapter}", f"{info.path}:{adapter}", f"default:{adapter}"):
+            return f"{info.name}:{adapter}"
+    raise not_found(asked, model_names(info))
+
+
+def not_found(asked: str, names: list[str]) -> ModelNotFound:
+    return ModelNotFound(
+        f"the model {asked!r} does not exist; this server has {', '.join(map(repr, names))}"
+    )
+
 
 # Deliveries ---------------------------------------------------------------------------------------
 #
@@ -185,16 +213,6 @@ class Core:
         """Programs that are connected and HTTP requests that compute."""
         return len(self.owners)
 
-    def check_share(self, client: str) -> None:
-        """Raises Overloaded where of the last eighth of all branches, which is for clients that
-        have opened less than the mean, this one would take some."""
-        count, most = self.branch_count, self.config.max_branches
-        own, clients = self.branches_of[client], len(self.branches_of)
-        if count < most and kept_for_others(own, clients, count, most):
-            raise Overloaded(
-                f"{own} branches of this client are open: the last ones are for others"
-            )
-
     @cached_property
     def max_prompt(self) -> int:
         """The longest sequence: the context window, or the KV cache where it is smaller."""
@@ -211,7 +229,7 @@ class Core:
         """Counters of the engine and of the gateway; for a key, its own alone: from the others' it
         could see what other keys do."""
         if account is not None:
-            return {**account.counted, "branches": self.branches_of[client_of(account, "")]}
+            return {**account.counted, "branches": self.branches_of[Asker.of(account, "").client]}
         return {
             **await self.engine.stats(),
             "sessions": self.session_count,
@@ -251,130 +269,3 @@ class Core:
     def close(self) -> None:
         """End the threads; the engine is the caller's to stop."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-# Requests -----------------------------------------------------------------------------------------
-#
-# The engine requests of one operation, which end together or are aborted together.
-
-
-_MORE = -1
-"""In the place of those that are still to be added."""
-
-
-class Requests:
-    """Submits requests, passes on their updates, and waits for all. If one fails, all end.
-
-    Their tokens are charged to the `account`, also those of requests that do not end well, but not
-    what came behind an answer's end, nor what was computed for a wrong prediction. Without one,
-    they take their turns as those of `source`. `paid`: so many tokens of the first prompt were
-    charged before.
-    """
-
-    def __init__(
-        self, engine: Engine, account: Account | None = None, source: str = "", paid: int = 0
-    ) -> None:
-        self._engine = engine
-        self._account = account
-        self._paid = paid
-        self._client, self._origin = client_of(account, source), origin_of(account, source)
-        self._running: set[int] = set()
-        self._stopped = False
-        self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def add(
-        self, make: Callable[[int], EngineRequest], on_update: Callable[[EngineOutput], int | None]
-    ) -> int:
-        """Submit `make(rid)`. To end the request early, `on_update` returns how many tokens of the
-        update it does not want. Raises ClientSuspended."""
-        rid = self._engine.next_rid()
-        self._running.add(rid)
-        account = self._account
-        most = None if account is None else account.entry.max_pins
-        request = msgspec.structs.replace(
-            make(rid), client=self._client, origin=self._origin, max_pins=most
-        )
-        try:
-            self._engine.submit(request, partial(self._pass_on, on_update))
-        except BaseException:
-            self._running.discard(rid)
-            self._abort()  # those before it, which nobody will wait for
-            raise
-        if self._account is not None:
-            self._account.used("prompt", len(request.token_ids) - self._paid)
-            self._paid = 0
-        return rid
-
-    async def add_all(
-        self,
-        asked: Iterable[
-            tuple[Callable[[int], EngineRequest], Callable[[EngineOutput], int | None]]
-        ],
-        wait: Callable[[asyncio.Future[None]], Awaitable[None]],
-    ) -> None:
-        """`add` each, and let others have their turns in between, by `wait`. Where it raises, all
-        are aborted; where one fails meanwhile, no more are added, and `finish` raises."""
-        self._running.add(_MORE)
-        try:
-            turn = Turn()
-            for make, on_update in asked:
-                if self._all_ended.done():
-                    break
-                self.add(make, on_update)
-                if turn.over:
-                    await wait(turn.next())
-        except BaseException:
-            self._abort()
-            raise
-        self._running.discard(_MORE)
-
-    async def finish(self, wait: Callable[[asyncio.Future[None]], Awaitable[None]]) -> None:
-        """Wait until every request has ended, by `wait`. Raises the error of the first that failed.
-
-        If the wait ends early (a failure, the branch interrupted), the rest is aborted.
-        """
-        try:
-            if self._running:
-                await wait(self._all_ended)
-        finally:
-            self._abort()
-
-    def stop(self) -> None:
-        """End all requests; each has a last update with the tokens that came until then."""
-        self._stopped = True
-        self._engine.abort(self._running - {_MORE})
-
-    def _abort(self) -> None:
-        running, self._running = self._running - {_MORE}, set()
-        if running:
-            self._engine.abort(running)
-
-    def _pass_on(
-        self, on_update: Callable[[EngineOutput], int | None], update: EngineOutput
-    ) -> None:
-        if update.rid not in self._running:
-            return
-        unwanted: int | None = None
-        try:
-            if update.finish == "error":
-                raise from_code(update.code, update.error)
-            if update.finish == "abort" and not self._stopped:
-                raise Cancelled("the engine ended the request")
-            unwanted = on_update(update)
-        except Exception as error:
-            self._fail(error)
-            return
-        finally:
-            if self._account is not None and update.token_ids:
-                self._account.used("completion", len(update.token_ids) - (unwanted or 0))
-        if update.finish is None and unwanted is None:
-            return
-        self._running.discard(update.rid)
-        if update.finish is None:
-            self._engine.abort((update.rid,))
-        if not self._running and not self._all_ended.done():
-            self._all_ended.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        if not self._all_ended.done():
-            self._all_ended.set_exception(error)

@@ -179,9 +179,10 @@ class Detokenizer:
         if self._window is not None:
             self._window.feed(list(context[-_CONTEXT_TOKENS:]))
         else:
-            last = list(context[-_CONTEXT_TOKENS:])
-            if _may_end_inside(table, last):
-                self._decode(b"".join([table[i] for i in last]))
+            # Where the last byte is not ASCII, the tokens may end within a character.
+            data = b"".join(map(table.__getitem__, context[-_CONTEXT_TOKENS:]))
+            if data and data[-1] >= 0x80:
+                self._held = data[codecs.utf_8_decode(data, "replace", False)[1] :]
 
     @property
     def clean(self) -> bool:
@@ -197,11 +198,16 @@ class Detokenizer:
         if len(token_ids) == 1:
             data = self._bytes[token_ids[0]]
         else:
-            data = b"".join([self._bytes[token_id] for token_id in token_ids])
+            data = b"".join(map(self._bytes.__getitem__, token_ids))
         if self._strip and data:
             data = data.removeprefix(b" ")
             self._strip = False
-        return self._decode(data)
+        # What codecs' incremental decoder does, without its Python overhead.
+        if self._held:
+            data = self._held + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
 
     def flush(self) -> str:
         """At the end, what is held back: U+FFFD for an unfinished character."""
@@ -209,14 +215,6 @@ class Detokenizer:
             return self._window.flush()
         held, self._held = self._held, b""
         return codecs.utf_8_decode(held, "replace", True)[0]
-
-    def _decode(self, data: bytes) -> str:
-        # What codecs' incremental decoder does, without its Python overhead.
-        if self._held:
-            data = self._held + data
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self._held = data[used:]
-        return text
 
 
 class _Window:
@@ -255,11 +253,3 @@ class _Window:
         before = self._fast.decode(self._ids[: self._told], skip_special_tokens=self._skip)
         whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
         return whole[len(before) :]
-
-
-def _may_end_inside(table: TokenBytes, token_ids: list[int]) -> bool:
-    """Whether the tokens may end within a character: their last byte is not ASCII."""
-    for token_id in reversed(token_ids):
-        if data := table[token_id]:
-            return data[-1] >= 0x80
-    return False

@@ -1,10 +1,13 @@
-"""One `Generate`: n engine requests, their samples, and what becomes part of the branch."""
+"""One `Generate`: n engine requests, their samples, and what becomes part of the branch.
+
+Sections: sample, generation.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -15,22 +18,27 @@ from rootlace.runtime.contracts.messages import (
     EngineOutput,
     EngineRequest,
     ThoughtTokens,
+    TokenScore,
 )
 from rootlace.runtime.server.cache_lint import with_texts
-from rootlace.runtime.server.core import Core, Requests
-from rootlace.runtime.server.sample import Sample, token_logprob
-from rootlace.runtime.server.sequence import TokenSequence, check_fits, settle
+from rootlace.runtime.server.core import Core
+from rootlace.runtime.server.detokenizer import Detokenizer
+from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.session_log import GenerationLog
-from rootlace.runtime.server.stops import searches_of
-from rootlace.runtime.server.tokenizer import Piece
+from rootlace.runtime.server.spans import Spans
+from rootlace.runtime.server.stops import Search, StopChecker, searches_of
+from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.runtime.structured.thoughts import Phase, Watch
 from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost
 from rootlace.wire.protocol import (
     DRAFT_SOURCES,
     Chunk,
     Event,
+    FinishReason,
     Generate,
     Generated,
+    Output,
     RequestFacts,
     SamplingParams,
     Thoughts,
@@ -39,6 +47,226 @@ from rootlace.wire.protocol import (
     Usage,
 )
 from rootlace.wire.sampling import with_defaults
+
+# Sample -------------------------------------------------------------------------------------------
+#
+# One sample under way: its tokens, its text, and where it stops.
+
+
+_FINISHES: dict[str, FinishReason] = {"stop": "stop", "abort": "abort"}
+
+
+class Sample:
+    """Turns the engine's updates of one request into chunks and an output.
+
+    `context` are the ids of the prompt. `token_ids` holds every sampled token, the one that ended
+    the sample included; `kept` says what becomes part of the branch.
+
+    Text is decoded no earlier than needed: token by token if there are stop strings, chunk by chunk
+    if there are chunks, else at the end.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        context: Sequence[int],
+        params: SamplingParams,
+        searches: Sequence[Search] = (),
+        thoughts: ThoughtTokens | None = None,
+    ) -> None:
+        """`searches` are those of `params.stop_regex`; nothing stops within `thoughts`."""
+        self.index = index
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.forced_at: list[int] = []
+        """Which of `token_ids` the constraint forced."""
+        self.drafted_at: list[tuple[int, int]] = []
+        """Which of `token_ids` were drafted, and the index of the source of each."""
+        self.finish: FinishReason | None = None
+        self.matched: str | int | None = None
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, context, params.skip_special_tokens)
+        self._stops: StopChecker | None = None
+        if params.stop or searches:
+            self._stops = StopChecker(params.stop, params.no_stop_trim, searches)
+        self._watch: Watch | None = None
+        if self._stops is not None and thoughts is not None:
+            self._watch = Watch(thoughts, tokenizer.token_bytes)
+            self._place = self._watch.start
+        self._undecided: list[str] = []
+        """What may be the beginning of thoughts, or of an answer."""
+        self._texts: list[str] = []
+        self._decoded = 0
+        """How many of `token_ids` have their text in `_texts`, or held back in the detokenizer."""
+        self._ends: list[int] = []
+        """With stop strings: characters decoded after each token, -1 within a character."""
+        self._length = 0
+        self._chunked_texts = 0
+        self._chunked_ids = 0
+
+    def feed(self, update: EngineOutput) -> None:
+        """Take new tokens. Once `finish` is set, later updates do not count."""
+        if update.scores is not None:
+            self._take_scores(update.token_scores(), update.forced)
+        if self._stops is not None:
+            self._feed_checked(update, self._stops)
+            return
+        if update.forced:
+            self.forced_at += [len(self.token_ids) + at for at in update.forced]
+        self.token_ids += update.token_ids
+        if update.finish is not None:
+            self.finish = _FINISHES.get(update.finish, "length")
+            self.matched = update.matched
+            self._decode(len(self.token_ids) - self._trims_last(update))
+            self._texts.append(self._detokenizer.flush())
+
+    def _feed_checked(self, update: EngineOutput, stops: StopChecker) -> None:
+        last = len(update.token_ids) - 1
+        forced = update.forced
+        trims_last = self._trims_last(update)
+        for i, token_id in enumerate(update.token_ids):
+            if forced and i in forced:
+                self.forced_at.append(len(self.token_ids))
+            self.token_ids.append(token_id)
+            if trims_last and i == last:
+                break
+            self._add_checked(self._detokenizer.feed((token_id,)), stops, token_id)
+            if stops.matched is not None:
+                self.finish, self.matched = "stop", stops.matched
+                del self.logprobs[len(self.token_ids) :]
+                return
+        if update.finish is not None:
+            self._end_checked(_FINISHES.get(update.finish, "length"), update, stops)
+
+    def _trims_last(self, update: EngineOutput) -> bool:
+        """Whether the update's last token is a stop token, which is left out of the text."""
+        stopped_by_token = update.finish == "stop" and update.matched is not None
+        return stopped_by_token and bool(update.token_ids) and not self._params.no_stop_trim
+
+    def feed_chunk(self, update: EngineOutput, op: int) -> Chunk | None:
+        """`feed`, and what `take_chunk` gives then; short where nothing but new text comes."""
+        ids = update.token_ids
+        if (
+            update.finish is not None
+            or update.scores is not None
+            or update.forced
+            or self._stops is not None
+            or self._chunked_ids != len(self.token_ids)
+        ):
+            self.feed(update)
+            return self.take_chunk(op)
+        self.token_ids += ids
+        self._decoded = len(self.token_ids)
+        text = self._detokenizer.feed(ids)
+        if not text:
+            return None
+        self._texts.append(text)
+        self._chunked_texts = len(self._texts)
+        self._chunked_ids = self._decoded
+        return Chunk(op, self.index, text, ids)
+
+    def take_chunk(self, op: int) -> Chunk | None:
+        """What is new since the last chunk; None while there is no new text to show."""
+        if self._stops is None and self.finish is None:
+            self._decode(len(self.token_ids))
+        text = "".join(self._texts[self._chunked_texts :])
+        ids = self.token_ids[self._chunked_ids :]
+        if not text and not (ids and self.finish):
+            return None
+        logprobs = self.logprobs[self._chunked_ids :]
+        self._chunked_texts = len(self._texts)
+        self._chunked_ids += len(ids)
+        return Chunk(op, self.index, text, tuple(ids), tuple(logprobs))
+
+    def has(self, characters: int, tokens: int) -> bool:
+        """Whether so much was fed, decoded for chunks."""
+        known = sum(map(len, self._texts))
+        return 0 <= characters <= known and 0 <= tokens <= len(self.token_ids)
+
+    def told(self, characters: int, tokens: int) -> None:
+        """The client has so much of what was fed; the next chunk has what is behind."""
+        text = "".join(self._texts)
+        self._texts = [text[:characters], text[characters:]]
+        self._chunked_texts = 1
+        self._chunked_ids = tokens
+
+    def output(self) -> Output:
+        assert self.finish is not None
+        return Output(
+            "".join(self._texts),
+            tuple(self.token_ids),
+            self.finish,
+            self.matched,
+            tuple(self.logprobs),
+            len(self.forced_at),
+            tuple(self.forced_at),
+            tuple(self.drafted_at),
+        )
+
+    def kept(self) -> tuple[list[int], str]:
+        """The ids that join the branch, and the text behind them that becomes pending."""
+        if isinstance(self.matched, str):
+            assert self._stops is not None
+            cut = self._stops.cut
+            count = len(self._ends)
+            while count and not 0 <= self._ends[count - 1] <= cut:
+                count -= 1
+            whole = self._ends[count - 1] if count else 0
+            return self.token_ids[:count], "".join(self._texts)[whole:cut]
+        if self.matched is not None and not self._params.no_stop_trim:
+            return self.token_ids[:-1], ""
+        return self.token_ids, ""
+
+    def _take_scores(self, scores: Sequence[TokenScore], forced: tuple[int, ...]) -> None:
+        tokenizer = self._tokenizer
+        self.logprobs += [
+            token_logprob(tokenizer, score, index in forced) for index, score in enumerate(scores)
+        ]
+
+    def _decode(self, count: int) -> None:
+        """Decode the first `count` tokens, as far as their text is certain."""
+        if count > self._decoded:
+            new = self.token_ids[self._decoded : count]
+            self._decoded = count
+            if text := self._detokenizer.feed(new):
+                self._texts.append(text)
+
+    def _add_checked(self, text: str, stops: StopChecker, token_id: int) -> None:
+        self._length += len(text)
+        self._ends.append(self._length if self._detokenizer.clean else -1)
+        early = len(self._ends) < self._params.min_tokens
+        if self._watch is not None and self._place.phase is not Phase.BEHIND:
+            before, self._place = self._place, self._watch.after(self._place, token_id)
+            if self._place.phase is Phase.UNDECIDED:
+                self._undecided.append(text)
+                return
+            early = early or not self._place.never
+            if before.phase is Phase.UNDECIDED:
+                text = "".join([*self._undecided, text])
+                self._undecided = []
+        self._texts.append(stops.skip(text) if early else stops.feed(text))
+
+    def _end_checked(self, finish: FinishReason, update: EngineOutput, stops: StopChecker) -> None:
+        rest = "".join([*self._undecided, self._detokenizer.flush()])
+        inside = self._watch is not None and self._place.phase is Phase.INSIDE
+        self._texts.append(stops.skip(rest) if inside else stops.feed(rest))
+        if stops.matched is not None:
+            self.finish, self.matched = "stop", stops.matched
+            return
+        self._texts.append(stops.flush())
+        self.finish, self.matched = finish, update.matched
+
+
+def token_logprob(tokenizer: Tokenizer, score: TokenScore, forced: bool = False) -> TokenLogprob:
+    top = tuple((id_, value, tokenizer.token_text(id_)) for id_, value in score.top)
+    text = tokenizer.token_text(score.token_id)
+    return TokenLogprob(score.token_id, text, score.logprob, top, forced)
+
+
+# Generation ---------------------------------------------------------------------------------------
+
 
 # Bounds the cost per token of looking for stop strings.
 MAX_STOP_LENGTH = 1024
@@ -68,8 +296,9 @@ class Generation:
         self._log = log
         self._core = core
         self._sequence = sequence
-        params = with_defaults(op.params, core.model_info.sampling)
-        self._op = op if params is op.params else msgspec.structs.replace(op, params=params)
+        if defaults := core.model_info.sampling:
+            op = msgspec.structs.replace(op, params=with_defaults(op.params, defaults))
+        self._op = op
         self._emit = emit
         self._samples: list[Sample] = []
         self._prompt_scores: EngineOutput | None = None
@@ -82,12 +311,12 @@ class Generation:
         self._first_token: float | None = None
         self._progress: list[tuple[float, int]] = []
 
-    async def run(self) -> Event:
+    def run(self) -> Awaitable[Generated]:
         """The terminal event. Raises a typed error where the operation fails."""
-        self._started = time.monotonic()
         spans = self._core.spans
-        if spans is None:
-            return await self._generate()
+        return self._generate() if spans is None else self._traced(spans)
+
+    async def _traced(self, spans: Spans) -> Generated:
         ended: Generated | RootlaceError | None = None
         try:
             ended = await self._generate()
@@ -101,18 +330,17 @@ class Generation:
         return ended
 
     async def _generate(self) -> Generated:
+        self._started = time.monotonic()
         core, sequence, op = self._core, self._sequence, self._op
-        self._check()
         searches = await searches_of(op.params.stop_regex) if op.params.stop_regex else []
         await settle(core, sequence, everything=True)
         state = sequence.state
         if not state.ids:
             raise InvalidRequest("the prompt is empty: there is nothing to generate from", "prompt")
-        prompt = state.prompt()
+        prompt = np.array(state.ids, np.int32)
         self._prompt_tokens = len(prompt)
-        rows = self._scored_rows(len(prompt))
         prediction = await self._predicted() if op.prediction else NO_TOKENS
-        params = self._engine_params(len(state.ids))
+        params, rows = self._engine_params(len(prompt))
         # The other samples of one prompt find what the first one computes.
         report = core.report_scope() if op.cache_report else ""
         thoughts = None if op.thoughts is None else self._thoughts(op.thoughts, state.ids[-1])
@@ -126,7 +354,7 @@ class Generation:
             thoughts = None  # they change nothing for the engine
         goes_on = self._log is not None and self._go_on(self._log)
         paid = len(state.ids) if goes_on else sequence.paid
-        requests = Requests(core.engine, sequence.account, sequence.source, paid)
+        requests = Requests(core.engine, sequence.asker, paid)
         sequence.stop = requests.stop
         sequence.paid = 0
         # Where a stop string may come, each token counts: the engine is to stop at once.
@@ -136,28 +364,29 @@ class Generation:
         for sample in self._samples:
             if sample.finish is not None:
                 continue
-            own = _for_sample(params, sample.index)
-            before = np.array(sample.token_ids, np.int32) if sample.token_ids else NO_TOKENS
-            requests.add(
-                lambda rid, own=own, before=before: EngineRequest(  # type: ignore[misc]
-                    rid,
-                    prompt,
-                    own,
-                    before,
-                    op.constraint,
-                    sequence.namespace,
-                    sequence.program,
-                    sequence.adapter,
-                    emit_every=emit_every,
-                    emit_seconds=emit_seconds,
-                    report=report if own is params else "",
-                    handling=op.handling,
-                    resumed=goes_on,
-                    prediction=prediction,
-                    thoughts=thoughts,
-                ),
-                partial(self._take, sample),
+            own = params
+            if sample.index:
+                assert params.seed is not None
+                seed = (params.seed + sample.index + 2**63) % 2**64 - 2**63
+                own = msgspec.structs.replace(params, seed=seed, prompt_logprobs_from=None)
+            request = EngineRequest(
+                0,
+                prompt,
+                own,
+                np.array(sample.token_ids, np.int32) if sample.token_ids else NO_TOKENS,
+                op.constraint,
+                sequence.namespace,
+                sequence.program,
+                sequence.adapter,
+                emit_every=emit_every,
+                emit_seconds=emit_seconds,
+                report="" if sample.index else report,
+                handling=op.handling,
+                resumed=goes_on,
+                prediction=prediction,
+                thoughts=thoughts,
             )
+            requests.add(request, partial(self._take, sample))
         scores: tuple[TokenLogprob, ...] = ()
         try:
             await requests.finish(sequence.wait)
@@ -165,8 +394,8 @@ class Generation:
                 scores = await call_for(rows, self._prompt_logprobs, self._prompt_scores)
         finally:
             sequence.stop = None
-        generated = self._generated(prompt, scores)
         kept, rest = self._samples[0].kept()
+        generated = self._generated(prompt, scores)
         state.ids.extend(kept)
         state.pending = (Piece(rest),) if rest else ()
         if text := generated.outputs[0].text:
@@ -191,20 +420,6 @@ class Generation:
             special=any(map(core.tokenizer.is_special, (*begin, *end))),
         )
 
-    def _scored_rows(self, prompt: int) -> int:
-        """How many log-probabilities of the prompt's tokens are asked for. Raises InvalidRequest
-        for too many."""
-        params = self._op.params
-        if params.prompt_logprobs_from is None:
-            return 0
-        rows = (prompt - params.prompt_logprobs_from) * (1 + params.top_logprobs)
-        if rows > MAX_PROMPT_LOGPROBS:
-            raise InvalidRequest(
-                f"{rows} log-probabilities of the prompt are more than {MAX_PROMPT_LOGPROBS}: begin"
-                " later in it, or ask for fewer alternatives"
-            )
-        return rows
-
     def _prompt_logprobs(self, update: EngineOutput) -> tuple[TokenLogprob, ...]:
         tokenizer = self._core.tokenizer
         return tuple([token_logprob(tokenizer, one) for one in update.prompt_token_scores()])
@@ -221,7 +436,7 @@ class Generation:
         False if that was nothing. Raises StateLost where the client has more."""
         before = log.before
         for index, update in before:
-            self._feed(self._samples[index], update)
+            self._take(self._samples[index], update, replayed=True)
         for index, (characters, tokens) in log.progress.items():
             known = 0 <= index < len(self._samples)
             if not known or not self._samples[index].has(characters, tokens):
@@ -235,26 +450,6 @@ class Generation:
                     self._send(chunk)
         return bool(before)
 
-    def _take(self, sample: Sample, update: EngineOutput) -> int | None:
-        """Take one update. When the sample is complete: how many tokens came behind its end."""
-        if self._log is not None:
-            self._log.told(sample.index, update)
-        before = len(sample.token_ids)
-        chunk = self._feed(sample, update)
-        if chunk is not None:
-            (self._send if self._tells else self._emit)(chunk)
-        if sample.finish is None:
-            return None
-        return len(update.token_ids) - (len(sample.token_ids) - before)
-
-    def _take_facts(self, update: EngineOutput) -> None:
-        """What the first update and the last one say of the request."""
-        if update.facts is not None:
-            self._facts = update.facts
-        if update.prompt_targets is not None:
-            # They come in one update, and again if the engine died and the request is replayed.
-            self._prompt_scores = update
-
     def _send(self, chunk: Chunk) -> None:
         """Send a chunk; the first one says what was found of the prompt."""
         if self._tells and self._facts is not None:
@@ -265,7 +460,11 @@ class Generation:
             )
         self._emit(chunk)
 
-    def _feed(self, sample: Sample, update: EngineOutput) -> Chunk | None:
+    def _take(self, sample: Sample, update: EngineOutput, replayed: bool = False) -> int | None:
+        """Take one update; one that an earlier server was told already is `replayed`. When the
+        sample is complete: how many tokens came behind its end."""
+        if self._log is not None and not replayed:
+            self._log.told(sample.index, update)
         before = len(sample.token_ids)
         chunk = None
         if self._op.stream:
@@ -282,8 +481,12 @@ class Generation:
                 if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
                     told.pop()
                 told.append((now - self._started, len(sample.token_ids)))
-        if sample.index == 0 and (update.facts is not None or update.prompt_targets is not None):
-            self._take_facts(update)
+        if sample.index == 0:
+            # The first update and the last one say what became of the request.
+            self._facts = update.facts or self._facts
+            if update.prompt_targets is not None:
+                # They come in one update, and again if the engine died and the request is replayed.
+                self._prompt_scores = update
         if update.accepted or update.rejected:
             # A stop string may be found before the last of the tokens that came together.
             taken = len(sample.token_ids) - before
@@ -294,11 +497,31 @@ class Generation:
                     sample.drafted_at.append((before + at, source))
             for source, count in enumerate(update.rejected):
                 self._rejected[source] += count
-        return chunk
+        if chunk is not None and not replayed:
+            (self._send if self._tells else self._emit)(chunk)
+        if sample.finish is None:
+            return None
+        return len(update.token_ids) - (len(sample.token_ids) - before)
 
-    def _engine_params(self, prompt: int) -> SamplingParams:
-        """The parameters for the engine: no None where it needs a number, no stop strings."""
-        given = self._op.params
+    def _engine_params(self, prompt: int) -> tuple[SamplingParams, int]:
+        """The parameters for the engine: no None where it needs a number, no stop strings; and how
+        many log-probabilities of the prompt's tokens are asked for. Raises InvalidRequest."""
+        given, vocabulary = self._op.params, self._core.model_info.vocab_size
+        for index, stop in enumerate(given.stop):
+            if len(stop) > MAX_STOP_LENGTH:
+                raise InvalidRequest(
+                    f"stop[{index}] has {len(stop)} characters, at most {MAX_STOP_LENGTH} fit",
+                    f"stop[{index}]",
+                )
+        for field, ids in (
+            ("stop_token_ids", given.stop_token_ids),
+            ("logit_bias", given.logit_bias),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < vocabulary:
+                    raise InvalidRequest(
+                        f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
+                    )
         check_fits(self._core, prompt, room=0 if given.max_tokens == 0 else 1)
         room = self._core.max_prompt - prompt
         most = room if given.max_tokens is None else min(given.max_tokens, room)
@@ -312,9 +535,15 @@ class Generation:
                 f"of a prompt of {prompt} tokens",
                 "prompt_logprobs_from",
             )
+        rows = 0 if first is None else (prompt - first) * (1 + given.top_logprobs)
+        if rows > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"{rows} log-probabilities of the prompt are more than {MAX_PROMPT_LOGPROBS}: begin"
+                " later in it, or ask for fewer alternatives"
+            )
         # No token is in a top_p of 0 by the sum of those before it, but the likeliest is to be.
         greedy = {"temperature": 0.0, "top_p": 1.0} if given.top_p == 0 else {}
-        return msgspec.structs.replace(
+        params = msgspec.structs.replace(
             given,
             n=1,
             given=(),
@@ -327,25 +556,7 @@ class Generation:
             seed=secrets.randbits(63) if given.seed is None else given.seed,
             prompt_logprobs_from=first if first is not None and first < prompt else None,
         )
-
-    def _check(self) -> None:
-        vocabulary = self._core.model_info.vocab_size
-        params = self._op.params
-        for index, stop in enumerate(params.stop):
-            if len(stop) > MAX_STOP_LENGTH:
-                raise InvalidRequest(
-                    f"stop[{index}] has {len(stop)} characters, at most {MAX_STOP_LENGTH} fit",
-                    f"stop[{index}]",
-                )
-        for field, ids in (
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", params.logit_bias),
-        ):
-            for token_id in ids:
-                if not 0 <= token_id < vocabulary:
-                    raise InvalidRequest(
-                        f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
-                    )
+        return params, rows
 
     def _timing(self) -> Timing:
         """Until now. Where no token came, that is when the first one did."""
@@ -357,22 +568,27 @@ class Generation:
     def _generated(
         self, prompt: np.ndarray, prompt_logprobs: tuple[TokenLogprob, ...]
     ) -> Generated:
-        outputs = tuple([sample.output() for sample in self._samples])
         timing, facts = self._timing(), self._facts or RequestFacts()
-        drafts = dict(
-            zip(DRAFT_SOURCES, zip(self._accepted, self._rejected, strict=True), strict=True)
-        )
-        accepted, rejected = drafts.pop(DRAFT_SOURCES[0])
+        outputs: list[Output] = []
+        completion = forced = 0
+        for sample in self._samples:
+            outputs.append(sample.output())
+            completion += len(sample.token_ids)
+            forced += len(sample.forced_at)
+        drafts = {}
+        for at, source in enumerate(DRAFT_SOURCES):
+            if at and (self._accepted[at] or self._rejected[at]):
+                drafts[source] = self._accepted[at], self._rejected[at]
         usage = Usage(
             prompt_tokens=len(prompt),
             cached_tokens=facts.cached_tokens,
-            completion_tokens=sum([len(output.token_ids) for output in outputs]),
-            forced_tokens=sum([output.forced_tokens for output in outputs]),
-            accepted=accepted,
-            rejected=rejected,
-            drafts={source: counts for source, counts in drafts.items() if any(counts)},
+            completion_tokens=completion,
+            forced_tokens=forced,
+            accepted=self._accepted[0],
+            rejected=self._rejected[0],
+            drafts=drafts,
         )
-        self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
+        self._core.metrics.generated(timing, completion // len(outputs))
         finding = None
         if self._core.config.cache_reports != "off" and not self._sequence.private:
             sequence, lint = self._sequence, self._core.lint
@@ -383,12 +599,4 @@ class Generation:
             advice = "" if finding is None else finding.says
             report = with_texts(facts.report, prompt, self._core.tokenizer, advice)
             facts = msgspec.structs.replace(facts, report=report)
-        return Generated(self._op.op, outputs, usage, timing, prompt_logprobs, facts)
-
-
-def _for_sample(params: SamplingParams, index: int) -> SamplingParams:
-    if index == 0:
-        return params
-    assert params.seed is not None
-    seed = (params.seed + index + 2**63) % 2**64 - 2**63
-    return msgspec.structs.replace(params, seed=seed, prompt_logprobs_from=None)
+        return Generated(self._op.op, tuple(outputs), usage, timing, prompt_logprobs, facts)

@@ -27,16 +27,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
-from rootlace.runtime.server.auth import Account, namespace_of, private
-from rootlace.runtime.server.core import Core, Requests
-from rootlace.runtime.server.sample import token_logprob
-from rootlace.runtime.server.sequence import TokenSequence, check_fits, settle
+from rootlace.runtime.server.auth import Account, Asker, namespace_of, private
+from rootlace.runtime.server.core import Core
+from rootlace.runtime.server.generate import token_logprob
+from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
 from rootlace.wire.errors import DeadlineExceeded, InternalError, InvalidRequest
@@ -63,7 +62,6 @@ from rootlace.wire.sampling import PLAIN, Cache, Handling
 # Vectors of texts: hidden states that a model's head never sees, or its scores of labels.
 
 
-T = TypeVar("T")
 Input = Sequence[Part]
 """The parts of one text; it quotes no branch."""
 
@@ -112,7 +110,7 @@ async def find_vectors(
     if not handling.cache.share:
         namespace = private(namespace)
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
-    requests = Requests(core.engine, account, source)
+    requests = Requests(core.engine, Asker.of(account, source))
     prompts = []
     for index, one in enumerate(inputs):
         try:
@@ -125,21 +123,19 @@ async def find_vectors(
             raise named from error
     for vector, prompt in zip(found, prompts, strict=True):
         vector.prompt_tokens = len(prompt)
-        requests.add(
-            lambda rid, prompt=prompt: EngineRequest(  # type: ignore[misc]
-                rid,
-                prompt,
-                NOTHING,
-                namespace=namespace,
-                adapter=adapter,
-                pooling=chosen,
-                handling=handling,
-            ),
-            lambda update, vector=vector: _take_vectors(vector, update),  # type: ignore[misc]
+        request = EngineRequest(
+            0,
+            prompt,
+            NOTHING,
+            namespace=namespace,
+            adapter=adapter,
+            pooling=chosen,
+            handling=handling,
         )
+        requests.add(request, partial(_take_vectors, vector))
     try:
         async with asyncio.timeout(handling.timeout):
-            await requests.finish(_plain)
+            await requests.finish()
     except TimeoutError:
         assert handling.timeout is not None
         raise DeadlineExceeded.after(handling.timeout) from None
@@ -202,10 +198,6 @@ def _ids(core: Core, parts: Input) -> list[int]:
     if ids and begins and isinstance(parts[-1], Text):
         ids += tokenizer.end_ids
     return ids
-
-
-async def _plain(future: asyncio.Future[T]) -> T:
-    return await future
 
 
 async def embed(core: Core, op: Embed, account: Account | None, source: str) -> Embedded:
@@ -283,7 +275,7 @@ class Selection:
         if op.temperature > 0:
             best = draw(scores, op.temperature, _random.random())
         choice = op.choices[best]
-        sequence.state.begin = sequence.state.begins
+        sequence.state.begin = sequence.state.begin is not False
         sequence.state.pending += (Piece(choice),)
         sequence.state.gained.append(Piece(choice))
         # The prompt is that of all choices, and what one found another may have computed.
@@ -324,10 +316,10 @@ class Selection:
 
     def _tokenize(self) -> list[_Scored]:
         state, encode = self._sequence.state, self._core.tokenizer.encode_pieces
-        base = encode(state.pending, state.previous, state.begins)
+        base = encode(state.pending, *state.before)
         common, joint = len(base), []
         for choice in self._op.choices:
-            ids = encode((*state.pending, Piece(choice)), state.previous, state.begins)
+            ids = encode((*state.pending, Piece(choice)), *state.before)
             common = min(common, _common_prefix(base[:common], ids))
             joint.append(np.array(ids, np.int32))
         settled = np.array(state.ids, np.int32)
@@ -346,18 +338,18 @@ class Selection:
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         sequence, core = self._sequence, self._core
-        requests = Requests(core.engine, sequence.account, sequence.source)
+        requests = Requests(core.engine, sequence.asker)
         given = self._op.handling
         # A choice is no prompt to be pinned.
         cache = Cache() if given.cache.pin else given.cache
         handling = msgspec.structs.replace(given, cache=cache)
 
-        def request(scored: _Scored, rid: int) -> EngineRequest:
+        def request(scored: _Scored) -> EngineRequest:
             params = SamplingParams(
                 max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
             )
             return EngineRequest(
-                rid,
+                0,
                 scored.ids,
                 params,
                 namespace=sequence.namespace,
@@ -366,7 +358,7 @@ class Selection:
                 handling=handling,
             )
 
-        asked = ((partial(request, scored), partial(_take, scored)) for scored in prompts)
+        asked = ((request(scored), partial(_take, scored)) for scored in prompts)
         await requests.add_all(asked, sequence.wait)
         await requests.finish(sequence.wait)
 

@@ -4,7 +4,7 @@
  settle    pending text becomes tokens
  prefill   the tokens' KV is computed
 
-Sections: sequence, open sequences, growth.
+Sections: sequence, requests, open sequences, growth.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.server.auth import Account, client_of, namespace_of, private
-from rootlace.runtime.server.core import Core, Requests
+from rootlace.runtime.server.auth import Account, Asker, private
+from rootlace.runtime.server.core import Core, Engine
+from rootlace.runtime.server.server_state import Turn, kept_for_others
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
+    Cancelled,
     ContextLengthExceeded,
     InvalidRequest,
     Overloaded,
     RootlaceError,
+    from_code,
 )
 from rootlace.wire.protocol import (
     Append,
@@ -59,28 +64,22 @@ class SequenceState:
     only if another branch quotes them (`gained_text`).
     """
 
-    ids: array[int] = field(default_factory=lambda: array("i"))
+    ids: array[int] = field(default_factory=partial(array, "i"))
     pending: tuple[Piece, ...] = ()
     begin: bool | None = None
     gained: list[Piece | array[int]] = field(default_factory=list)
 
     @property
-    def previous(self) -> int | None:
-        return self.ids[-1] if self.ids else None
-
-    @property
-    def begins(self) -> bool:
-        return self.begin is not False
+    def before(self) -> tuple[int | None, bool]:
+        """What tokenizing goes on from: the last token, and whether a sequence begins as `begin`
+        says."""
+        return self.ids[-1] if self.ids else None, self.begin is not False
 
     def pending_length(self) -> int:
         length = 0
         for piece in self.pending:
             length += len(piece.text)
         return length
-
-    def prompt(self) -> np.ndarray:
-        """The ids as the engine takes them: int32, a copy."""
-        return np.array(self.ids, np.int32)
 
     def fork(self) -> SequenceState:
         return SequenceState(self.ids[:], self.pending, self.begin)
@@ -89,24 +88,21 @@ class SequenceState:
 class TokenSequence:
     """A growing sequence of tokens, and on whose behalf it grows.
 
-    `source` tells whose requests take turns where no `account` does. `private`: the namespace is
-    that of this sequence and its forks alone.
+    `private`: the namespace is that of this sequence and its forks alone.
     """
 
     def __init__(
         self,
         namespace: str,
-        program: str = "",
-        adapter: str = "",
-        account: Account | None = None,
-        source: str = "",
-        private: bool = False,
+        program: str,
+        adapter: str,
+        asker: Asker,
+        private: bool,
     ) -> None:
         self.namespace = namespace
         self.program = program
         self.adapter = adapter
-        self.account = account
-        self.source = source
+        self.asker = asker
         self.private = private
         self.paid = 0
         """Tokens that were charged for prefills, and are not charged again."""
@@ -115,16 +111,138 @@ class TokenSequence:
         """Ends a running generation, which then has what came so far."""
         self.state = SequenceState()
 
-    async def wait(self, future: asyncio.Future[T]) -> T:
-        """Await a future of the running operation."""
-        return await future
+    def wait(self, future: asyncio.Future[T]) -> Awaitable[T]:
+        """What the running operation awaits in the place of a future."""
+        return future
 
     def check_handling(self, handling: Handling) -> None:
         """Raises InvalidRequest for a pin of what is not shared, or a priority beyond the key's."""
         if self.private and handling.cache.pin:
             raise InvalidRequest("what is not shared ends with its branch: it has no pin")
-        if self.account is not None:
-            self.account.check_priority(handling.priority)
+        if self.asker.account is not None:
+            self.asker.account.check_priority(handling.priority)
+
+
+# Requests -----------------------------------------------------------------------------------------
+#
+# The engine requests of one operation, which end together or are aborted together.
+
+
+_MORE = -1
+"""In the place of those that are still to be added."""
+
+
+class Requests:
+    """Submits requests, passes on their updates, and waits for all. If one fails, all end.
+
+    Their tokens are charged to the account of `asker`, also those of requests that do not end well,
+    but not what came behind an answer's end, nor what was computed for a wrong prediction. `paid`:
+    so many tokens of the first prompt were charged before.
+    """
+
+    def __init__(self, engine: Engine, asker: Asker, paid: int = 0) -> None:
+        self._engine = engine
+        self._account = asker.account
+        self._asker = asker
+        self._paid = paid
+        self._running: set[int] = set()
+        self._stopped = False
+        self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def add(self, request: EngineRequest, on_update: Callable[[EngineOutput], int | None]) -> None:
+        """Submit a request, which gets its number here. To end it early, `on_update` returns how
+        many tokens of the update are not wanted. Raises ClientSuspended."""
+        rid = self._engine.next_rid()
+        self._running.add(rid)
+        account = self._account
+        most = None if account is None else account.entry.max_pins
+        request = msgspec.structs.replace(
+            request, rid=rid, client=self._asker.client, origin=self._asker.origin, max_pins=most
+        )
+        try:
+            self._engine.submit(request, partial(self._pass_on, on_update))
+        except BaseException:
+            self._running.discard(rid)
+            self._abort()  # those before it, which nobody will wait for
+            raise
+        if self._account is not None:
+            self._account.used("prompt", len(request.token_ids) - self._paid)
+            self._paid = 0
+
+    async def add_all(
+        self,
+        asked: Iterable[tuple[EngineRequest, Callable[[EngineOutput], int | None]]],
+        wait: Callable[[asyncio.Future[None]], Awaitable[None]],
+    ) -> None:
+        """`add` each, and let others have their turns in between, by `wait`. Where it raises, all
+        are aborted; where one fails meanwhile, no more are added, and `finish` raises."""
+        self._running.add(_MORE)
+        try:
+            turn = Turn()
+            for request, on_update in asked:
+                if self._all_ended.done():
+                    break
+                self.add(request, on_update)
+                if turn.over:
+                    await wait(turn.next())
+        except BaseException:
+            self._abort()
+            raise
+        self._running.discard(_MORE)
+
+    async def finish(
+        self, wait: Callable[[asyncio.Future[None]], Awaitable[None]] | None = None
+    ) -> None:
+        """Wait until every request has ended, by `wait`. Raises the error of the first that failed.
+
+        If the wait ends early (a failure, the branch interrupted), the rest is aborted.
+        """
+        try:
+            if self._running:
+                await (self._all_ended if wait is None else wait(self._all_ended))
+        finally:
+            if self._running:
+                self._abort()
+
+    def stop(self) -> None:
+        """End all requests; each has a last update with the tokens that came until then."""
+        self._stopped = True
+        self._engine.abort(self._running - {_MORE})
+
+    def _abort(self) -> None:
+        running, self._running = self._running - {_MORE}, set()
+        if running:
+            self._engine.abort(running)
+
+    def _pass_on(
+        self, on_update: Callable[[EngineOutput], int | None], update: EngineOutput
+    ) -> None:
+        if update.rid not in self._running:
+            return
+        unwanted: int | None = None
+        try:
+            if update.finish == "error":
+                raise from_code(update.code, update.error)
+            if update.finish == "abort" and not self._stopped:
+                raise Cancelled("the engine ended the request")
+            unwanted = on_update(update)
+        except Exception as error:
+            self._fail(error)
+            return
+        finally:
+            if self._account is not None and update.token_ids:
+                self._account.used("completion", len(update.token_ids) - (unwanted or 0))
+        if update.finish is None and unwanted is None:
+            return
+        self._running.discard(update.rid)
+        if update.finish is None:
+            self._engine.abort((update.rid,))
+        if not self._running and not self._all_ended.done():
+            self._all_ended.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._all_ended.done():
+            self._all_ended.set_exception(error)
 
 
 # Open sequences -----------------------------------------------------------------------------------
@@ -150,7 +268,7 @@ class OpenSequences:
         self.source = source or f"session {self.number}"
         if source and "#" not in source:
             self.source = f"{source}#{self.number}"
-        self.client = client_of(account, self.source)
+        self.asker = Asker.of(account, self.source)
         self.end = end
         self.open: set[TokenSequence] = set()
         self._core = core
@@ -164,20 +282,31 @@ class OpenSequences:
     ) -> TokenSequence:
         """An empty sequence. Raises Overloaded, and InvalidRequest for an unknown adapter."""
         core = self._core
-        core.check_share(self.client)
+        self.check_share()
         if core.branch_count >= (most := core.config.max_branches):
             raise Overloaded(f"{most} branches are open; the server allows no more")
-        core.check_adapter(adapter)
+        if adapter:
+            core.check_adapter(adapter)
         sequence = TokenSequence(
             self.namespace(namespace, share),
-            self.program(program),
+            self.program(program) if program else "",
             adapter,
-            self.account,
-            self.source,
+            self.asker,
             private=not share,
         )
         self.add(sequence)
         return sequence
+
+    def check_share(self) -> None:
+        """Raises Overloaded where of the last eighth of all branches, which is for clients that
+        have opened less than the mean, this one would take some."""
+        core = self._core
+        count, most = core.branch_count, core.config.max_branches
+        own, clients = core.branches_of[self.asker.client], len(core.branches_of)
+        if count < most and kept_for_others(own, clients, count, most):
+            raise Overloaded(
+                f"{own} branches of this client are open: the last ones are for others"
+            )
 
     def program(self, name: str) -> str:
         """The engine's name of a program that the client calls `name`; "" of none."""
@@ -185,14 +314,14 @@ class OpenSequences:
 
     def namespace(self, name: str, share: bool) -> str:
         """That of the tree for what the client calls `name`; one of its own unless `share`."""
-        namespace = namespace_of(self.account, name)
+        namespace = name if self.account is None else self.account.namespace(name)
         return namespace if share else private(namespace)
 
     def add(self, sequence: TokenSequence) -> None:
         """Count a sequence as open."""
         self.open.add(sequence)
         self._core.branch_count += 1
-        self._core.branches_of[self.client] += 1
+        self._core.branches_of[self.asker.client] += 1
         if sequence.program:
             self._programs[sequence.program] += 1
         if sequence.private:
@@ -202,12 +331,12 @@ class OpenSequences:
         """Let a sequence go; with the last of its program and namespace, these in the engine."""
         if sequence not in self.open:
             return
-        core = self._core
+        core, client = self._core, self.asker.client
         self.open.discard(sequence)
         core.branch_count -= 1
-        core.branches_of[self.client] -= 1
-        if not core.branches_of[self.client]:
-            del core.branches_of[self.client]
+        core.branches_of[client] -= 1
+        if not core.branches_of[client]:
+            del core.branches_of[client]
         sequence.state = SequenceState()
         sequence.closed = True
         if sequence.program:
@@ -255,7 +384,8 @@ async def append(
     waiting = iter(quotes)
     for part in op.parts:
         if isinstance(part, Text):
-            _check_unicode(part.text)
+            if not part.text.isascii():
+                _check_unicode(part.text)
             _add_piece(state, Piece(part.text, part.special))
         elif isinstance(part, Quote):
             gained = await sequence.wait(next(waiting))
@@ -267,26 +397,25 @@ async def append(
             raise InvalidRequest(f"{core.model_info.name} reads text only: it takes no images")
         else:
             await _add_ids(core, sequence, part.ids)
-    _check_size(core, state)
+    # Text that can never fit is refused before tokenizing it costs memory and time.
+    at_least = len(state.ids) + state.pending_length() // core.tokenizer.longest_token
+    check_fits(core, at_least, room=0, known="at least ")
     return Done(op.op)
 
 
 async def settle(core: Core, sequence: TokenSequence, everything: bool = False) -> None:
     """Tokenize pending text: what later text cannot change, or `everything` (for `Generate`)."""
     state = sequence.state
-    if not state.pending and not (everything and not state.ids and state.begins):
+    previous, begins = state.before
+    if not state.pending and not (everything and previous is None and begins):
         return
     tokenizer = core.tokenizer
     length = state.pending_length()
     if everything:
-        ids = await core.tokenize(
-            length, tokenizer.encode_pieces, state.pending, state.previous, state.begins
-        )
+        ids = await core.tokenize(length, tokenizer.encode_pieces, state.pending, previous, begins)
         rest: tuple[Piece, ...] = ()
     else:
-        ids, rest = await core.tokenize(
-            length, tokenizer.settle, state.pending, state.previous, state.begins
-        )
+        ids, rest = await core.tokenize(length, tokenizer.settle, state.pending, previous, begins)
     state.ids.extend(ids)
     state.pending = rest
 
@@ -304,20 +433,17 @@ async def prefill(core: Core, sequence: TokenSequence, op: Prefill) -> Event:
         nonlocal cached
         cached = cached if update.facts is None else update.facts.cached_tokens
 
-    requests = Requests(core.engine, sequence.account, sequence.source, sequence.paid)
-    params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
-    requests.add(
-        lambda rid: EngineRequest(
-            rid,
-            sequence.state.prompt(),
-            params,
-            namespace=sequence.namespace,
-            adapter=sequence.adapter,
-            program=sequence.program,
-            handling=op.handling,
-        ),
-        note,
+    requests = Requests(core.engine, sequence.asker, sequence.paid)
+    request = EngineRequest(
+        0,
+        np.array(ids, np.int32),
+        SamplingParams(max_tokens=0, temperature=0.0, seed=0),
+        namespace=sequence.namespace,
+        adapter=sequence.adapter,
+        program=sequence.program,
+        handling=op.handling,
     )
+    requests.add(request, note)
     sequence.paid = len(ids)
     await requests.finish(sequence.wait)
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
@@ -327,13 +453,9 @@ async def explain(core: Core, sequence: TokenSequence, op: Explain) -> Event:
     """How far the branch is cached, pending text included; the branch stays as it is."""
     state = sequence.state
     pending = await core.tokenize(
-        state.pending_length(),
-        core.tokenizer.encode_pieces,
-        state.pending,
-        state.previous,
-        state.begins,
+        state.pending_length(), core.tokenizer.encode_pieces, state.pending, *state.before
     )
-    prompt = np.concatenate((state.prompt(), np.array(pending, np.int32)))
+    prompt = np.array([*state.ids, *pending], np.int32)
     if not len(prompt):
         raise InvalidRequest("the prompt is empty: there is nothing to explain", "prompt")
     return Explained(op.op, await core.explain(prompt, sequence.namespace, sequence.adapter))
@@ -397,15 +519,7 @@ async def _add_ids(core: Core, sequence: TokenSequence, ids: tuple[int, ...]) ->
 
 
 def _check_unicode(text: str) -> None:
-    if text.isascii():
-        return
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
-
-
-def _check_size(core: Core, state: SequenceState) -> None:
-    """Refuse text that can never fit, before tokenizing it costs memory and time."""
-    at_least = len(state.ids) + state.pending_length() // core.tokenizer.longest_token
-    check_fits(core, at_least, room=0, known="at least ")

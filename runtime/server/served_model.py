@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.server.auth import Account
 from rootlace.runtime.server.chat_template import ChatTemplate
-from rootlace.runtime.server.core import Core, Engine
+from rootlace.runtime.server.core import Core, Engine, check_name
 from rootlace.runtime.server.generate import Generation
-from rootlace.runtime.server.model_texts import check_name
 from rootlace.runtime.server.score import Selection
 from rootlace.runtime.server.sequence import (
     OpenSequences,
@@ -65,24 +64,24 @@ class ServedModel(Core):
         """Those of an HTTP request; see `OpenSequences`."""
         return OpenSequences(self, end, account, source, stays_wanted)
 
-    async def perform(
+    def perform(
         self,
         sequence: TokenSequence,
         op: Append | Prefill | Generate | Select | Explain,
         emit: Callable[[Event], None] = _nothing,
-    ) -> Event:
-        """Do `op` with a sequence of no program; `emit` gets the chunks of `Generate`. Returns the
-        terminal event. Raises a typed error where the operation fails."""
+    ) -> Awaitable[Event]:
+        """Do `op` with a sequence of no program; `emit` gets the chunks of `Generate`. What is
+        awaited gives the terminal event. Raises a typed error where the operation fails."""
         if isinstance(op, Append):
-            return await append(self, sequence, op)
+            return append(self, sequence, op)
         if isinstance(op, Explain):
-            return await explain(self, sequence, op)
+            return explain(self, sequence, op)
         sequence.check_handling(op.handling)
         if isinstance(op, Prefill):
-            return await prefill(self, sequence, op)
+            return prefill(self, sequence, op)
         if isinstance(op, Generate):
-            return await Generation(self, sequence, op, emit).run()
-        return await Selection(self, sequence, op).run()
+            return Generation(self, sequence, op, emit).run()
+        return Selection(self, sequence, op).run()
 
     def close(self) -> None:
         """End every program and request; the engine is the caller's to stop."""

@@ -343,7 +343,7 @@ class Session:
         if parent is not None:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter
-        self._core.check_share(self._alive.client)
+        self._alive.check_share()
         bound, count = self._core.config.max_branches, self._core.branch_count
         refused: RootlaceError | None = None
         if count >= bound:
@@ -365,8 +365,7 @@ class Session:
             namespace,
             self._emit,
             adapter,
-            self._account,
-            self._alive.source,
+            self._alive.asker,
             private=not op.share if parent is None else parent.private,
         )
         self._register(branch)
@@ -396,8 +395,7 @@ class Session:
                 kept.namespace,
                 self._emit,
                 kept.adapter,
-                self._account,
-                self._alive.source,
+                self._alive.asker,
                 kept.private,
             )
             branch.paid, branch.state = kept.paid, state

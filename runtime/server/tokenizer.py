@@ -64,19 +64,6 @@ class Joined:
                 flags.append(piece.special)
         return cls("".join(texts), tuple(borders), tuple(flags))
 
-    @property
-    def has_special(self) -> bool:
-        return any(self.flags)
-
-    def is_special(self, start: int, end: int) -> bool:
-        """Whether [start, end) lies within one special run."""
-        begin = 0
-        for border, flag in zip(self.borders, self.flags, strict=True):
-            if start < border:
-                return flag and begin <= start and end <= border
-            begin = border
-        return False
-
     def after(self, start: int) -> tuple[Piece, ...]:
         """The pieces from character `start` on."""
         pieces = []
@@ -206,8 +193,6 @@ class Tokenizer(Vocabulary):
                 ids += self._ordinary(joined.text[position : atom.start], after, position == 0)
             ids.append(atom.token.id)
             position, after = atom.end, atom.token.id
-        if position == len(joined.text):
-            return ids
         return ids + self._ordinary(joined.text[position:], after, position == 0)
 
     def settle(
@@ -260,14 +245,16 @@ class Tokenizer(Vocabulary):
 
     def _atoms(self, joined: Joined) -> list[_Atom]:
         """Added tokens in the text, leftmost, longest; special ones in special runs only."""
-        matcher = self._any_added if joined.has_special else self._plain_added
+        matcher = self._any_added if True in joined.flags else self._plain_added
         if matcher is None:
             return []
-        text, found, position, last = joined.text, [], 0, 0
+        text, found, position, last, run = joined.text, [], 0, 0, 0
         while match := matcher.search(text, position):
             token = self.by_content[match.group()]
             start, end = match.span()
-            if token.special and not joined.is_special(start, end):
+            while joined.borders[run] <= start:
+                run += 1
+            if token.special and not (joined.flags[run] and end <= joined.borders[run]):
                 plain = self._plain_added.match(text, start) if self._plain_added else None
                 if plain is None:
                     position = start + 1
@@ -310,10 +297,11 @@ class Tokenizer(Vocabulary):
 
     def _ordinary(self, text: str, after: int | None, first: bool) -> list[int]:
         """Ids of text in which no special token is recognised."""
-        ids, encoding, shift = self._encode_text(text, after, first)
-        if encoding is None or self._made_of_text.isdisjoint(ids):
-            return ids
-        if not (cuts := self._cuts(text, encoding, shift)):
+        if not text:
+            return []
+        encoding, shift = self._encode_text(text, after, first)
+        ids = encoding.ids
+        if self._made_of_text.isdisjoint(ids) or not (cuts := self._cuts(text, encoding, shift)):
             return ids
         return self._parts(text, cuts, self._prefix(text, after, first))
 
@@ -348,33 +336,28 @@ class Tokenizer(Vocabulary):
                     cuts.append(max(start - shift, 0) + at + 1)
         return cuts
 
-    def _encode_text(
-        self, text: str, after: int | None, first: bool
-    ) -> tuple[list[int], Encoding | None, int]:
-        """Ids, the library's encoding, and the length of the dummy prefix in it."""
-        if not text:
-            return [], None, 0
+    def _encode_text(self, text: str, after: int | None, first: bool) -> tuple[Encoding, int]:
+        """The library's encoding, and the length of the dummy prefix in it."""
         prefix = self._prefix(text, after, first) if self._dummy.where != "never" else ""
         try:
             # Only the batch call releases the interpreter's lock.
             encoding = self.fast.encode_batch([prefix + text], add_special_tokens=False)[0]
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest(f"text cannot be tokenized: {error}") from error
-        return encoding.ids, encoding, len(prefix)
+        return encoding, len(prefix)
 
     def _stable_text(self, text: str, after: int | None, first: bool) -> tuple[list[int], int]:
         """Ids of the part of `text` that is stable, and its length in characters."""
         if not (self._splits or self._splits_at_spaces) or not _BREAK.search(text):
             return [], 0
-        ids, encoding, shift = self._encode_text(text, after, first)
-        assert encoding is not None
+        encoding, shift = self._encode_text(text, after, first)
         cuts = self._cuts(text, encoding, shift)
         borders = self._borders(text, {m.start() for m in _BREAK.finditer(text)}, encoding, shift)
         if cuts:
             ascending = [at for _, at in borders][::-1]
             return self._stable_parts(text, cuts, ascending, self._prefix(text, after, first))
         for count, at in borders:
-            return ids[:count], at
+            return encoding.ids[:count], at
         return [], 0
 
     def _borders(

@@ -41,6 +41,12 @@ def request(rid: int, client: str) -> EngineRequest:
     return EngineRequest(rid, np.array([1], np.int32), SamplingParams(max_tokens=1), client=client)
 
 
+def tell(policy: RestartPolicy, rid: int, *tokens: int) -> None:
+    """Note tokens of a request, as the client does."""
+    policy.requests[rid].heard = True
+    policy.requests[rid].output_ids += tokens
+
+
 def sent(policy: RestartPolicy) -> list[tuple[int, int]]:
     """Ids of what the next engine gets, and until which length each is computed alone."""
     return [(one.rid, one.suspected) for one in policy.resume()]
@@ -97,7 +103,7 @@ def test_an_engine_that_dies_in_no_step_died_of_a_request_not_heard_of() -> None
     heard, policy = list[EngineOutput](), RestartPolicy()
     for rid in range(2):
         policy.add(request(rid, "a"), heard.append, sent=True)
-    policy.handle(EngineOutput(0, (5, 6)))
+    tell(policy, 0, 5, 6)
     policy.died({})
     policy.add(request(2, "a"), heard.append, sent=False)
     resumed = policy.resume()
@@ -105,7 +111,7 @@ def test_an_engine_that_dies_in_no_step_died_of_a_request_not_heard_of() -> None
         (1, 1, True), (2, 0, False), (0, 0, True),
     ]  # fmt: skip
     assert resumed[-1].output_ids.tolist() == [5, 6]
-    policy.handle(EngineOutput(2, (5,)))
+    tell(policy, 2, 5)
     policy.died({})
     assert [(one.rid, one.code) for one in heard if one.finish] == [(1, "internal")]
     assert sorted(one.rid for one in policy.resume()) == [0, 2]

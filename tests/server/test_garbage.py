@@ -8,10 +8,19 @@ import weakref
 import pytest
 
 from rootlace.runtime.server.http import generation
+from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.wire.errors import DeadlineImpossible, RootlaceError
 from rootlace.wire.protocol import Chunk, SamplingParams, Text
 from rootlace.wire.sampling import Handling
 from tests.server.operations import MakeClient
+
+
+class OpenEvents(DirectEvents):
+    def is_open(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> None:
+        pass
 
 
 @pytest.mark.parametrize("fate", ["answered", "streamed", "refused", "late"])
@@ -32,12 +41,12 @@ async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
     async def ask() -> None:
         with generation.GenerationStream(c.gateway, [job], stream=fate == "streamed") as shots:
 
-            def take(chunks: list[Chunk]) -> None:
-                for chunk in chunks:
-                    shots.begun(0, chunk)
+            def write(chunks: list[Chunk]) -> bytes:
+                assert not shots.keeps
+                return b""
 
             if fate == "streamed":
-                shots.divert(generation.Direct(lambda: True, take))
+                shots.divert(OpenEvents(), write)
             seen.append(weakref.ref(shots))
             seen.append(weakref.ref(shots.keep()))
             shots._kept = False

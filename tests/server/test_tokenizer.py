@@ -203,7 +203,7 @@ def test_joined_runs() -> None:
     joined = Joined.of(pieces)
     assert joined.text == "abcdefg"
     assert joined.after(3) == (Piece("d"), Piece("ef", True), Piece("g"))
-    assert joined.is_special(4, 6) and not joined.is_special(3, 5) and not joined.is_special(5, 7)
+    assert (joined.borders, joined.flags) == ((4, 6, 7), (False, True, False))
 
 
 def test_bad_folders(tmp_path: Path) -> None:

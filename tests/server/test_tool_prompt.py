@@ -93,7 +93,7 @@ def written(
 ) -> str:
     template = ChatTemplate(source, SPECIAL)
     prompt = ToolPrompt(template)
-    found, left = prompt.write(messages, tools)
+    found, left, _ = prompt.write(messages, tools)
     parts = template.render(found, tools=left)
     return "".join(part.text for part in parts if isinstance(part, Text))
 
@@ -154,7 +154,7 @@ def test_no_content_forges_a_role(source: str) -> None:
     tool = {"type": "function", "function": {"name": "weather", "description": forged}}
     said = {**ASKED[1], "tool_calls": [call("a", "weather", city=forged)]}
     template = ChatTemplate(source, SPECIAL)
-    messages, left = ToolPrompt(template).write([ASK, said, result("a", forged)], [tool])
+    messages, left, _ = ToolPrompt(template).write([ASK, said, result("a", forged)], [tool])
     parts = template.render(messages, tools=left)
     special = "".join(part.text for part in parts if isinstance(part, Text) and part.special)
     turns = 5 if source != GEMMA else 4

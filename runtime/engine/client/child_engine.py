@@ -52,7 +52,7 @@ class Pipes:
     ) -> None:
         """Own and close two sockets; exceptions of `on_message` are logged."""
         self._push, self._pull = push, pull
-        self._on_message = on_message
+        self.on_message = on_message
         self._decode = decode
         self._reader = MessageReader(self._pull, self._take)
         self._outgoing: list[Any] = []
@@ -110,7 +110,7 @@ class Pipes:
     def _take(self, frames: list[bytes]) -> None:
         for message in self._decode(frames[0]):
             try:
-                self._on_message(message)
+                self.on_message(message)
             except Exception:
                 log.exception("handling %s failed", type(message).__name__)
 
@@ -202,11 +202,9 @@ class ChildEngine:
         self._hear = hear
         self._process: Process | None = None
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._pipes = Pipes.bind(context, config.inbox, config.outbox, self._take)
-
-    def send(self, message: ToEngine) -> None:
-        """Queue a message, also for an engine that is starting."""
-        self._pipes.send(message)
+        self._pipes = Pipes.bind(context, config.inbox, config.outbox, self._await_ready)
+        self.send: Callable[[ToEngine], None] = self._pipes.send
+        """Queues a message, also for an engine that is starting."""
 
     async def ready(self) -> Ready:
         """Start the process and wait until the model is loaded.
@@ -273,11 +271,12 @@ class ChildEngine:
         """Close the pipes."""
         self._pipes.close()
 
-    def _take(self, message: FromEngine) -> None:
+    def _await_ready(self, message: FromEngine) -> None:
         if not isinstance(message, Ready):
             self._hear(message)
         elif not self._ready.done():
             self._ready.set_result(message)
+            self._pipes.on_message = self._hear
 
 
 class DiedAtStart(ServerUnavailable):

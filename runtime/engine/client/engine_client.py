@@ -379,8 +379,9 @@ class EngineClient:
         if too many requests wait for the next engine.
         """
         self._restarts.add(request, on_update, self._up, stays)
-        if self._up:  # otherwise the next engine receives the request when ready
-            self.send(request)
+        # Otherwise the next engine receives the request when ready.
+        if self._up and self._engine is not None:
+            self._engine.send(request)
 
     def adopt(self, pending: PendingRequest) -> None:
         """Continue a request of a replica that died: see `ReplicaContext.on_death`."""
@@ -567,11 +568,16 @@ class EngineClient:
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, EngineOutput):
             # Updates come by the thousands a second, and heartbeats suffice for the pulse.
+            requests = self._restarts.requests
+            if (pending := requests.get(message.rid)) is None:
+                return
+            pending.heard = True
+            pending.output_ids.extend(message.token_ids)
             if message.facts is not None and message.facts.pin:
-                pending = self._restarts.requests.get(message.rid)
-                if pending is not None:
-                    self._pinned.note(message.facts.pin, pending.request)
-            self._restarts.handle(message)
+                self._pinned.note(message.facts.pin, pending.request)
+            if message.finish is not None:
+                del requests[message.rid]
+            pending.on_update(message)
             return
         self._pulse.note(message)
         if isinstance(message, Stats | Explained | Tree | Pinned | Unpinned | HandedOver | Flushed):

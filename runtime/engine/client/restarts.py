@@ -54,8 +54,10 @@ class Suspensions:
 
     def refusal(self, client: str) -> ClientSuspended | None:
         """The error of a suspended client's requests; None if the client is not suspended."""
+        if client not in self._times:
+            return None
         now = self._clock()
-        times = [at for at in self._times.get(client, ()) if at > now - GUILTY_SECONDS]
+        times = [at for at in self._times[client] if at > now - GUILTY_SECONDS]
         if len(times) < MAX_GUILTY:
             return None
         left = max(times[-MAX_GUILTY] + GUILTY_SECONDS - now, 1.0)
@@ -123,6 +125,7 @@ class RestartPolicy:
         self.deaths = 0
         """Count of engines that died."""
         self.requests: dict[int, PendingRequest] = {}
+        """Unfinished requests by number; the client notes in them what the engine says."""
 
     def add(
         self,
@@ -141,16 +144,6 @@ class RestartPolicy:
             raise Overloaded(f"{len(self.requests)} requests wait for an engine already")
         pending = PendingRequest(request, on_update, engines=int(sent), stays=stays)
         self.requests[request.rid] = pending
-
-    def handle(self, update: EngineOutput) -> None:
-        """Record an update of the engine, and pass it on."""
-        if (pending := self.requests.get(update.rid)) is None:
-            return
-        pending.heard = True
-        pending.output_ids.extend(update.token_ids)
-        if update.finish is not None:
-            del self.requests[update.rid]
-        pending.on_update(update)
 
     def abort(self, rids: Iterable[int], up: bool) -> tuple[int, ...]:
         """End requests for good; return those that the engine, if `up`, must end."""

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import mimetypes
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.assets import page_folder
 from rootlace.runtime.contracts.messages import GetPins, GetTree, PinnedPrefix, TreeNode, Unpin
 from rootlace.runtime.server.auth import caller, namespace_of
 from rootlace.runtime.server.cache_lint import Finding, page_with_texts
+from rootlace.runtime.server.core import check_name, model_names
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import raw_body, read_body, read_query
+from rootlace.runtime.server.http.body import read_body, read_query
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
+from rootlace.runtime.server.http.connections import RECEIVING
 from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
 from rootlace.runtime.server.http.generation import behind_prompts, generate
-from rootlace.runtime.server.http.openai_body import (
+from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions
+from rootlace.runtime.server.http.openai_completions import COMPLETION_BODY, Completions
+from rootlace.runtime.server.http.replies import Status, json_response, report_fields
+from rootlace.runtime.server.http.request_fields import (
     Messages,
     Tool,
+    parse_prompts,
     template_arguments,
     template_messages,
     tools_of,
 )
-from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions
-from rootlace.runtime.server.http.openai_completions import COMPLETION_BODY, Completions
-from rootlace.runtime.server.http.replies import Status, check_model, json_response, report_fields
-from rootlace.runtime.server.http.request_fields import parse_prompts
 from rootlace.runtime.server.metrics import CONTENT_TYPE
-from rootlace.runtime.server.model_texts import model_names
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.served_model import ServedModel as Gateway
-from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Explain, Explained
 
 # Cache --------------------------------------------------------------------------------------------
@@ -157,7 +163,7 @@ class Cache:
     def _namespace(self, query: CacheQuery) -> str | None:
         """The one that is asked for: by default the empty one, or all (None) where clients may look
         into all."""
-        check_model(self._gateway, query.model)
+        check_name(self._gateway.model_info, query.model)
         own = self._gateway.report_scope() == "own"
         account = caller()
         if query.namespace is not msgspec.UNSET:
@@ -216,7 +222,7 @@ class Health:
 
         If no token did, one is made: one at a time, however many ask.
         """
-        check_model(self._gateway, request.query.get("model"))
+        check_name(self._gateway.model_info, request.query.get("model"))
         if time.monotonic() - self._gateway.last_token > READY_SECONDS:
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(generate(self._gateway, 1))
@@ -304,7 +310,7 @@ class Tokenization:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, TokenizeBody)
-        check_model(self._gateway, body.model)
+        check_name(self._gateway.model_info, body.model)
         ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
         strings = None
         if body.return_token_strs:
@@ -327,13 +333,13 @@ class Tokenization:
             tools=tools_of(body.tools),
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final=bool(body.continue_final_message),
-            template=template_arguments(body.chat_template_kwargs),
+            template=template_arguments(body.chat_template_kwargs or {}),
         )
         return await self._chats.encode(request)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, DetokenizeBody)
-        check_model(self._gateway, body.model)
+        check_name(self._gateway.model_info, body.model)
         if not body.tokens:
             return json_response(Detokenized(""))
         vocab_size = self._gateway.model_info.vocab_size
@@ -427,7 +433,9 @@ class Info:
         return json_response(model_list(self.cards()))
 
     async def model(self, request: web.Request) -> web.Response:
-        return json_response(self._model(check_model(self._gateway, request.match_info["name"])))
+        return json_response(
+            self._model(check_name(self._gateway.model_info, request.match_info["name"]))
+        )
 
     async def model_info(self, request: web.Request) -> web.Response:
         info = self._gateway.model_info
@@ -477,18 +485,18 @@ class Info:
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """Forget every cached prefix that no running request uses."""
-        await raw_body(request)
+        await request.app[RECEIVING].read(request)
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
 
     async def pause(self, request: web.Request) -> web.Response:
         """Have the engine compute nothing, whatever `mode` sglang's clients name."""
-        await raw_body(request)
+        await request.app[RECEIVING].read(request)
         self._gateway.engine.pause(True)
         return json_response(Status("paused"))
 
     async def go_on(self, request: web.Request) -> web.Response:
-        await raw_body(request)
+        await request.app[RECEIVING].read(request)
         self._gateway.engine.pause(False)
         return json_response(Status("ok"))
 
@@ -513,3 +521,68 @@ class Info:
 
 def model_list(cards: list[ModelCard]) -> ModelList:
     return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
+
+
+# Page ---------------------------------------------------------------------------------------------
+#
+# The page at `/`: playground, cache and load, for a browser. Its files come with the package.
+#
+# They hold nothing of what is served, so they are given without the API key; the page asks for it.
+
+
+# Nothing is loaded from elsewhere, nothing is sent elsewhere, and no other page may frame this one.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_PAGE_TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+class NoSuchFile(InvalidRequest):
+    """The page has no file of this name."""
+
+    code = "not_found"
+    http_status = 404
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    content_type: str
+    tag: str
+
+    @classmethod
+    def read(cls, path: Path) -> _File:
+        content = path.read_bytes()
+        guessed = _PAGE_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0]
+        tag = hashlib.blake2b(content, digest_size=12).hexdigest()
+        return cls(content, guessed or "application/octet-stream", tag)
+
+
+class Page:
+    """The handlers. The files are read once."""
+
+    def __init__(self) -> None:
+        self._files = {path.name: _File.read(path) for path in sorted(page_folder().iterdir())}
+
+    async def index(self, request: web.Request) -> web.Response:
+        return self._reply(request, "index.html")
+
+    async def file(self, request: web.Request) -> web.Response:
+        return self._reply(request, request.match_info["name"])
+
+    def _reply(self, request: web.Request, name: str) -> web.Response:
+        file = self._files.get(name)
+        if file is None:
+            raise NoSuchFile(f"the page has no file {name!r}")
+        headers = {**_PAGE_HEADERS, "ETag": f'"{file.tag}"'}
+        if any(tag.value == file.tag for tag in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        return web.Response(
+            body=file.content, content_type=file.content_type, charset="utf-8", headers=headers
+        )

@@ -10,8 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, read_body, refused
-from rootlace.runtime.server.http.chat_pipeline import Chats, FinalOutput, Prepared
+from rootlace.runtime.server.http.chat_pipeline import (
+    AnswerStream,
+    Chats,
+    FinalOutput,
+    Prepared,
+)
 from rootlace.runtime.server.http.chat_request import (
     Begin,
     BlockEvent,
@@ -33,14 +39,13 @@ from rootlace.runtime.server.http.generation import MAX_PINS
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
-    adapter_of,
-    check_model,
     json_response,
     report_of,
     stream_events,
 )
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
+    adapter_of,
     handling_of,
     sampling_fields,
     with_sampling,
@@ -434,13 +439,13 @@ class Messages:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = await read_body(request, CountBody)
-        check_model(self._gateway, body.model)
+        check_name(self._gateway.model_info, body.model)
         ids = await self._chats.encode(chat_request(body))
         return json_response(TokenCount(len(ids)))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, MESSAGES_BODY)
-        model = check_model(self._gateway, body.model)
+        model = check_name(self._gateway.model_info, body.model)
         wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
         asked = _Request(model, await self._chats.prepare(wanted))
         if body.stream:
@@ -458,8 +463,8 @@ class Messages:
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
         begun = False
-        with self._chats.stream(asked.prepared) as events:
-            async for event in events:
+        with AnswerStream(self._chats, asked.prepared) as answers:
+            async for event in answers.events():
                 if not begun:
                     begun = True
                     found = event.generated.usage if isinstance(event, FinalOutput) else event.begun

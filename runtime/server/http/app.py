@@ -12,7 +12,6 @@ from aiohttp import web
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import TreePage
-from rootlace.runtime.processes import request_id
 from rootlace.runtime.server.http import ollama
 from rootlace.runtime.server.http.admin import (
     Cache,
@@ -25,6 +24,7 @@ from rootlace.runtime.server.http.admin import (
     ModelCard,
     ModelEntry,
     ModelList,
+    Page,
     Pins,
     Ready,
     Released,
@@ -45,21 +45,22 @@ from rootlace.runtime.server.http.anthropic import (
 from rootlace.runtime.server.http.batch_runner import Answerer, Answering
 from rootlace.runtime.server.http.batch_service import BatchService
 from rootlace.runtime.server.http.batch_store import Batch, Deleted, File, Listing, PageQuery
-from rootlace.runtime.server.http.body import RECEIVING, Receiving
-from rootlace.runtime.server.http.browsers import (
-    Page,
-    Pages,
-    allow_page,
-)
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.connections import (
     CONNECTIONS,
+    RECEIVING,
     BoundedRunner,
     Connections,
+    Receiving,
     most_connections,
 )
 from rootlace.runtime.server.http.generation import AbortBody, Aborted, Aborts, PrefixHolds
-from rootlace.runtime.server.http.middleware import HEADER, AccessLogger, request_middleware
+from rootlace.runtime.server.http.middleware import (
+    AccessLogger,
+    Pages,
+    header_writer,
+    request_middleware,
+)
 from rootlace.runtime.server.http.ollama import (
     Answers,
     ChatLine,
@@ -79,7 +80,6 @@ from rootlace.runtime.server.http.openai_completions import (
 from rootlace.runtime.server.http.openai_responses import RESPONSES_BODY, ResponseReply, Responses
 from rootlace.runtime.server.http.openapi import Endpoint, Reference
 from rootlace.runtime.server.http.replies import ReportReply, Status
-from rootlace.runtime.server.http.reply_headers import add_told_headers
 from rootlace.runtime.server.http.response_store import (
     InputItem,
     InputQuery,
@@ -524,17 +524,7 @@ def app_of(
     app[CONNECTIONS] = Connections(most_connections(config.max_http_connections))
     app.add_routes([web.route(one.method, one.path, one.handler) for one in served])
 
-    async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers[HEADER] = request_id.get()
-        add_told_headers(response)
-        if pages.origins:
-            allow_page(pages, request, response)
-        resource = request.match_info.route.resource
-        # Paths that do not exist are one, however many are tried.
-        path = "" if resource is None else resource.canonical
-        server.metrics.replied(path, response.status)
-
-    app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(header_writer(server, pages))
 
     async def keep_responses(app: web.Application) -> AsyncIterator[None]:
         disk = ResponseDisk(Path(config.state) / "responses.sqlite") if config.state else None

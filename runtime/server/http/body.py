@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import hmac
 import logging
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args
@@ -22,12 +19,9 @@ from aiohttp import web
 from msgspec import inspect
 from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 
-from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.server.auth import caller, client_of
-from rootlace.runtime.server.http.connections import owner_of
+from rootlace.runtime.server.http.connections import RECEIVING
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.server_state import RareLog, kept_for_others
-from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.sampling import PARAMETERS, Api
 
 # Fields -------------------------------------------------------------------------------------------
@@ -323,115 +317,6 @@ def _closing(text: _Bytes) -> _Places:
     return quotes[length % 2 == 0]
 
 
-# Source -------------------------------------------------------------------------------------------
-#
-# Where a request comes from: among those without an API key, who shares the engine with whom.
-
-
-_SOURCE: ContextVar[str] = ContextVar("source", default="batches")
-_HEADER = "X-Rootlace-Source"
-"""What a front passes on comes from its own address, and has the client's here, behind the secret
-that the two share: whoever else writes it is not believed."""
-_ADDRESS = web.RequestKey("address", str)
-_OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", _HEADER.lower()}
-
-
-def note_source(request: web.Request, front_secret: str) -> None:
-    """Let what the handler starts know the client's address, or the one that a front of this secret
-    says ("": there is none)."""
-    if front_secret:
-        secret, _, said = request.headers.get(_HEADER, "").partition(" ")
-        if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), front_secret.encode()):
-            request[_ADDRESS] = said
-    peer = None if request.transport is None else request.transport.get_extra_info("peername")
-    connection = f"#{peer[1]}" if isinstance(peer, tuple) else ""
-    _SOURCE.set(owner_of(address_of(request)) + connection)
-
-
-def address_of(request: web.BaseRequest) -> str:
-    """The client's address, or "unknown"."""
-    return request.get(_ADDRESS) or request.remote or "unknown"
-
-
-def source() -> str:
-    """The client whose request the running task answers, or "batches": its address (of IPv6, a /64)
-    and behind `#` its connection."""
-    return _SOURCE.get()
-
-
-def passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of a request or a reply that are not about its connection."""
-    return [(name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION]
-
-
-def from_source(
-    headers: Iterable[tuple[str, str]], address: str, front_secret: str
-) -> list[tuple[str, str]]:
-    """Those of a request from this address, as its front passes it on."""
-    return [*passed_on(headers), (_HEADER, f"{front_secret} {address}")]
-
-
-# Receiving ----------------------------------------------------------------------------------------
-#
-# The bodies that are being received, of which all together have so many bytes at most.
-#
-# One alone is bounded, too, but each of thousands of connections may send a large one slowly.
-
-
-LARGEST = 16
-"""So many of the largest size may be received at once, unless the configuration says otherwise."""
-
-
-class Receiving:
-    """Those of one server. The last eighth is for clients that have less than the mean: a client is
-    a key or, without one, an address (of IPv6, a /64)."""
-
-    def __init__(self, config: GatewayConfig) -> None:
-        self._most = config.max_receiving_bytes or LARGEST * config.max_body_bytes
-        self._taken = 0
-        self._of: Counter[str] = Counter()
-        self._rare = RareLog(log)
-
-    async def read(self, request: web.Request) -> bytes:
-        """The body of a request. Raises DeadlineExceeded for one that comes too slowly, and
-        Overloaded where there is no room for it."""
-        client = client_of(caller(), source())
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while piece := await request.content.readany():
-                    if len(body) + len(piece) > request.client_max_size:
-                        raise web.HTTPRequestEntityTooLarge(request.client_max_size)
-                    self.take(client, len(body), len(piece))
-                    body += piece
-        except TimeoutError:
-            raise DeadlineExceeded(f"the body did not come within {BODY_SECONDS:g} s") from None
-        finally:
-            self.release(client, len(body))
-        return bytes(body)
-
-    def take(self, client: str, come: int, more: int) -> None:
-        """Count `more` bytes of a body of `client` of which `come` have come. Raises Overloaded."""
-        full = self._taken + more > self._most
-        alone = self._taken == come  # has its own bound, and would never find more room
-        own, owners = self._of.get(client, 0), len(self._of)
-        if not alone and (full or kept_for_others(own, owners, self._taken, self._most, more)):
-            self._rare.warn("bodies of %d bytes are being received: one is refused", self._taken)
-            raise Overloaded("the server is receiving too many large bodies; try again")
-        self._taken += more
-        self._of[client] += more
-
-    def release(self, client: str, come: int) -> None:
-        """Forget the bytes of a body that is over."""
-        self._taken -= come
-        self._of[client] -= come
-        if not self._of[client]:
-            del self._of[client]
-
-
-RECEIVING = web.AppKey("receiving", Receiving)
-
-
 # Body ---------------------------------------------------------------------------------------------
 
 
@@ -466,10 +351,6 @@ _NO_RETURN = re.compile(_EMPTY.pattern + rb"|false")
 _SHOWN = 32
 """So many dropped fields are named in the log."""
 
-_RAW = web.RequestKey("raw", bytes)
-BODY_SECONDS = 120.0
-"""A body that has not come by then holds its connection no longer."""
-
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 _WANTS_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
@@ -482,17 +363,9 @@ async def read_body(request: web.Request, kind: type[T]) -> T:
     """The body as `kind`.
 
     Raises InvalidRequest when it is not JSON, InvalidParameter when a field is unknown, missing,
-    refused or of a wrong type, and what `raw_body` raises; a body beyond the application's bound
-    raises aiohttp's 413.
+    refused or of a wrong type, and what `Receiving.read` does.
     """
-    return await decode_anywhere(await raw_body(request), kind)
-
-
-async def raw_body(request: web.Request) -> bytes:
-    """The body as it was sent. Raises what `Receiving.read` does."""
-    if _RAW not in request:
-        request[_RAW] = await request.app[RECEIVING].read(request)
-    return request[_RAW]
+    return await decode_anywhere(await request.app[RECEIVING].read(request), kind)
 
 
 async def decode_anywhere(raw: bytes | memoryview, kind: type[T]) -> T:
@@ -511,15 +384,9 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
         )
     try:
         try:
-            body = _with_integers(raw, kind)
-        except msgspec.ValidationError as error:
-            if "contains unknown field" not in str(error):
-                raise
-            try:
-                body = _with_integers(_without_empty(raw, kind, []), kind)
-            except msgspec.ValidationError as other:
-                # The unknown field may have been meant for the missing one.
-                raise error if "missing required field" in str(other) else other from None
+            body = msgspec.json.decode(raw, type=kind)
+        except msgspec.ValidationError:
+            body = _leniently(raw, kind)
     except msgspec.ValidationError as error:
         raise as_parameter(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -527,10 +394,25 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
     check_refused(body)
     if log.isEnabledFor(logging.DEBUG):
         _log_dropped(raw, kind)
-    names = one_of(kind)
+    names: tuple[str, ...] = getattr(kind, "one_of", ())
     if names and sum(getattr(body, name) is not None for name in names) != 1:
         raise InvalidParameter(names[0], f"give either {' or '.join(names)}")
     return body
+
+
+def _leniently(raw: bytes | memoryview, kind: type[T]) -> T:
+    """`raw` as `kind`, with numbers such as 3.0 for integers, and without unknown fields that ask
+    for nothing. Raises ValidationError."""
+    try:
+        return _with_integers(raw, kind)
+    except msgspec.ValidationError as error:
+        if "contains unknown field" not in str(error):
+            raise
+        try:
+            return _with_integers(_without_empty(raw, kind, []), kind)
+        except msgspec.ValidationError as other:
+            # The unknown field may have been meant for the missing one.
+            raise error if "missing required field" in str(other) else other from None
 
 
 def _log_dropped(raw: bytes | memoryview, kind: type) -> None:
@@ -625,12 +507,6 @@ def _make_integral(value: Any, path: list[str]) -> None:
         number = value[key]
         if isinstance(number, float) and abs(number) < 2**63 and number.is_integer():
             value[key] = int(number)
-
-
-def one_of(kind: Any) -> tuple[str, ...]:
-    """The fields of a body of which there has to be one, and one alone; it says so itself."""
-    names: tuple[str, ...] = getattr(kind, "one_of", ())
-    return names
 
 
 def convert(value: object, kind: type[T], param: str) -> T:

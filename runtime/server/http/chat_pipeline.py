@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 import msgspec
 
@@ -15,14 +14,13 @@ from rootlace.runtime.server.http.chat_request import (
     ChatRequest,
     Pin,
     Tool,
+    ToolChoice,
     Written,
     calls_among_text,
     calls_or_format,
-    check_names,
     common,
     forced_call,
     in_order,
-    offered_tools,
     pieces_of,
 )
 from rootlace.runtime.server.http.errors import InvalidParameter
@@ -30,7 +28,7 @@ from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import make_params
 from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.tokenizer import Joined
+from rootlace.runtime.server.tokenizer import Joined, Tokenizer
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
     CallArguments,
@@ -166,7 +164,7 @@ class Chats:
     """Runs chat requests of one gateway."""
 
     def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self._prompts: dict[bool, ToolPrompt] = {}
         self._told = False
 
@@ -177,7 +175,7 @@ class Chats:
 
     def tool_prompt(self, with_tools: bool = False) -> ToolPrompt:
         """Of the template that writes conversations, those `with_tools` or others."""
-        chat = self._gateway.chat
+        chat = self.gateway.chat
         named = with_tools and chat.tool_use is not None
         if named not in self._prompts:
             self._prompts[named] = ToolPrompt(chat.tool_use if named and chat.tool_use else chat)
@@ -188,12 +186,13 @@ class Chats:
 
         A long conversation is written in a thread: templates are interpreted.
         """
-        return await self._gateway.tokenize(_length(request), self._prepare, request)
+        return await self.gateway.tokenize(_length(request), self._prepare, request)
 
     def _prepare(self, request: ChatRequest) -> Prepared:
         tools = offered_tools(request.choice, request.tools)
         form = self.tool_prompt(bool(tools)).format
-        check_names(tools, form, self._gateway.tokenizer)
+        if tools:
+            check_names(tools, form, self.gateway.tokenizer)
         fields = dict(request.fields)
         forced = request.choice.kind == "required"
         asked = request.constraint
@@ -210,7 +209,7 @@ class Chats:
             fields["skip_special_tokens"] = False
         elif form.always:
             fields.setdefault("skip_special_tokens", False)
-        info = self._gateway.model_info
+        info = self.gateway.model_info
         params = make_params(fields, info, request.names, request.defaults)
         parts = self.render(request, tools)
         end = _end_of(parts)
@@ -243,8 +242,8 @@ class Chats:
         else:
             lead += answer
         parts = (*parts, *((Text(lead, special=True),) if lead else ()), *begun)
-        pins = self._pins(request, tools, parts)
-        written = self._write(request, parts)
+        pins = self._pins(request, tools, parts) if request.pinned else ()
+        written = self._write(request, parts) if request.keep else None
         if written is not None:
             parts = (Tokens(tuple(written.ids)),)
         return Prepared(
@@ -294,12 +293,10 @@ class Chats:
     def _write(self, request: ChatRequest, parts: tuple[Part, ...]) -> Written | None:
         """The prompt of a branch that is to stay: the tokens of the one that it goes on from, and
         those of what is new. None for what is too long to be tokenized here."""
-        if not request.keep:
-            return None
         pieces = pieces_of(parts)
-        if sum(len(piece.text) for piece in pieces) > _most(self._gateway):
+        if sum(len(piece.text) for piece in pieces) > _most(self.gateway):
             return None
-        text, encode = Joined.of(pieces), self._gateway.tokenizer.encode_pieces
+        text, encode = Joined.of(pieces), self.gateway.tokenizer.encode_pieces
         rest = None if request.behind is None else request.behind.rest(text)
         if request.behind is None or rest is None:
             return Written(text, encode(pieces, begin=bool(pieces) and not pieces[0].special))
@@ -308,7 +305,7 @@ class Chats:
 
     def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
         """The same for `parts` that are no conversation: what follows is text."""
-        info = self._gateway.model_info
+        info = self.gateway.model_info
         params = make_params(request.fields, info, request.names, request.defaults)
         job = generation.GenerateRequest(
             parts,
@@ -326,11 +323,10 @@ class Chats:
         its field, where the template refuses it."""
         prompt = self.tool_prompt(bool(tools))
         listed = [tool.for_template() for tool in tools] if tools else []
-        missing = prompt.missing(request.messages, listed)
-        if missing:
-            self._check_missing(missing, "tool_use" if prompt is not self.tool_prompt() else "")
         try:
-            messages, left = prompt.write(request.messages, listed, missing)
+            messages, left, missing = prompt.write(request.messages, listed)
+            if missing:
+                self._check_missing(missing, "tool_use" if prompt is not self.tool_prompt() else "")
             return prompt.template.render(
                 messages,
                 tools=left,
@@ -347,9 +343,9 @@ class Chats:
     def _check_missing(self, missing: Sequence[str], named: str) -> None:
         """What the template has no place for is written in our words, which the log says once.
         Raises InvalidParameter where the server was told to refuse it."""
-        which = f"the chat template {named}".rstrip() + f" of {self._gateway.model_info.name!r}"
+        which = f"the chat template {named}".rstrip() + f" of {self.gateway.model_info.name!r}"
         says = f"{which} has no place for {' and '.join(missing)}"
-        if self._gateway.config.tools == "template-only":
+        if self.gateway.config.tools == "template-only":
             param = "tools" if "tools" in missing else "messages"
             raise InvalidParameter(
                 param, f"{says} (the server was started with --tools template-only)"
@@ -361,8 +357,8 @@ class Chats:
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
     ) -> tuple[Pin, ...]:
-        caches = self._gateway.model_info.caching and request.handling.cache.share
-        if not (request.pinned and caches):
+        caches = self.gateway.model_info.caching and request.handling.cache.share
+        if not caches:
             return ()
         found = []
         for pinned in request.pinned:
@@ -376,10 +372,10 @@ class Chats:
         parts = (await self.prepare(request)).job.parts
         pieces = pieces_of(parts)
         length = sum(len(piece.text) for piece in pieces)
-        check_length(self._gateway, "messages", length)
-        return await self._gateway.tokenize(
+        check_length(self.gateway, "messages", length)
+        return await self.gateway.tokenize(
             length,
-            self._gateway.tokenizer.encode_pieces,
+            self.gateway.tokenizer.encode_pieces,
             pieces,
             begin=bool(pieces) and not pieces[0].special,
         )
@@ -388,7 +384,7 @@ class Chats:
         """The request without its oldest turns, as few as let the prompt and its answer fit. What
         the system says at the beginning and the last turn stay; an answer without `max_tokens`
         gets an eighth of the context."""
-        most = self._gateway.max_prompt
+        most = self.gateway.max_prompt
         room = min(request.fields.get("max_tokens") or most // 8, most // 2)
         turns = [at for at, one in enumerate(request.messages) if one["role"] == "user"]
         lead = (
@@ -399,7 +395,7 @@ class Chats:
 
         async def fits(dropped: int) -> bool:
             short = without(dropped)
-            if _length(short) > _most(self._gateway):
+            if _length(short) > _most(self.gateway):
                 return False
             return len(await self.encode(replace(short, keep=False, behind=None))) + room <= most
 
@@ -419,7 +415,7 @@ class Chats:
 
     async def run(self, prepared: Prepared) -> tuple[FinalOutput, list[Answer]]:
         """The whole answers. What is to stay open is the caller's to close."""
-        with generation.GenerationStream(self._gateway, [prepared.job]) as shots:
+        with generation.GenerationStream(self.gateway, [prepared.job]) as shots:
             (generated,) = await shots.results()
             readers = [prepared.reader() for _ in generated.outputs]
             answers = [
@@ -428,10 +424,6 @@ class Chats:
             ]
             return await self.end(prepared, generated, readers, shots), answers
 
-    def stream(self, prepared: Prepared) -> AnswerStream:
-        """The answers as they are written."""
-        return AnswerStream(self, self._gateway, prepared)
-
     async def end(
         self,
         prepared: Prepared,
@@ -439,68 +431,92 @@ class Chats:
         readers: Sequence[Reader],
         shots: generation.GenerationStream,
     ) -> FinalOutput:
-        thoughts = ["".join(reader.thoughts) for reader in readers]
-        count = await self._count(thoughts, generated)
-        cut = tuple(
-            reader.has_cut_call(output)
-            for reader, output in zip(readers, generated.outputs, strict=True)
-        )
+        count, cut = 0, []
+        for reader, output in zip(readers, generated.outputs, strict=True):
+            cut.append(reader.has_cut_call(output))
+            if text := "".join(reader.thoughts):
+                encode = self.gateway.tokenizer.encode
+                count += len(await self.gateway.tokenize(len(text), encode, text, False))
+        count = min(count, generated.usage.completion_tokens)
         if prepared.written is None:
-            return FinalOutput(generated, count, cut)
+            return FinalOutput(generated, count, tuple(cut))
         held = CachedPrefix.behind(prepared.written, generated.outputs[0], prepared.job.params)
-        return FinalOutput(generated, count, cut, shots.keep(), held)
-
-    async def _count(self, thoughts: Sequence[str], generated: Generated) -> int:
-        """How many tokens of all answers are thoughts: those that their text is made of."""
-        encode, found = self._gateway.tokenizer.encode, 0
-        for text in filter(None, thoughts):
-            found += len(await self._gateway.tokenize(len(text), encode, text, False))
-        return min(found, generated.usage.completion_tokens)
+        return FinalOutput(generated, count, tuple(cut), shots.keep(), held)
 
 
-class AnswerStream:
-    """The answers of one chat request as they are written.
+class AnswerStream(generation.GenerationStream):
+    """The answers of one chat request as they are written. Leaving the `with` block ends what still
+    runs."""
 
-    Iterating gives an `AnswerDelta` for each chunk, and at last `FinalOutput`. Leaving the `with`
-    block ends what still runs.
-    """
-
-    def __init__(self, chats: Chats, gateway: ServedModel, prepared: Prepared) -> None:
+    def __init__(
+        self,
+        chats: Chats,
+        prepared: Prepared,
+        direct: DirectEvents | None = None,
+        writers: Sequence[Callable[[AnswerDelta], bytes]] = (),
+    ) -> None:
+        """What `direct` takes while that is open is not among `events`: what each answer's writer
+        makes of its deltas."""
         self._chats = chats
         self._prepared = prepared
         self._readers = [prepared.reader() for _ in range(prepared.job.params.n)]
-        self._stream = generation.GenerationStream(gateway, [prepared.job], stream=True)
+        super().__init__(chats.gateway, [prepared.job], stream=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stream.__exit__(*error)
-
-    def divert(self, direct: DirectEvents, write: Callable[[AnswerDelta], list[Any]]) -> None:
-        """Write the payloads that `write` makes of deltas to `direct` at once, while that is open;
-        these deltas are not iterated."""
-
-        def take(chunks: list[Chunk]) -> None:
-            payloads: list[Any] = []
+        def write(chunks: list[Chunk]) -> bytes:
+            data = b""
             for chunk in chunks:
                 deltas = self._readers[chunk.index].feed(chunk.text)
-                payloads += write(AnswerDelta(chunk.index, deltas, chunk.logprobs))
-            direct.write(payloads)
+                data += writers[chunk.index](AnswerDelta(chunk.index, deltas, chunk.logprobs))
+            return data
 
-        self._stream.divert(generation.Direct(direct.is_open, take))
+        if direct is not None:
+            self._direct = direct, write
 
-    async def __aiter__(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
-        async for _, event in self._stream:
+    async def events(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
+        """An `AnswerDelta` for each chunk, and at last the `FinalOutput`."""
+        while not self._ended:
+            self._idle = True
+            if (told := self._told(await self._events.get())) is None:
+                continue
+            _, event = told
             if isinstance(event, Chunk):
-                begun = None if event.cached_tokens is None else self._stream.begun(0, event)
+                begun = None
+                if event.cached_tokens is not None:
+                    begun = Usage(event.prompt_tokens or 0, event.cached_tokens)
+                    begun = self._counted(begun, 0) if self._written else begun
                 deltas = self._readers[event.index].feed(event.text)
                 yield AnswerDelta(event.index, deltas, event.logprobs, begun)
                 continue
             for index, reader in enumerate(self._readers):
                 if rest := reader.finish():
                     yield AnswerDelta(index, rest)
-            yield await self._chats.end(self._prepared, event, self._readers, self._stream)
+            yield await self._chats.end(self._prepared, event, self._readers, self)
+
+
+def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools to list in the prompt. Raises InvalidParameter for a choice without tools, or of
+    one that there is not."""
+    if choice.allowed is not None:
+        for name in {*choice.allowed} - {tool.name for tool in tools}:
+            raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {name!r}")
+        tools = [tool for tool in tools if tool.name in choice.allowed]
+    if choice.kind == "required" and not tools:
+        raise InvalidParameter("tool_choice", "tool_choice needs tools")
+    return () if choice.kind == "none" else tuple(tools)
+
+
+def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> None:
+    """Raises InvalidParameter for a name in which special tokens are written: a constraint would
+    have the model call the tool with these, which only templates may write."""
+
+    def special(name: str) -> list[int]:
+        ids = tokenizer.encode(form.begin(name), add_special_tokens=False)
+        return [token for token in ids if tokenizer.is_special(token)]
+
+    usual = special("a_name")
+    for tool in tools:
+        if special(tool.name) != usual:
+            raise InvalidParameter("tools", f"the name {tool.name!r} is written in special tokens")
 
 
 def check_length(gateway: ServedModel, field: str, length: int) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from rootlace.runtime.server.http.body import Body, ignored
 from rootlace.runtime.server.http.constraints import Asked, OfTool, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.tokenizer import Joined, Piece, Tokenizer
+from rootlace.runtime.server.tokenizer import Joined, Piece
 from rootlace.runtime.server.tool_parsers.base import (
     HERMES,
     Answer,
@@ -399,35 +399,6 @@ def _between(parts: Sequence[Part], begin: Place, end: Place) -> Iterator[Part]:
 
 
 _NAME = "a_name"
-
-
-def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools to list in the prompt. Raises InvalidParameter for a choice without tools, or of
-    one that there is not."""
-    if choice.allowed is not None:
-        for name in {*choice.allowed} - {tool.name for tool in tools}:
-            raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {name!r}")
-        tools = [tool for tool in tools if tool.name in choice.allowed]
-    if choice.kind == "required" and not tools:
-        raise InvalidParameter("tool_choice", "tool_choice needs tools")
-    return () if choice.kind == "none" else tuple(tools)
-
-
-def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> None:
-    """Raises InvalidParameter for a name in which special tokens are written: a constraint would
-    have the model call the tool with these, which only templates may write."""
-
-    if not tools:
-        return
-
-    def special(name: str) -> list[int]:
-        ids = tokenizer.encode(form.begin(name), add_special_tokens=False)
-        return [token for token in ids if tokenizer.is_special(token)]
-
-    usual = special(_NAME)
-    for tool in tools:
-        if special(tool.name) != usual:
-            raise InvalidParameter("tools", f"the name {tool.name!r} is written in special tokens")
 
 
 def forced_call(

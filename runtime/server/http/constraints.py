@@ -8,13 +8,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from rootlace.runtime.server.http.body import Body, ignored, refused
+from rootlace.runtime.server.http.connections import note_warning
 from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint
-from rootlace.runtime.server.http.reply_headers import note_warning
 from rootlace.types.constraint_kinds import KINDS, Remark, patterns, remarks
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint, ConstraintKind
 
@@ -216,6 +217,10 @@ _FIELDS = (
 )
 
 
+_given = attrgetter(*_FIELDS)
+_NOTHING = (None,) * len(_FIELDS)
+
+
 def openai_constraint(
     body: OpenAIConstraintBody, options: Mapping[str, Any] | None = None
 ) -> Asked | None:
@@ -224,7 +229,7 @@ def openai_constraint(
     Raises InvalidParameter if there are several, or for an option that cannot be kept.
     """
     options = openai_options(body) if options is None else options
-    if not [name for name in _FIELDS if getattr(body, name) is not None]:
+    if _given(body) == _NOTHING:
         return None
     outputs = body.structured_outputs or StructuredOutputs()
     found: dict[str, tuple[ConstraintKind, Source | None]] = {

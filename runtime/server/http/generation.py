@@ -23,12 +23,12 @@ from aiohttp import web
 
 from rootlace.runtime.server.auth import admitted, caller, owner
 from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS
-from rootlace.runtime.server.http.body import Body, ignored, read_body, source
+from rootlace.runtime.server.http.body import Body, ignored, read_body
 from rootlace.runtime.server.http.chat_request import Pin, cut
+from rootlace.runtime.server.http.connections import note_found, note_usage, source
 from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
-from rootlace.runtime.server.http.replies import json_response
-from rootlace.runtime.server.http.reply_headers import note_found, note_usage
+from rootlace.runtime.server.http.replies import DirectEvents, json_response
 from rootlace.runtime.server.http.request_fields import Prompt, remaining
 from rootlace.runtime.server.score import find_vectors
 from rootlace.runtime.server.sequence import OpenSequences, TokenSequence
@@ -61,7 +61,7 @@ from rootlace.wire.protocol import (
     Thoughts,
     Usage,
 )
-from rootlace.wire.sampling import PLAIN, Cache, Handling
+from rootlace.wire.sampling import PLAIN, Handling
 
 log = logging.getLogger(__name__)
 
@@ -112,17 +112,6 @@ class GenerateRequest:
         )
 
 
-@dataclass(frozen=True)
-class Direct:
-    """Takes what comes in the middle of a stream at once, while `is_open` says so."""
-
-    is_open: Callable[[], bool]
-    take: Callable[[list[Chunk]], None]
-
-
-_NO_PIN = Cache()
-
-
 class GenerationStream:
     """Requests under way. Leaving the `with` block cancels what still runs, and lets all sequences
     go unless `keep` was called.
@@ -137,14 +126,17 @@ class GenerationStream:
         self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
         self._idle = False
         """Whether somebody iterates and waits for events."""
-        self._direct: Direct | None = None
+        self._direct: tuple[DirectEvents, Callable[[list[Chunk]], bytes]] | None = None
         self._fresh: list[Chunk] = []
-        """Chunks of several samples, until all of an engine step have theirs."""
+        """Chunks on their short way; those of several samples until all of a step have theirs."""
         self._gateway = gateway
         self._requests = requests
         self._stream = stream
-        for asked in {id(one.asked): one.asked for one in requests if one.asked}.values():
-            asked.check_keywords()
+        checked: Asked | None = None
+        for one in requests:
+            if one.asked is not None and one.asked is not checked:
+                checked = one.asked
+                checked.check_keywords()
         account = admitted()
         gateway.drain.check()
         self._open = gateway.open_sequences(self._events.put_nowait, account, source())
@@ -159,7 +151,7 @@ class GenerationStream:
         """Log-probabilities of prompts, alternatives included."""
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Handle | None = None
-        self._turn = Turn()
+        self._turn = Turn() if len(requests) > 1 else None
         self._begin(0)
 
     def _begin(self, index: int) -> None:
@@ -205,11 +197,11 @@ class GenerationStream:
         opened.end = lambda error: opened.close()
         return opened
 
-    def divert(self, direct: Direct) -> None:
-        """Chunks of an only request are taken by `direct`, in the callback that brings them, and
-        are not iterated."""
+    def divert(self, direct: DirectEvents, write: Callable[[list[Chunk]], bytes]) -> None:
+        """Have chunks of an only request written to `direct`, while that is open, in the callback
+        that brings them; these are not iterated. `write` gives their events."""
         if len(self._requests) == 1:
-            self._direct = direct
+            self._direct = direct, write
 
     def abort(self, index: int) -> None:
         """End one request, by "abort": its outputs have what was generated."""
@@ -230,33 +222,34 @@ class GenerationStream:
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
         while len(self._ended) < len(self._requests):
             self._idle = True
-            event = await self._events.get()
-            self._idle = False
-            if isinstance(event, Exception):
-                try:
-                    raise event
-                finally:
-                    del event  # its traceback has this frame
-            index, told = event
-            if index in self._ended:
-                continue
-            if isinstance(told, Generated):
-                self._ended.add(index)
-                self._count_scores(told, index)
-                if index in self._written:
-                    told = msgspec.structs.replace(told, usage=self._counted(told.usage, index))
-                note_usage(told.usage, told.facts.report)
-            elif told.cached_tokens is not None:
-                note_found(told.cached_tokens)
-            yield index, told
+            if (told := self._told(await self._events.get())) is not None:
+                yield told
 
-    def begun(self, index: int, chunk: Chunk) -> Usage | None:
-        """What is known of a prompt with the first chunk behind it; None with later ones."""
-        cached = chunk.cached_tokens
-        if cached is None:
+    def _told(
+        self, event: tuple[int, Chunk | Generated] | Exception
+    ) -> tuple[int, Chunk | Generated] | None:
+        """What is told of an event that came; None behind a request's end. Raises the error of a
+        request."""
+        self._idle = False
+        if isinstance(event, Exception):
+            try:
+                raise event
+            finally:
+                del event  # its traceback has this frame
+        index, told = event
+        if index in self._ended:
             return None
-        found = Usage(prompt_tokens=chunk.prompt_tokens or 0, cached_tokens=cached)
-        return self._counted(found, index)
+        if not isinstance(told, Generated):
+            if told.cached_tokens is not None:
+                note_found(told.cached_tokens)
+            return event
+        self._ended.add(index)
+        if told.prompt_logprobs:
+            self._count_scores(told, index)
+        if index in self._written:
+            told = msgspec.structs.replace(told, usage=self._counted(told.usage, index))
+        note_usage(told.usage, told.facts.report)
+        return index, told
 
     # ------------------------------------------------------------ one request
 
@@ -265,9 +258,22 @@ class GenerationStream:
         failure: RootlaceError
         try:
             async with asyncio.timeout(request.handling.timeout) as deadline:
-                if len(self._requests) > 1:
+                if self._turn is not None:
                     await self._turn.wait()
-                result = await self._generate(index, request)
+                share, kept = request.handling.cache.share, "kept" if request.keep else ""
+                sequence = self._open.begin(request.namespace, request.adapter, share, kept)
+                try:
+                    rest = request.parts
+                    if request.pins:
+                        rest = await self._pin(index, request, sequence)
+                    await self._gateway.perform(sequence, Append(0, 0, rest))
+                    self._sequences[index] = sequence
+                    op, take = request.operation(self._stream), partial(self._take, index)
+                    result = await self._gateway.perform(sequence, op, take)
+                    assert isinstance(result, Generated)
+                finally:
+                    if not request.keep:
+                        self._open.release(sequence)
         except RootlaceError as error:
             # Its traceback has the frames that have this: left to the garbage collector, refusals
             # would cost a server under overload a fifth of its time.
@@ -283,44 +289,31 @@ class GenerationStream:
             return
         self._events.put_nowait(failure)
 
-    async def _generate(self, index: int, request: GenerateRequest) -> Generated:
-        perform, handling = self._gateway.perform, request.handling
-        sequence = self._open.begin(
-            request.namespace,
-            request.adapter,
-            handling.cache.share,
-            "kept" if request.keep else "",
-        )
-        try:
-            pinned_parts = cut(request.parts, request.pins) if request.pins else ()
-            for parts, cache in pinned_parts or ((request.parts, _NO_PIN),):
-                await perform(sequence, Append(0, 0, parts))
-                if cache.pin:
-                    pinned = msgspec.structs.replace(handling, cache=cache)
-                    done = await perform(sequence, Prefill(0, 0, pinned))
-                    assert isinstance(done, Done) and done.usage is not None
-                    computed = done.usage.prompt_tokens - done.usage.cached_tokens
-                    self._written[index] = (*self._written.get(index, ()), computed)
-            op = request.operation(self._stream)
-            self._sequences[index] = sequence
-            result = await perform(sequence, op, partial(self._take, index))
-            assert isinstance(result, Generated)
-            return result
-        finally:
-            if not request.keep:
-                self._open.release(sequence)
+    async def _pin(
+        self, index: int, request: GenerateRequest, sequence: TokenSequence
+    ) -> tuple[Part, ...]:
+        """Compute the prompt up to its last pin. Returns what comes behind."""
+        *pinned, (rest, _) = cut(request.parts, request.pins)
+        for parts, cache in pinned:
+            await self._gateway.perform(sequence, Append(0, 0, parts))
+            handling = msgspec.structs.replace(request.handling, cache=cache)
+            done = await self._gateway.perform(sequence, Prefill(0, 0, handling))
+            assert isinstance(done, Done) and done.usage is not None
+            computed = done.usage.prompt_tokens - done.usage.cached_tokens
+            self._written[index] = (*self._written.get(index, ()), computed)
+        return rest
 
     def _take(self, index: int, chunk: Event) -> None:
         assert isinstance(chunk, Chunk)
         # What is queued comes first.
         if self._direct is None or not self._idle or not self._events.empty():
             self._put(index, chunk)
-        elif self._requests[0].params.n == 1:
-            self._write([chunk], self._direct)
-        else:
-            if not self._fresh:
-                self._loop.call_soon(self._flush)
-            self._fresh.append(chunk)
+            return
+        self._fresh.append(chunk)
+        if self._requests[0].params.n == 1:
+            self._flush()
+        elif len(self._fresh) == 1:
+            self._loop.call_soon(self._flush)
 
     def _put(self, index: int, event: Chunk | Generated) -> None:
         if self._fresh:
@@ -329,16 +322,13 @@ class GenerationStream:
 
     def _flush(self) -> None:
         fresh, self._fresh = self._fresh, []
-        if fresh:
-            self._write(fresh, self._direct)
-
-    def _write(self, chunks: list[Chunk], direct: Direct | None) -> None:
-        if direct is None or not direct.is_open():
-            for chunk in chunks:
+        if self._direct is None or not self._direct[0].is_open():
+            for chunk in fresh:
                 self._events.put_nowait((0, chunk))
             return
+        direct, write = self._direct
         try:
-            direct.take(chunks)
+            direct.write(write(fresh))
         except Exception as error:
             self._events.put_nowait(error)
 

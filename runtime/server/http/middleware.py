@@ -2,35 +2,46 @@
 
 request -> id, source -> page allowed? -> key -> path, content type -> draining? -> handler
 reply   <- headers    <- an error of any of these as JSON
+
+Sections: before every handler, key, path and content type, access log, browsers.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.typedefs import Middleware
 from aiohttp.web import BaseRequest, RequestKey, StreamResponse
 
+from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.processes import request_id
 from rootlace.runtime.server.auth import Account, Keys, set_caller
-from rootlace.runtime.server.http.body import address_of, nearest, note_source
-from rootlace.runtime.server.http.browsers import Pages, is_browser, is_page
-from rootlace.runtime.server.http.connections import CONNECTIONS
+from rootlace.runtime.server.http.body import nearest
+from rootlace.runtime.server.http.connections import (
+    CONNECTIONS,
+    REQUEST_ID,
+    SENSIBLE_ID,
+    add_told_headers,
+    address_of,
+    begin_request,
+)
 from rootlace.runtime.server.http.errors import (
     Forbidden,
     Handler,
-    InvalidParameter,
     UnknownPath,
     UnsupportedMediaType,
     reply_to,
 )
 from rootlace.runtime.server.http.openapi import JSON, Endpoint, shown_path
-from rootlace.runtime.server.http.reply_headers import begin_telling
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.spans import note_request
@@ -55,45 +66,60 @@ def request_middleware(
     paths = list(dict.fromkeys(map(shown_path, endpoints)))
     takes = {one.path: one.takes for one in endpoints if one.method == "POST"}
 
-    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        pages.check(request)
-        if (preflight := pages.preflight(request)) is not None:
-            return preflight
-        if keys.needed:
-            _check_key(request, keys)
-        if server.spans is not None:
-            continued = {n: request.headers[n] for n in _TRACE if n in request.headers}
-            note_request(request.path, continued)
-        if request.path in PROBES:
-            drain.check()
-        missing = request.match_info.http_exception
-        if missing is not None and missing.status == 404:
-            raise _unknown_path(request, paths)
-        if missing is None and request.method == "POST":
-            _check_type(request, takes)
-        if request.method in _READING or request.path in _ENDING:
-            return await handler(request)
-        with drain.request():
-            return await handler(request)
-
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get(HEADER, "")
+        given = request.headers.get(REQUEST_ID, "")
         # It stays set: the reply's headers are written after the handler's end, in the same task.
-        request_id.set(given if _SENSIBLE.fullmatch(given) else uuid.uuid4().hex)
-        begin_telling()
-        note_source(request, front_secret)
-        connections = request.app[CONNECTIONS]
-        connections.begin(request.protocol)
+        request_id.set(given if SENSIBLE_ID.fullmatch(given) else uuid.uuid4().hex)
+        begin_request(request, front_secret)
+        computes = False
         try:
-            return await checked(request, handler)
+            pages.check(request)
+            if request.method == "OPTIONS" and (preflight := pages.preflight(request)) is not None:
+                return preflight
+            if keys.needed:
+                _check_key(request, keys)
+            if server.spans is not None:
+                continued = {n: request.headers[n] for n in _TRACE if n in request.headers}
+                note_request(request.path, continued)
+            if request.path in PROBES:
+                drain.check()
+            missing = request.match_info.http_exception
+            if missing is not None and missing.status == 404:
+                raise _unknown_path(request, paths)
+            if missing is None and request.method == "POST":
+                _check_type(request, takes)
+            if request.method not in _READING and request.path not in _ENDING:
+                drain.check()
+                computes = True
+                drain.requests += 1
+            return await handler(request)
         except Exception as error:
             return reply_to(request, error)
         finally:
+            drain.requests -= computes
             if request.content.is_eof():  # or the rest of the body is still to be read
-                connections.end(request.protocol)
+                request.app[CONNECTIONS].end(request.protocol)
 
     return handle
+
+
+def header_writer(
+    server: ServedModel | ModelRegistry, pages: Pages
+) -> Callable[[web.Request, StreamResponse], Awaitable[None]]:
+    """Write what all replies have in their headers, and count them."""
+
+    async def add_headers(request: web.Request, response: StreamResponse) -> None:
+        response.headers[REQUEST_ID] = request_id.get()
+        add_told_headers(response)
+        if pages.origins:
+            allow_page(pages, request, response)
+        resource = request.match_info.route.resource
+        # Paths that do not exist are one, however many are tried.
+        path = "" if resource is None else resource.canonical
+        server.metrics.replied(path, response.status)
+
+    return add_headers
 
 
 # Key ----------------------------------------------------------------------------------------------
@@ -164,25 +190,6 @@ def _unknown_path(request: web.Request, paths: list[str]) -> UnknownPath:
     )
 
 
-# Request id ---------------------------------------------------------------------------------------
-
-
-HEADER = "X-Request-Id"
-# Longer or stranger ids could forge lines of the log.
-_SENSIBLE = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
-
-
-def chosen_id(given: str | None) -> str | None:
-    """The id that a body asks for as `request_id`. Raises InvalidParameter for one that could not
-    be a header's: every event of a stream has it."""
-    if given is not None and not _SENSIBLE.fullmatch(given):
-        raise InvalidParameter(
-            "request_id",
-            "request_id must have 1 to 128 characters: letters, digits and any of _.:/+=@-",
-        )
-    return given
-
-
 # Access log ---------------------------------------------------------------------------------------
 
 
@@ -203,7 +210,7 @@ class AccessLogger(AbstractAccessLogger):
             "status": response.status,
             "bytes": response.body_length,
             "seconds": round(time, 6),
-            "request_id": response.headers.get(HEADER, "-"),
+            "request_id": response.headers.get(REQUEST_ID, "-"),
             "user_agent": request.headers.get("User-Agent", "-"),
         }
         self.logger.info(
@@ -212,3 +219,146 @@ class AccessLogger(AbstractAccessLogger):
             fields,
             extra={"fields": fields},
         )
+
+
+# Browsers -----------------------------------------------------------------------------------------
+#
+# What protects a server without a key from web pages, and lets chosen pages in.
+#
+# A page that a browser shows may send requests to servers on the same machine. It cannot read
+# replies of another origin unless the server allows it (CORS), but the requests still cost; and a
+# page whose own host name is made to resolve to this machine (DNS rebinding) could read replies.
+
+
+_LOCAL = "localhost"
+_PREFLIGHT_SECONDS = "600"
+_EXPOSED = "X-Request-Id, X-Rootlace-Cache, X-Rootlace-Warning, Retry-After"
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Which origins may ask ("*": any), and the host names by which the server may be addressed.
+
+    `guarded`: no key keeps strangers out, so pages of other origins are refused. `local`: the
+    server listens on this machine only, so foreign host names are refused, too.
+    """
+
+    origins: frozenset[str]
+    hosts: frozenset[str]
+    guarded: bool
+    local: bool
+
+    @classmethod
+    def of(cls, config: GatewayConfig) -> Self:
+        return cls(
+            origins=frozenset(_listed(config.cors_origins)),
+            hosts=frozenset(_listed(config.allowed_hosts)),
+            guarded=not (config.api_key or config.keys_file),
+            local=_is_loopback(config.host),
+        )
+
+    def may_read(self, origin: str) -> bool:
+        return "*" in self.origins or origin.lower() in self.origins
+
+    def check(self, request: web.Request) -> None:
+        """Raises Forbidden for a host name or a page that is not allowed."""
+        if not self.guarded:
+            return
+        name, is_local = _host_named(f"//{request.host}")
+        if self.local and not (is_local or (name and self.hosts & {name, "*"})):
+            raise Forbidden(
+                f"this server is not known as {name or request.host!r}: start it with "
+                "--allowed-hosts NAME, or with an API key"
+            )
+        if not is_browser(request):
+            return
+        origin = request.headers.get("Origin", "")
+        if not self.may_read(origin) and self._is_foreign(request, origin):
+            raise Forbidden(
+                f"pages of {origin or 'other origins'} may not ask: start the server with "
+                f"--cors-origins {origin or 'ORIGIN'}"
+            )
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a preflight request of a page; None for other requests of this method.
+        Raises Forbidden where the page may not ask."""
+        origin = request.headers.get("Origin")
+        asked = request.headers.get("Access-Control-Request-Method")
+        if origin is None or asked is None:
+            return None
+        if not self.may_read(origin):
+            raise Forbidden(
+                f"pages of {origin} may not ask: start the server with --cors-origins {origin}"
+            )
+        wanted = request.headers.get("Access-Control-Request-Headers", "Authorization")
+        return web.Response(
+            status=204,
+            headers={
+                "Access-Control-Allow-Methods": asked,
+                "Access-Control-Allow-Headers": wanted,
+                "Access-Control-Max-Age": _PREFLIGHT_SECONDS,
+            },
+        )
+
+    def _is_foreign(self, request: web.Request, origin: str) -> bool:
+        """Whether a page of another origin asks, be it of this machine's: each port is another.
+
+        Browsers send Sec-Fetch-Site with every request, but Origin not with that of an image or a
+        link. A link to our own page, which shows nothing to whoever links to it, may be followed.
+        """
+        site = request.headers.get("Sec-Fetch-Site")
+        if site in ("cross-site", "same-site"):
+            return not (request.method == "GET" and is_page(request.path))
+        if site == "same-origin" or not origin:
+            return False
+        _, found, asked = origin.lower().partition("://")
+        if found and asked == request.host.lower():
+            return False
+        return _host_named(origin)[0] not in self.hosts  # a proxy may have rewritten the Host
+
+
+def is_page(path: str) -> bool:
+    """Whether the path is that of the page or of one of its files."""
+    return path == "/" or path.startswith("/page/")
+
+
+def is_browser(request: web.Request) -> bool:
+    """Whether a browser asks for a page: with each POST to another origin one says from where."""
+    return bool(request.headers.get("Origin")) or "Sec-Fetch-Site" in request.headers
+
+
+def allow_page(pages: Pages, request: web.Request, response: web.StreamResponse) -> None:
+    """Let the page that asked read the reply, if it may."""
+    response.headers["Vary"] = "Origin"
+    origin = request.headers.get("Origin")
+    if origin is not None and pages.may_read(origin):
+        response.headers["Access-Control-Allow-Origin"] = origin
+        response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip().rstrip("/").lower() for name in names.split(",") if name.strip()]
+
+
+@lru_cache(64)
+def _host_named(url: str) -> tuple[str, bool]:
+    """The host of `url`, and whether it is this machine whoever resolves it: an address cannot be
+    made to resolve elsewhere."""
+    try:
+        name = (urlsplit(url).hostname or "").rstrip(".").lower()
+    except ValueError:  # such as an address that lacks its closing bracket
+        return "", False
+    if name == _LOCAL or name.endswith("." + _LOCAL):
+        return name, True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name, False
+    return name, True
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == _LOCAL

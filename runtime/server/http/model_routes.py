@@ -25,7 +25,7 @@ from rootlace.runtime.server.http.app import (
 )
 from rootlace.runtime.server.http.batch_runner import Answerer, Answering
 from rootlace.runtime.server.http.batch_service import BatchService
-from rootlace.runtime.server.http.body import raw_body
+from rootlace.runtime.server.http.connections import RECEIVING
 from rootlace.runtime.server.http.errors import Handler
 from rootlace.runtime.server.http.ollama import NEVER, Entries, Entry, entry_of, running_of
 from rootlace.runtime.server.http.openapi import Endpoint, Reference
@@ -285,7 +285,7 @@ async def _asked(request: web.Request) -> tuple[str | None, float | None]:
     timeout = None
     if asked is None and request.method == "POST":
         try:
-            body = _named.decode(await raw_body(request))
+            body = _named.decode(await request.app[RECEIVING].read(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None, None
         asked = body.model or body.name

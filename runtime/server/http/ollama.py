@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.model.checkpoint.source import About, model_source
+from rootlace.runtime.server import core
 from rootlace.runtime.server.auth import admitted, namespace_of
 from rootlace.runtime.server.http.admin import Version
 from rootlace.runtime.server.http.body import (
@@ -26,9 +27,13 @@ from rootlace.runtime.server.http.body import (
     ignored,
     read_body,
     refused,
-    source,
 )
-from rootlace.runtime.server.http.chat_pipeline import Chats, FinalOutput, Prepared
+from rootlace.runtime.server.http.chat_pipeline import (
+    AnswerStream,
+    Chats,
+    FinalOutput,
+    Prepared,
+)
 from rootlace.runtime.server.http.chat_request import (
     Block,
     Blocks,
@@ -40,21 +45,20 @@ from rootlace.runtime.server.http.chat_request import (
     thinking_arguments,
 )
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
+from rootlace.runtime.server.http.connections import note_usage, source
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.replies import (
     LINES,
     Reports,
-    adapter_of,
-    check_model,
     json_response,
     report_of,
     stream_events,
 )
-from rootlace.runtime.server.http.reply_headers import note_usage
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
+    adapter_of,
     handling_of,
     handling_without_pin,
     sampling_fields,
@@ -284,7 +288,7 @@ NEVER = "9999-12-31T23:59:59+00:00"
 
 def check_name(gateway: ServedModel, asked: str) -> str:
     """The served model's name. Ollama's clients add a tag. Raises ModelNotFound for another one."""
-    return check_model(gateway, asked.removesuffix(":latest"))
+    return core.check_name(gateway.model_info, asked.removesuffix(":latest"))
 
 
 class Details(TypedDict):
@@ -654,8 +658,8 @@ class Answers:
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         begun, blocks = time.monotonic(), Blocks()
-        with self._chats.stream(asked.prepared) as events:
-            async for event in events:
+        with AnswerStream(self._chats, asked.prepared) as answers:
+            async for event in answers.events():
                 ended = isinstance(event, FinalOutput)
                 changes = (
                     blocks.finish() if isinstance(event, FinalOutput) else blocks.take(event.deltas)

@@ -26,10 +26,10 @@ from rootlace.runtime.server.http.batch_store import (
 from rootlace.runtime.server.http.body import (
     Body,
     ignored,
-    raw_body,
     read_body,
     read_query,
 )
+from rootlace.runtime.server.http.connections import RECEIVING
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.replies import json_response
 from rootlace.runtime.server.server_state import kept_for_others
@@ -111,7 +111,7 @@ class Batches:
         return json_response(page(query, self._service.visible(self._service.storage.batches), 20))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        await raw_body(request)
+        await request.app[RECEIVING].read(request)
         batch = self._batch(request)
         if not batch.unfinished:
             raise InvalidRequest(f"the batch is {batch.status} and cannot be cancelled")

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import Body, convert, ignored, read_body, refused
 from rootlace.runtime.server.http.chat_pipeline import (
     AnswerDelta,
+    AnswerStream,
     Chats,
     FinalOutput,
     Prepared,
@@ -31,31 +33,32 @@ from rootlace.runtime.server.http.chat_request import (
 from rootlace.runtime.server.http.constraints import openai_constraint, openai_options
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.logprobs import ChatLogprobs, chat_logprobs, rows_of
-from rootlace.runtime.server.http.middleware import chosen_id
-from rootlace.runtime.server.http.openai_body import (
-    ContentPart,
-    Messages,
-    SamplingBody,
-    Tool,
-    check_best_of,
-    template_arguments,
-    template_messages,
-    text_of,
-    tools_of,
-)
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
     Envelope,
     UsageReply,
-    adapter_of,
-    check_model,
     envelope,
     json_response,
+    sse,
     stream_events,
     usage_of,
-    wants_usage,
 )
-from rootlace.runtime.server.http.request_fields import handling_of, sampling_fields, with_sampling
+from rootlace.runtime.server.http.request_fields import (
+    ContentPart,
+    Messages,
+    SamplingBody,
+    Tool,
+    adapter_of,
+    chosen_id,
+    handling_of,
+    openai_fields,
+    template_arguments,
+    template_messages,
+    text_of,
+    tools_of,
+    wants_usage,
+    with_sampling,
+)
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tool_parsers.base import (
@@ -63,15 +66,16 @@ from rootlace.runtime.server.tool_parsers.base import (
     CallArguments,
     CallBegin,
     Content,
-    Delta,
     Reasoning,
 )
-from rootlace.wire.protocol import Output, TokenLogprob
+from rootlace.wire.protocol import Output
 
 MAX_TOP_LOGPROBS = 20
 
 _encode_text = msgspec.json.Encoder().encode
 _ANY_TEXT = "\0text"
+_ROLE = {"role": "assistant", "content": ""}
+"""The first delta of each answer."""
 
 
 class Prediction(Body):
@@ -216,7 +220,8 @@ class ChatCompletions:
         body = await read_body(request, CHAT_BODY)
         if body.stream:
             asked, direct = await self._parse(body), DirectEvents()
-            return await stream_events(request, self._stream(asked, direct), direct=direct)
+            head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+            return await stream_events(request, self._stream(asked, head, direct), direct=direct)
         return json_response(await self.answer(body))
 
     async def answer(self, body: ChatBody) -> ChatReply:
@@ -233,10 +238,11 @@ class ChatCompletions:
         return [(await self._parse(body)).prepared.job]
 
     async def _parse(self, body: ChatBody) -> _Request:
-        model = check_model(self._gateway, body.model)
-        top = _top_logprobs(body)
-        fields = sampling_fields(body, "openai")
-        check_best_of(body, fields.get("n", 1))
+        top, choice, template = _top_logprobs(body), _tool_choice(body), _template(body)
+        model = check_name(self._gateway.model_info, body.model)
+        options = openai_options(body)
+        constraint = openai_constraint(body, options)
+        fields = openai_fields(body)
         limit = body.max_completion_tokens
         if (most := body.max_tokens if limit is None else limit) is not None:
             fields["max_tokens"] = most
@@ -246,17 +252,22 @@ class ChatCompletions:
             raise InvalidParameter(
                 "continue_final_message", "continue_final_message excludes add_generation_prompt"
             )
-        options = openai_options(body)
+        budget, predicted = body.thinking_budget, ""
+        if body.thinking is not None:
+            budget = budget_of(budget, body.thinking)
+        if body.prediction is not None:
+            predicted = text_of(body.prediction.content, "prediction.content")
+            check_length(self._gateway, "prediction.content", len(predicted))
         request = ChatRequest(
             messages=template_messages(body.messages),
             fields=fields,
             names={} if limit is None else {"max_tokens": "max_completion_tokens"},
             tools=tools_of(body.tools),
-            choice=_tool_choice(body),
-            constraint=openai_constraint(body, options),
+            choice=choice,
+            constraint=constraint,
             options=options,
-            template=_template(body),
-            thinking_budget=budget_of(body.thinking_budget, body.thinking),
+            template=template,
+            thinking_budget=budget,
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final=bool(body.continue_final_message),
             reasoning=body.separate_reasoning is not False,
@@ -264,15 +275,16 @@ class ChatCompletions:
             cache_report=bool(body.return_cache_report),
             handling=handling_of(body),
             adapter=adapter_of(self._gateway, model, body.adapter),
-            prediction=_predicted(self._gateway, body.prediction),
+            prediction=predicted,
         )
+        usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
         return _Request(
             model=model,
             prepared=await self._chats.prepare(request),
             top=top,
-            usage_chunk=wants_usage(body),
+            usage_chunk=usage_chunk,
             thoughts=body.include_reasoning is not False,
-            id=chosen_id(body.request_id),
+            id=chosen,
         )
 
     def _choices(
@@ -309,37 +321,27 @@ class ChatCompletions:
         }
 
     async def _stream(
-        self, asked: _Request, direct: DirectEvents
-    ) -> AsyncGenerator[list[Any], None]:
-        head: dict[str, Any] = {
-            **envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
-        }
+        self, asked: _Request, fields: Envelope, direct: DirectEvents
+    ) -> AsyncGenerator[bytes, None]:
+        head: dict[str, Any] = {**fields}
         if asked.usage_chunk:
             head["usage"] = None
         writers = [
             _Writer(self._gateway, asked, head, index)
             for index in range(asked.prepared.job.params.n)
         ]
-
-        def written(said: AnswerDelta) -> list[Any]:
-            return writers[said.index].write(said.deltas, said.logprobs)
-
-        with self._chats.stream(asked.prepared) as answers:
-            answers.divert(direct, written)
-            async for event in answers:
+        write = [writer.write for writer in writers]
+        with AnswerStream(self._chats, asked.prepared, direct, write) as answers:
+            async for event in answers.events():
                 if not isinstance(event, FinalOutput):
-                    yield written(event)
+                    yield writers[event.index].write(event)
                     continue
-                chunks = [
-                    chunk
-                    for writer, output, cut in zip(
-                        writers, event.generated.outputs, event.cut_calls, strict=True
-                    )
-                    for chunk in writer.finish(output, cut)
-                ]
+                data, outputs = b"", event.generated.outputs
+                for writer, output, cut in zip(writers, outputs, event.cut_calls, strict=True):
+                    data += writer.finish(output, cut)
                 if asked.usage_chunk:
-                    chunks.append({**head, "choices": [], "usage": asked.usage(event)})
-                yield chunks
+                    data += sse({**head, "choices": [], "usage": asked.usage(event)})
+                direct.last = data
 
 
 class _Writer:
@@ -355,49 +357,46 @@ class _Writer:
         self._calls = 0
         self._begun = False
         # Nearly all chunks differ in their text alone.
-        usual = msgspec.json.encode(self._chunk({"content": _ANY_TEXT}))
+        usual = sse(self._chunk({"content": _ANY_TEXT}))
         self._before, _, self._behind = usual.rpartition(msgspec.json.encode(_ANY_TEXT))
 
-    def write(self, deltas: Sequence[Delta], logprobs: Sequence[TokenLogprob]) -> list[Any]:
-        if len(deltas) == 1 and self._begun and self._asked.top is None:
-            (delta,) = deltas
+    def write(self, said: AnswerDelta) -> bytes:
+        """The events of new pieces of the answer."""
+        top = self._asked.top
+        if len(said.deltas) == 1 and self._begun and top is None:
+            (delta,) = said.deltas
             if isinstance(delta, Content):
-                return [msgspec.Raw(self._before + _encode_text(delta.text) + self._behind)]
-        chunks = self._begin()
-        for delta in deltas:
-            if (written := self._of(delta)) is not None:
-                chunks.append(self._chunk(written))
-        if self._asked.top is not None and logprobs:
-            if not chunks or "role" in chunks[-1]["choices"][0]["delta"]:
-                chunks.append(self._chunk({}))
-            chunks[-1]["choices"][0]["logprobs"] = chat_logprobs(
-                self._gateway.tokenizer, logprobs, self._asked.top
-            )
-        return chunks
-
-    def finish(self, output: Output, cut: bool) -> list[dict[str, Any]]:
-        reason = finish_reason(output, self._calls > 0 and not cut)
-        last = self._chunk({}, finish_reason=reason, matched_stop=output.matched)
-        return [*self._begin(), last]
-
-    def _begin(self) -> list[dict[str, Any]]:
-        if self._begun:
-            return []
+                return self._before + _encode_text(delta.text) + self._behind
+        written: list[dict[str, Any]] = []
+        if not self._begun:
+            written.append(_ROLE)
+        for delta in said.deltas:
+            match delta:
+                case Content():
+                    written.append({"content": delta.text})
+                case Reasoning() if self._asked.thoughts:
+                    written.append({"reasoning_content": delta.text})
+                case CallBegin():
+                    self._calls += 1
+                    call = {"index": self._calls - 1, **_call(delta.name, "")}
+                    written.append({"tool_calls": [call]})
+                case CallArguments():
+                    call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
+                    written.append({"tool_calls": [call]})
         self._begun = True
-        return [self._chunk({"role": "assistant", "content": ""})]
+        if top is not None and said.logprobs and (not written or written[-1] is _ROLE):
+            written.append({})
+        chunks = list(map(self._chunk, written))
+        if top is not None and said.logprobs:
+            logprobs = chat_logprobs(self._gateway.tokenizer, said.logprobs, top)
+            chunks[-1]["choices"][0]["logprobs"] = logprobs
+        return b"".join(map(sse, chunks))
 
-    def _of(self, delta: Delta) -> dict[str, Any] | None:
-        match delta:
-            case Content():
-                return {"content": delta.text}
-            case Reasoning():
-                return {"reasoning_content": delta.text} if self._asked.thoughts else None
-            case CallBegin():
-                self._calls += 1
-                call = {"index": self._calls - 1, **_call(delta.name, "")}
-            case CallArguments():
-                call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
-        return {"tool_calls": [call]}
+    def finish(self, output: Output, cut: bool) -> bytes:
+        """The last events."""
+        reason = finish_reason(output, self._calls > 0 and not cut)
+        last = sse(self._chunk({}, finish_reason=reason, matched_stop=output.matched))
+        return last if self._begun else sse(self._chunk(_ROLE)) + last
 
     def _chunk(self, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -410,14 +409,6 @@ def _call(name: str, arguments: str) -> ToolCallReply:
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
-
-
-def _predicted(gateway: ServedModel, given: Prediction | None) -> str:
-    if given is None:
-        return ""
-    text = text_of(given.content, "prediction.content")
-    check_length(gateway, "prediction.content", len(text))
-    return text
 
 
 def _tool_choice(body: ChatBody) -> ToolChoice:
@@ -443,8 +434,10 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
 
 def _template(body: ChatBody) -> dict[str, Any]:
     """What chat templates are told: whether, and how hard, the model is to think."""
-    given = template_arguments(body.chat_template_kwargs)
-    given |= thinking_arguments(body.thinking, body.reasoning_effort)
+    kwargs = body.chat_template_kwargs
+    given = {} if kwargs is None else template_arguments(kwargs)
+    if body.thinking is not None or body.reasoning_effort is not None:
+        given |= thinking_arguments(body.thinking, body.reasoning_effort)
     if body.enable_thinking is not None:
         given["enable_thinking"] = body.enable_thinking
     return given

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 from aiohttp import web
 
+from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import read_body, refused
 from rootlace.runtime.server.http.constraints import Asked, openai_constraint
@@ -19,27 +20,27 @@ from rootlace.runtime.server.http.logprobs import (
     rows_of,
     text_length,
 )
-from rootlace.runtime.server.http.middleware import chosen_id
-from rootlace.runtime.server.http.openai_body import SamplingBody, check_best_of
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
     Envelope,
     UsageReply,
-    adapter_of,
-    check_model,
     envelope,
     json_response,
+    sse,
     stream_events,
     usage_of,
-    wants_usage,
 )
 from rootlace.runtime.server.http.request_fields import (
     Prompt,
+    SamplingBody,
+    adapter_of,
     check_samples,
+    chosen_id,
     handling_of,
     make_params,
+    openai_fields,
     parse_prompts,
-    sampling_fields,
+    wants_usage,
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel
@@ -144,9 +145,8 @@ class Completions:
         return self._parse(body).jobs
 
     def _parse(self, body: CompletionBody) -> _Request:
-        model = check_model(self._gateway, body.model)
-        fields = sampling_fields(body, "openai")
-        check_best_of(body, fields.get("n", 1))
+        model = check_name(self._gateway.model_info, body.model)
+        fields = openai_fields(body)
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if body.logprobs is not None:
             if body.logprobs < 0:
@@ -234,10 +234,7 @@ class Completions:
 
         with generation.GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
             shots.divert(
-                generation.Direct(
-                    direct.is_open,
-                    lambda chunks: direct.write([written(0, chunk) for chunk in chunks]),
-                )
+                direct, lambda chunks: b"".join([sse(written(0, chunk)) for chunk in chunks])
             )
             async for prompt, event in shots:
                 if isinstance(event, Chunk):

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
+from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.batch_store import Deleted, page
 from rootlace.runtime.server.http.body import (
     MANY,
@@ -24,7 +25,12 @@ from rootlace.runtime.server.http.body import (
     read_query,
     refused,
 )
-from rootlace.runtime.server.http.chat_pipeline import Chats, FinalOutput, Prepared
+from rootlace.runtime.server.http.chat_pipeline import (
+    AnswerStream,
+    Chats,
+    FinalOutput,
+    Prepared,
+)
 from rootlace.runtime.server.http.chat_request import (
     Block,
     BlockEvent,
@@ -40,27 +46,24 @@ from rootlace.runtime.server.http.chat_request import (
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import PrefixHolds
-from rootlace.runtime.server.http.openai_body import (
-    ACCOUNT,
-    CACHE,
-    CLIENTS_RUN,
-    ContentPart,
-    call_of,
-    text_of,
-)
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
-    adapter_of,
-    check_model,
     json_response,
     report_of,
     stream_events,
 )
 from rootlace.runtime.server.http.request_fields import (
+    ACCOUNT,
+    CACHE,
+    CLIENTS_RUN,
+    ContentPart,
     HandlingBody,
+    adapter_of,
+    call_of,
     handling_of,
     sampling_fields,
+    text_of,
     with_sampling,
 )
 from rootlace.runtime.server.http.response_store import (
@@ -408,7 +411,7 @@ class Responses:
         return json_response(Deleted(response_id, "response"))
 
     async def _parse(self, body: ResponsesBody) -> _Request:
-        model = check_model(self._gateway, body.model)
+        model = check_name(self._gateway.model_info, body.model)
         check_include(body)
         previous = None
         if body.previous_response_id is not None:
@@ -471,8 +474,8 @@ class Responses:
 
         started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
         try:
-            with self._chats.stream(asked.prepared) as events:
-                async for event in events:
+            with AnswerStream(self._chats, asked.prepared) as answers:
+                async for event in answers.events():
                     if not number:
                         for name in ("response.created", "response.in_progress"):
                             yield numbered({"type": name, "response": started})

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from msgspec import inspect
 
-from rootlace.runtime.server.http.body import Standing, one_of, standing
+from rootlace.runtime.server.http.body import Standing, standing
 from rootlace.runtime.server.http.errors import Handler
 from rootlace.runtime.server.http.replies import json_response
 
@@ -158,7 +158,7 @@ def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
     for schema in components.values():
         _give_examples(schema.get("properties", {}), name)
     for kind, schema in zip(types, schemas, strict=True):
-        if names := one_of(kind):
+        if names := getattr(kind, "one_of", ()):
             component = components[schema["$ref"].rpartition("/")[2]]
             component["oneOf"] = [_alone(name, names) for name in names]
     found = iter(schemas)

@@ -15,10 +15,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_writer import StreamWriter
 
-from rootlace.runtime.server.http.errors import InvalidParameter, error_body
-from rootlace.runtime.server.http.openai_body import SamplingBody
-from rootlace.runtime.server.model_texts import check_name
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.http.errors import error_body
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import CacheReport, Generated, Usage, describe
 
@@ -39,12 +36,13 @@ class Dialect:
     end: bytes = b""
 
 
-def _data(payload: object) -> bytes:
+def sse(payload: object) -> bytes:
+    """A server-sent event."""
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def _named(payload: dict[str, Any]) -> bytes:
-    return b"event: " + payload.get("type", "error").encode() + b"\n" + _data(payload)
+    return b"event: " + payload.get("type", "error").encode() + b"\n" + sse(payload)
 
 
 def _line(payload: object) -> bytes:
@@ -52,7 +50,7 @@ def _line(payload: object) -> bytes:
 
 
 _EVENTS = "text/event-stream; charset=utf-8"
-OPENAI = Dialect(_EVENTS, _data, b"data: [DONE]\n\n")
+OPENAI = Dialect(_EVENTS, sse, b"data: [DONE]\n\n")
 NAMED_EVENTS = Dialect(_EVENTS, _named)
 """Events whose name is their payload's `type`."""
 LINES = Dialect("application/x-ndjson", _line)
@@ -67,13 +65,14 @@ class DirectEvents:
     """
 
     def __init__(self) -> None:
+        self.last = b""
+        """Events to be sent together with the reply's end."""
         self._writer: StreamWriter | None = None
-        self._encode: Callable[[Any], bytes] = _data
 
-    def begin(self, writer: AbstractStreamWriter | None, encode: Callable[[Any], bytes]) -> None:
+    def begin(self, writer: AbstractStreamWriter | None) -> None:
         """The reply's head was written to `writer`. Without chunks (HTTP/1.0) this stays closed."""
         if isinstance(writer, StreamWriter) and writer.chunked:
-            self._writer, self._encode = writer, encode
+            self._writer = writer
 
     def end(self) -> None:
         self._writer = None
@@ -85,11 +84,10 @@ class DirectEvents:
         transport = writer.transport
         return transport is not None and not transport.is_closing()
 
-    def write(self, payloads: Sequence[Any]) -> None:
-        """Send payloads together. Only while this is open."""
+    def write(self, data: bytes) -> None:
+        """Send events together. Only while this is open."""
         writer = self._writer
         assert writer is not None and writer.transport is not None
-        data = b"".join(map(self._encode, payloads))
         if data:
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
             writer.output_size += len(chunk)  # the access log tells it
@@ -102,8 +100,8 @@ async def stream_events(
     dialect: Dialect = OPENAI,
     direct: DirectEvents | None = None,
 ) -> web.StreamResponse:
-    """Send each payload as one event, then the end. Payloads that come as a list are sent together:
-    what the system takes for sending is much of what a short event costs.
+    """Send each payload as one event, then the end. Bytes are events already, which are sent
+    together: what the system takes for sending is much of what a short event costs.
 
     The reply starts with the first payload, so an error before it still has its own HTTP status; a
     later error is sent as an event in the endpoint's error shape. However this ends, the client
@@ -120,17 +118,16 @@ async def stream_events(
     async with aclosing(payloads):
         try:
             async for payload in payloads:
-                together = payload if isinstance(payload, list) else [payload]
-                if not together:
+                data = payload if isinstance(payload, bytes) else dialect.encode(payload)
+                if not data:
                     continue
-                data = b"".join(map(dialect.encode, together))
                 if response.prepared:
                     await response.write(data)
                     continue
                 writer = await response.prepare(request)
                 await response.write(data)
                 if direct is not None:
-                    direct.begin(writer, dialect.encode)
+                    direct.begin(writer)
         except ConnectionResetError:
             raise
         except Exception as error:
@@ -144,7 +141,7 @@ async def stream_events(
                 direct.end()
     if not response.prepared:
         await response.prepare(request)
-    await response.write_eof(dialect.end)
+    await response.write_eof(dialect.end if direct is None else direct.last + dialect.end)
     return response
 
 
@@ -283,35 +280,3 @@ def usage_of(results: Sequence[Generated]) -> UsageReply:
     if pins := [each.facts.pin for each in results if each.facts.pin]:
         found["cache_pins"] = pins
     return found
-
-
-def check_model(gateway: ServedModel, asked: str | None) -> str:
-    """The name of the served model, with that of the adapter that is asked for behind it
-    (`MODEL:ADAPTER`). Raises ModelNotFound when another one is asked for."""
-    return check_name(gateway.model_info, asked)
-
-
-def adapter_of(
-    gateway: ServedModel, model: str, asked: str | None = None, field: str = "adapter"
-) -> str:
-    """The adapter of a request: what its `field` asks for, or else what is behind the name of the
-    model, as `check_model` gives it. "": none, also where it is asked for. Raises InvalidParameter,
-    also where the two differ."""
-    named = model.removeprefix(gateway.model_info.name).removeprefix(":")
-    if asked is None or asked == named:
-        return named
-    if asked and asked not in gateway.model_info.adapters:
-        known = ", ".join(gateway.model_info.adapters) or "none"
-        raise InvalidParameter(field, f"the adapter {asked!r} is not loaded (loaded: {known})")
-    if named:
-        raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
-    return asked
-
-
-def wants_usage(body: SamplingBody) -> bool:
-    """Whether a stream ends with a chunk that carries the usage, and with it the cache report."""
-    if body.stream_options is None:
-        return bool(body.stream and body.return_cache_report)
-    if not body.stream:
-        raise InvalidParameter("stream_options", "stream_options needs stream=true")
-    return bool(body.stream_options.include_usage or body.return_cache_report)

@@ -1,19 +1,26 @@
-"""Sampling fields of bodies, which follow from `rootlace.wire.sampling`, as `SamplingParams`."""
+"""Fields that bodies share, and what becomes of them.
+
+Sections: handling, model, prompts, sampling, OpenAI's body, messages, conversation.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 
-from rootlace.runtime.server.http.body import Body
+from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
+from rootlace.runtime.server.http.chat_request import Tool as ChatTool
+from rootlace.runtime.server.http.connections import SENSIBLE_ID, note_warning
+from rootlace.runtime.server.http.constraints import OpenAIConstraintBody
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.reply_headers import note_warning
+from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.protocol import ModelInfo, Part, Text, Tokens
 from rootlace.wire.sampling import (
     PARAMETERS,
@@ -84,6 +91,26 @@ def remaining(handling: Handling, seconds: float) -> Handling:
     if handling.timeout is None:
         return handling
     return msgspec.structs.replace(handling, timeout=max(handling.timeout - seconds, 1e-9))
+
+
+# Model --------------------------------------------------------------------------------------------
+
+
+def adapter_of(
+    gateway: ServedModel, model: str, asked: str | None = None, field: str = "adapter"
+) -> str:
+    """The adapter of a request: what its `field` asks for, or else what is behind the name of the
+    model, as `check_name` gives it. "": none, also where it is asked for. Raises InvalidParameter,
+    also where the two differ."""
+    named = model.removeprefix(gateway.model_info.name).removeprefix(":")
+    if asked is None or asked == named:
+        return named
+    if asked and asked not in gateway.model_info.adapters:
+        known = ", ".join(gateway.model_info.adapters) or "none"
+        raise InvalidParameter(field, f"the adapter {asked!r} is not loaded (loaded: {known})")
+    if named:
+        raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
+    return asked
 
 
 # Prompts ------------------------------------------------------------------------------------------
@@ -237,11 +264,13 @@ def make_params(
     Raises InvalidParameter naming the field as the client does.
     """
     names = names or {}
-    own = {key: value for key, value in fields.items() if value is not None or key == "max_tokens"}
-    given: dict[str, Any] = {"max_tokens": None, **(defaults or {}), **model.sampling, **own}
-    if "max_tokens" not in own and given["max_tokens"] is not None:
+    given: dict[str, Any] = {"max_tokens": None, **(defaults or {}), **model.sampling}
+    for key, value in fields.items():
+        if value is not None or key == "max_tokens":
+            given[key] = value
+    if "max_tokens" not in fields and given["max_tokens"] is not None:
         # Whoever asks for more than the default bound has not asked for the bound.
-        given["max_tokens"] = max(given["max_tokens"], own.get("min_tokens", 0))
+        given["max_tokens"] = max(given["max_tokens"], fields.get("min_tokens") or 0)
     vocab_size = model.vocab_size
     for key in ("stop_token_ids", "logit_bias"):
         param = names.get(key, key)
@@ -258,3 +287,254 @@ def make_params(
         return SamplingParams(**given, given=TUNED)
     except BadParameter as error:
         raise InvalidParameter(names.get(error.param, error.param), error.told(names)) from None
+
+
+# OpenAI's body ------------------------------------------------------------------------------------
+#
+# What the bodies of OpenAI's endpoints have in common.
+#
+# Every field may be null, which means its default. Fields that clients send and that do not change
+# what a text model answers are typed and then ignored; any other unknown field is refused, because
+# a misspelt parameter that does nothing is worse than an error.
+
+
+ACCOUNT = ignored("it is about the account of OpenAI's clients")
+CACHE = ignored("every prompt is cached")
+_NO_BEAMS = "there is no beam search"
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, ignored("nothing is obfuscated")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, refused("the usage comes at the end, by include_usage")
+    ] = None
+
+
+class SamplingBody(OpenAIConstraintBody):
+    """What completions and chat completions share, but for what `with_sampling` adds."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    best_of: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    adapter: str | None = None
+    cache_salt: str | None = None
+    return_cache_report: bool | None = None
+    request_id: str | None = None
+    # Those of a `HandlingBody`: a struct cannot have two others for its bases.
+    priority: Priority | None = None
+    timeout: Seconds | None = None
+    cache: Cache | None = None
+
+    guided_decoding_backend: Annotated[str | None, ignored("the server chose its backend")] = None
+    user: Annotated[str | None, ACCOUNT] = None
+    metadata: Annotated[dict[str, str] | None, ACCOUNT] = None
+    store: Annotated[bool | None, ignored("nothing is stored")] = None
+    service_tier: Annotated[str | None, ACCOUNT] = None
+    safety_identifier: Annotated[str | None, ACCOUNT] = None
+    prompt_cache_key: Annotated[str | None, CACHE] = None
+    prompt_cache_retention: Annotated[str | None, CACHE] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
+    cache_control: Annotated[dict[str, Any] | None, CACHE] = None
+    keep_alive: Annotated[int | float | str | None, ignored("the model stays loaded")] = None
+
+    length_penalty: Annotated[float | None, refused(_NO_BEAMS, 1.0)] = None
+    use_beam_search: Annotated[bool | None, refused(_NO_BEAMS)] = None
+    early_stopping: Annotated[bool | None, refused(_NO_BEAMS)] = None
+    prompt_logprobs: Annotated[
+        int | None, refused("/v1/completions gives them with echo and logprobs")
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None, ignored("it concerns slow tokenizers")
+    ] = None
+    return_token_ids: Annotated[bool | None, refused("/generate gives them as output_ids")] = None
+    bad_words: Annotated[list[str] | None, refused("give the tokens to logit_bias")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, refused("a prompt that is too long is an error; shorten it before you send it")
+    ] = None
+
+
+def openai_fields(body: SamplingBody) -> dict[str, Any]:
+    """The `sampling_fields` of OpenAI's endpoints. Raises InvalidParameter if more samples were to
+    be drawn than are returned."""
+    fields = sampling_fields(body, "openai")
+    n = fields.get("n", 1)
+    if body.best_of is not None and body.best_of != n:
+        raise InvalidParameter("best_of", f"best_of is only supported equal to n ({n})")
+    return fields
+
+
+def chosen_id(given: str | None) -> str | None:
+    """The id that a body asks for as `request_id`. Raises InvalidParameter for one that could not
+    be a header's: every event of a stream has it."""
+    if given is not None and not SENSIBLE_ID.fullmatch(given):
+        raise InvalidParameter(
+            "request_id",
+            "request_id must have 1 to 128 characters: letters, digits and any of _.:/+=@-",
+        )
+    return given
+
+
+def wants_usage(body: SamplingBody) -> bool:
+    """Whether a stream ends with a chunk that carries the usage, and with it the cache report."""
+    if body.stream_options is None:
+        return bool(body.stream and body.return_cache_report)
+    if not body.stream:
+        raise InvalidParameter("stream_options", "stream_options needs stream=true")
+    return bool(body.stream_options.include_usage or body.return_cache_report)
+
+
+# Messages -----------------------------------------------------------------------------------------
+#
+# OpenAI's messages and tools, as bodies carry them.
+
+
+CLIENTS_RUN = "tools are run by the client"
+CACHED = ignored("every prompt is cached")
+
+
+class ContentPart(History):
+    """Only text can be read."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(History):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(History, kw_only=True):
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
+class Message(History):
+    """What anybody said. `reasoning` is what others call `reasoning_content`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    refusal: str | None = None
+    # These would be content, were they anything else.
+    function_call: None = None
+    audio: None = None
+
+
+Messages = Annotated[list[Message], SOME]
+
+
+class Function(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    ONLY: ClassVar[str] = CLIENTS_RUN
+
+    type: Literal["function"]
+    function: Function
+    cache_control: Annotated[Any, CACHED] = None
+
+
+# Conversation -------------------------------------------------------------------------------------
+
+
+_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final"})
+
+
+def template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`chat_template_kwargs`. Raises InvalidParameter for what has a field of its own."""
+    for name in sorted(_TEMPLATE_ARGUMENTS & given.keys()):
+        raise InvalidParameter(
+            f"chat_template_kwargs.{name}", f"{name} belongs outside of chat_template_kwargs"
+        )
+    return dict(given)
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as dictionaries with plain text content and decoded tool arguments.
+
+    Raises InvalidParameter for content that is not text.
+    """
+    found = []
+    for index, message in enumerate(messages):
+        param, content = f"messages[{index}]", message.content
+        if content is None and message.role != "assistant":
+            raise InvalidParameter(f"{param}.content", f"{param}.content is missing")
+        if isinstance(content, list):
+            content = text_of(content, f"{param}.content")
+        # "developer" is OpenAI's newer name of the system role; templates know only the old one.
+        role = "system" if message.role == "developer" else message.role
+        one: dict[str, Any] = {
+            "role": role,
+            "content": message.refusal or "" if content is None else content,
+        }
+        if message.tool_calls:
+            if message.role != "assistant":
+                raise InvalidParameter(
+                    f"{param}.tool_calls", "only an assistant message has tool calls"
+                )
+            one["tool_calls"] = [
+                call_of(call.id, call.function.name, call.function.arguments)
+                for call in message.tool_calls
+            ]
+        # Some servers answer with a text here, others with an object.
+        other = message.reasoning if isinstance(message.reasoning, str) else None
+        for name, value in (
+            ("name", message.name),
+            ("tool_call_id", message.tool_call_id),
+            ("reasoning_content", message.reasoning_content or other),
+        ):
+            if value is not None:
+                one[name] = value
+        found.append(one)
+    return found
+
+
+def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
+    """The tools of a body."""
+    if not tools:
+        return ()
+    functions = [tool.function for tool in tools]
+    return tuple([ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions])
+
+
+def text_of(content: str | list[ContentPart], param: str) -> str:
+    """A content's text. Raises InvalidParameter for a part, below `param`, that is none."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        where, name = f"{param}[{index}]", "refusal" if part.type == "refusal" else "text"
+        if not part.type.endswith(("text", "refusal")):  # also `input_text` and the like
+            raise InvalidParameter(where, f"{where}: only text is served, not {part.type!r}")
+        text = part.refusal if name == "refusal" else part.text
+        if text is None:
+            raise InvalidParameter(f"{where}.{name}", f"{where}.{name} is missing")
+        texts.append(text)
+    return "".join(texts)
+
+
+def call_of(
+    call_id: str | None, name: str, arguments: str | dict[str, Any] | None
+) -> dict[str, Any]:
+    """A call as chat templates expect it."""
+    if isinstance(arguments, str):
+        # Templates write the arguments as JSON themselves; text that is none stays as it is.
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            arguments = msgspec.json.decode(arguments or "{}")
+    function = {"name": name, "arguments": {} if arguments is None else arguments}
+    return {"id": call_id, "type": "function", "function": function}

@@ -16,23 +16,19 @@ from aiohttp import web
 
 from rootlace.runtime.contracts.messages import Pooling
 from rootlace.runtime.server.auth import admitted, namespace_of
-from rootlace.runtime.server.http.body import SOME, Body, ignored, read_body, refused, source
+from rootlace.runtime.server.core import check_name
+from rootlace.runtime.server.http.body import SOME, Body, ignored, read_body, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
+from rootlace.runtime.server.http.connections import note_usage, source
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import behind_prompts
-from rootlace.runtime.server.http.replies import (
-    PromptTokens,
-    adapter_of,
-    check_model,
-    envelope,
-    json_response,
-)
-from rootlace.runtime.server.http.reply_headers import note_usage
+from rootlace.runtime.server.http.replies import PromptTokens, envelope, json_response
 from rootlace.runtime.server.http.request_fields import (
     MAX_PROMPTS,
     HandlingBody,
     Prompt,
+    adapter_of,
     check_texts,
     handling_without_pin,
     parse_prompts,
@@ -96,7 +92,7 @@ class Selections:
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await read_body(request, SelectBody)
-        model = check_model(self._gateway, body.model)
+        model = check_name(self._gateway.model_info, body.model)
         check_texts(body.choices, "choices")
         size = self._gateway.model_info.vocab_size
         if body.text is not None:
@@ -182,7 +178,7 @@ class Embeddings:
 
     async def answer(self, body: EmbeddingBody) -> EmbeddingReply:
         """The whole reply."""
-        model = check_model(self._gateway, body.model)
+        model = check_name(self._gateway.model_info, body.model)
         size = self._gateway.engine.info.hidden_size
         if body.dimensions is not None and not 0 < body.dimensions <= size:
             raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
@@ -369,7 +365,7 @@ class Scores:
 
     async def score(self, request: web.Request) -> web.Response:
         body = await read_body(request, ScoreBody)
-        model = check_model(self._gateway, body.model)
+        model = check_name(self._gateway.model_info, body.model)
         if body.text_1 is not None or body.text_2 is not None:
             return json_response(await self._pairs(body, model))
         labels = self._labels(body)
@@ -392,7 +388,7 @@ class Scores:
 
     async def rerank(self, request: web.Request) -> web.Response:
         body = await read_body(request, RerankBody)
-        model = check_model(self._gateway, body.model)
+        model = check_name(self._gateway.model_info, body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         if not texts:
             raise InvalidParameter("documents", "documents must not be empty")

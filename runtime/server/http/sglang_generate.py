@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, Ty
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import ignored, read_body, refused
 from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
@@ -28,8 +29,6 @@ from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
 from rootlace.runtime.server.http.replies import (
     Drafted,
     Reports,
-    adapter_of,
-    check_model,
     drafts_of,
     json_response,
     report_of,
@@ -38,6 +37,7 @@ from rootlace.runtime.server.http.replies import (
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
+    adapter_of,
     check_samples,
     handling_of,
     make_params,
@@ -208,7 +208,7 @@ class Generate:
         return json_response(replies if _is_batch(body, asked) else replies[0])
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
-        model = check_model(self._gateway, body.model)
+        model = check_name(self._gateway.model_info, body.model)
         info = self._gateway.model_info
         vocab_size = info.vocab_size
         if body.text is not None:

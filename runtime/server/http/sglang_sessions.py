@@ -14,11 +14,12 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
+from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.body import Body, ignored, read_body
 from rootlace.runtime.server.http.chat_pipeline import check_length
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import GenerationStream, PrefixHolds
-from rootlace.runtime.server.http.replies import Status, check_model, json_response
+from rootlace.runtime.server.http.replies import Status, json_response
 from rootlace.runtime.server.http.request_fields import Prompt
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.tokenizer import Piece
@@ -122,7 +123,7 @@ class Sessions:
     async def open(self, request: web.Request) -> web.Response:
         """Its reply is the session's id."""
         body = await read_body(request, OpenSessionBody)
-        check_model(self._gateway, body.model)
+        check_name(self._gateway.model_info, body.model)
         key = owner(), body.session_id or uuid.uuid4().hex
         if key in self._turns:
             raise InvalidParameter("session_id", f"the session {key[1]!r} is open already")
@@ -134,7 +135,7 @@ class Sessions:
 
     async def close(self, request: web.Request) -> web.Response:
         body = await read_body(request, CloseSessionBody)
-        check_model(self._gateway, body.model)
+        check_name(self._gateway.model_info, body.model)
         key = owner(), body.session_id
         if key not in self._turns:
             raise InvalidParameter("session_id", f"there is no session {body.session_id!r}")

@@ -154,35 +154,30 @@ class ToolPrompt:
         self._default = _default_system(template.format)
         self._listed = tool_format(template, self.format)
 
-    def missing(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[str, ...]:
-        """What of a conversation the template has no place for: of tools, calls and results."""
-        found = {"tools"} if tools and not self.lists else set[str]()
-        for message in messages:
-            if not self.calls and message.get("tool_calls"):
-                found.add("calls")
-            if not self.results and message["role"] in _RESULTS:
-                found.add("results")
-        return tuple([name for name in ("tools", "calls", "results") if name in found])
-
     def write(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        missing: Sequence[str] | None = None,
-    ) -> tuple[list[Message], list[Message] | None]:
+        self, messages: Sequence[Message], tools: Sequence[Message]
+    ) -> tuple[list[Message], list[Message] | None, list[str]]:
         """The conversation and the tools that the template is to write, which are as they were
-        but for what is `missing` (None: to be found)."""
-        missing = self.missing(messages, tools) if missing is None else missing
-        found = [self._enclosed(m) if m["role"] in _RESULTS else m for m in messages]
-        if "results" in missing:
+        but for what it has no place for; and that: of tools, calls and results."""
+        found, calls, results = [], False, False
+        for message in messages:
+            if message["role"] in _RESULTS:
+                results, message = True, self._enclosed(message)
+            calls = calls or bool(message.get("tool_calls"))
+            found.append(message)
+        missing = ["tools"] if tools and not self.lists else []
+        if results and not self.results:
             found = self._with_results(found)
-        if "calls" in missing:
+        if calls and not self.calls:
+            missing.append("calls")
             found = [self._with_calls(message) for message in found]
-        elif self.encodes:
+        elif calls and self.encodes:
             found = [_encoded(message) for message in found]
+        if results and not self.results:
+            missing.append("results")
         if "tools" not in missing:
-            return found, [*tools] or None
-        return self._with_tools(found, tools), None
+            return found, [*tools] or None, missing
+        return self._with_tools(found, tools), None, missing
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Message]) -> list[Message]:
         listing = "".join(text for text, _ in write_list(self._listed, tools))

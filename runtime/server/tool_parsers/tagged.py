@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 
 import msgspec
 
@@ -41,7 +42,7 @@ class Tagged:
     calls: Calls
     think: tuple[str, str] | None = None
 
-    @property
+    @cached_property
     def always(self) -> bool:
         return self.think is not None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rootlace.runtime.server.http.body import from_source
+from rootlace.runtime.server.http.connections import from_source
 from tests.server.http.conftest import Serve, Served
 from tests.server.http.fake_gateway import FakeGateway
 

@@ -455,7 +455,7 @@ async def test_who_sends_too_slowly_is_let_go(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr("rootlace.runtime.server.http.app.IDLE_SECONDS", 0.05)
-    monkeypatch.setattr("rootlace.runtime.server.http.body.BODY_SECONDS", 0.05)
+    monkeypatch.setattr("rootlace.runtime.server.http.connections.BODY_SECONDS", 0.05)
     served = await serve(FakeGateway())
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -77,10 +77,10 @@ async def test_both_ways_say_the_same(
     direct = 0
     write = DirectEvents.write
 
-    def counted(self: DirectEvents, payloads: Any) -> None:
+    def counted(self: DirectEvents, data: bytes) -> None:
         nonlocal direct
         direct += 1
-        write(self, payloads)
+        write(self, data)
 
     monkeypatch.setattr(DirectEvents, "write", counted)
     caplog.set_level("INFO", logger=app.__name__)
@@ -112,10 +112,10 @@ async def test_a_client_that_reads_slowly_misses_nothing(
     ways = []
     begin, is_open = DirectEvents.begin, DirectEvents.is_open
 
-    def with_small_buffer(self: DirectEvents, writer: Any, encode: Any) -> None:
+    def with_small_buffer(self: DirectEvents, writer: Any) -> None:
         connection = writer.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
-        begin(self, writer, encode)
+        begin(self, writer)
 
     def noted(self: DirectEvents) -> bool:
         ways.append(is_open(self))
