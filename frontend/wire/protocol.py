@@ -531,13 +531,15 @@ class ModelInfo(_Wire):
 
 class TokenLogprob(_Wire):
     """`logprob` is None for a prompt's first token. `top` holds (id, logprob, text), best first.
-    `forced`: the constraint left no other token, so it was not sampled."""
+    `forced`: the constraint left no other token, so it was not sampled. `drafted`: the source in
+    `DRAFT_SOURCES` from which the token was computed ahead; empty if it was not."""
 
     token_id: int
     text: str
     logprob: float | None
     top: tuple[tuple[int, float, str], ...] = ()
     forced: bool = False
+    drafted: str = ""
 
 
 DRAFT_SOURCES = ("prediction", "tree", "output")

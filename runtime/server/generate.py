@@ -109,7 +109,7 @@ class Sample:
     def feed(self, update: EngineOutput) -> None:
         """Take new tokens. Once `finish` is set, later updates do not count."""
         if update.scores is not None:
-            self._take_scores(update.token_scores(), update.forced)
+            self._take_scores(update)
         if self._stops is not None:
             self._feed_checked(update, self._stops)
             return
@@ -219,11 +219,11 @@ class Sample:
             return self.token_ids[:-1], ""
         return self.token_ids, ""
 
-    def _take_scores(self, scores: Sequence[TokenScore], forced: tuple[int, ...]) -> None:
-        tokenizer = self._tokenizer
-        self.logprobs += [
-            token_logprob(tokenizer, score, index in forced) for index, score in enumerate(scores)
-        ]
+    def _take_scores(self, update: EngineOutput) -> None:
+        tokenizer, drafted = self._tokenizer, dict(update.accepted)
+        for at, score in enumerate(update.token_scores()):
+            source = DRAFT_SOURCES[drafted[at]] if at in drafted else ""
+            self.logprobs.append(token_logprob(tokenizer, score, at in update.forced, source))
 
     def _decode(self, count: int) -> None:
         """Decode the first `count` tokens, as far as their text is certain."""
@@ -259,10 +259,12 @@ class Sample:
         self.finish, self.matched = finish, update.matched
 
 
-def token_logprob(tokenizer: Tokenizer, score: TokenScore, forced: bool = False) -> TokenLogprob:
+def token_logprob(
+    tokenizer: Tokenizer, score: TokenScore, forced: bool = False, drafted: str = ""
+) -> TokenLogprob:
     top = tuple((id_, value, tokenizer.token_text(id_)) for id_, value in score.top)
     text = tokenizer.token_text(score.token_id)
-    return TokenLogprob(score.token_id, text, score.logprob, top, forced)
+    return TokenLogprob(score.token_id, text, score.logprob, top, forced, drafted)
 
 
 # Generation ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ them, whose cache then knows the answer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,14 +63,20 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[rl.Runti
 
 
 def told(runtime: rl.Runtime, body: dict[str, Any]) -> tuple[Any, int]:
-    """The choices, and how many drafted tokens are in them."""
+    """The choices, and how many drafted tokens are in them; log-probabilities name the same."""
     reply = post(runtime, "/v1/chat/completions", messages=HI, seed=3, **body)
     choices = reply["choices"]
     for choice in choices:
         for call in choice["message"].get("tool_calls") or ():
             call.pop("id")
     drafts = reply["usage"]["completion_tokens_details"].get("drafts", {})
-    return choices, sum(counts["accepted"] for counts in drafts.values())
+    accepted = {source: counts["accepted"] for source, counts in drafts.items()}
+    if body.get("logprobs"):
+        tokens = [token for choice in choices for token in choice["logprobs"]["content"]]
+        named = Counter(token.pop("drafted", None) for token in tokens)
+        assert {source: named.pop(source, 0) for source in accepted} == accepted
+        assert not named.keys() - {None}
+    return choices, sum(accepted.values())
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -548,12 +548,12 @@ class Turn {
   show(text, scored) {
     const joined = scored.map((token) => token.token).join("");
     if (joined !== text) {
-      const plain = element("span", scored.every((t) => t.forced) && scored.length ? "token forced" : "", text);
+      const plain = element("span", scored.every((t) => t.forced) && scored.length ? kindOf(scored[0]) : "", text);
       this.text.append(plain);
       return;
     }
     for (const token of scored) {
-      const span = element("span", token.forced ? "token forced" : "token", token.token);
+      const span = element("span", kindOf(token), token.token);
       SCORED.set(span, token);
       this.text.append(span);
       this.text.tabIndex = 0;
@@ -651,7 +651,8 @@ class Turn {
       const { prompt_tokens, completion_tokens, prompt_tokens_details, completion_tokens_details } = this.usage;
       told.push(`prompt ${prompt_tokens}, ${prompt_tokens_details.cached_tokens} cached`);
       const forced = completion_tokens_details.forced_tokens;
-      told.push(`answer ${completion_tokens}` + (forced ? `, ${forced} forced` : ""));
+      const drafts = Object.values(completion_tokens_details.drafts ?? {}).reduce((sum, one) => sum + one.accepted, 0);
+      told.push(`answer ${completion_tokens}` + (forced ? `, ${forced} forced` : "") + (drafts ? `, ${drafts} drafted` : ""));
       const rate = (1000 * completion_tokens) / Math.max(end - this.begun, 1);
       told.push(`${rate.toFixed(1)} tokens/s`);
       for (const report of this.usage.cache_reports ?? []) {
@@ -686,6 +687,13 @@ function tokensOf(logprobs) {
   }));
 }
 
+const DRAFTED_FROM = { prediction: "from the prediction", tree: "from other requests' texts", output: "from this request's text" };
+
+/** The class of a token's span: what was forced or drafted has a tint. */
+function kindOf(token) {
+  return "token" + (token.forced ? " forced" : token.drafted ? " drafted" : "");
+}
+
 const SCORED = new WeakMap(); // of the span of a token: its log-probabilities
 
 /** Tells what stood to choose where this token stands. */
@@ -705,6 +713,7 @@ function hover(span) {
     box.append(row);
   }
   if (token.forced) box.append(element("caption", "", "forced by the constraint"));
+  else if (token.drafted) box.append(element("caption", "", `drafted: ${DRAFTED_FROM[token.drafted]}`));
   document.body.append(box);
   const at = span.getBoundingClientRect();
   box.style.left = `${Math.max(Math.min(at.left, innerWidth - box.offsetWidth - 8), 0)}px`;

@@ -29,10 +29,13 @@ class TokenReply(TypedDict):
 
 
 class ChosenToken(TokenReply):
-    """A token of an answer, with its best alternatives; `forced` if a constraint left no other."""
+    """A token of an answer, with its best alternatives; `forced` if a constraint left no other.
+
+    `drafted` names the source of a token that was computed ahead."""
 
     top_logprobs: list[TokenReply]
     forced: NotRequired[bool]
+    drafted: NotRequired[str]
 
 
 class ChatLogprobs(TypedDict):
@@ -76,7 +79,7 @@ def finite(logprob: float) -> float:
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> ChatLogprobs:
     """`logprobs` of a chat choice: one entry per token, with its `top` best alternatives. Tokens
-    that a constraint forced have `forced`."""
+    that a constraint forced have `forced`, and those that were computed ahead `drafted`."""
     content = []
     for token in tokens:
         entry = _entry(tokenizer, token.token_id, token.text, token.logprob)
@@ -91,6 +94,8 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
         }
         if token.forced:
             chosen["forced"] = True
+        if token.drafted:
+            chosen["drafted"] = token.drafted
         content.append(chosen)
     return {"content": in_parts(content), "refusal": None}
 
