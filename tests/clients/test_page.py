@@ -743,6 +743,8 @@ def test_charts_have_values_and_times(tab: Tab) -> None:
     page.mouse.move(0, 0)
     page.set_viewport_size({"width": 360, "height": 740})
     page.evaluate("chart.draw(chart.samples)")
+    # A new text of an SVG may have no box until the page is painted (Chromium 150).
+    page.evaluate("new Promise((told) => requestAnimationFrame(() => setTimeout(told)))")
     boxes = times.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().toJSON())")
     frame = figure.bounding_box()
     assert frame and len(boxes) >= 2
