@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -111,8 +110,7 @@ def _serve(
 
         executor = take_share(engine.executor, config.replica, config.replicas)
         engine = dataclasses.replace(engine, executor=executor)
-    # Late imports: torch takes seconds, and a refused model should not wait for it.
-    import_torch()
+    # Late import: torch takes seconds, and a refused model should not wait for it.
     from rootlace.runtime.model.executor.runner import ModelRunner
 
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -218,20 +216,6 @@ def _serve(
     finally:
         service.close()
         filler.close()
-
-
-def import_torch() -> None:
-    """Import torch without its Python rules for tensors on the meta device.
-
-    They take a quarter of the import's time and 18 MB (torch 2.13). A module that needs the rules
-    imports `torch._meta_registrations`.
-    """
-    if "torch" not in sys.modules:
-        name = "torch._meta_registrations"
-        sys.modules[name] = ModuleType(name)
-        import torch  # noqa: F401
-
-        del sys.modules[name]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._meta_registrations  # layers run on the meta device
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (

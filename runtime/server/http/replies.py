@@ -135,7 +135,10 @@ async def stream_events(
                 raise
             if not isinstance(error, RootlaceError):
                 log.exception("%s %s failed while streaming", request.method, request.path)
-            await response.write(dialect.encode(error_body(error, request.path)))
+            said = dialect.encode(error_body(error, request.path))
+            if direct is not None:
+                said, direct.last = direct.last + said, b""
+            await response.write(said)
         finally:
             if direct is not None:
                 direct.end()
