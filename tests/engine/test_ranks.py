@@ -29,7 +29,7 @@ async def test_the_death_of_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPat
     client = await EngineClient.start(config, ended.set_result)
     try:
         engine = psutil.Process(client.info.pid)
-        (worker,) = [one for one in engine.children() if "worker" in one.cmdline()[-1]]
+        (worker,) = [one for one in engine.children() if "ranks" in one.cmdline()[-1]]
         tokens: list[int] = []
         request = EngineRequest(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=3, seed=0))
         client.submit(request, lambda update: tokens.extend(update.token_ids))
@@ -48,7 +48,7 @@ async def test_a_rank_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPa
     client = await EngineClient.start(EngineConfig(executor=executor, cache=CacheConfig(16, 64)))
     try:
         first = psutil.Process(client.info.pid)
-        (worker,) = [one for one in first.children() if "worker" in one.cmdline()[-1]]
+        (worker,) = [one for one in first.children() if "ranks" in one.cmdline()[-1]]
 
         async def tokens(rid: int) -> list[int]:
             found: list[int] = []

@@ -106,7 +106,7 @@ class ModelRunner:
             check_memory(config, dtype, executor, cache, available, head_apart=packs)
         if divided:
             # Only here: other models should not wait for what ranks need.
-            from rootlace.runtime.model.parallel.leader import lead
+            from rootlace.runtime.model.parallel.ranks import lead
 
             if weights_of is not load_weights:
                 raise InvalidRequest("tensor_parallel: other ranks read their own weights")

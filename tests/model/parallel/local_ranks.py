@@ -14,7 +14,7 @@ import torch
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.parallel.leader import load_rank
+from rootlace.runtime.model.parallel.ranks import load_rank
 from rootlace.runtime.model.parallel.shard import Shard
 from tests.model.plans import Blocks, Row, Work, make_plan
 

@@ -17,7 +17,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.parallel.leader import LeadingSteps
+from rootlace.runtime.model.parallel.ranks import LeadingSteps
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, Outcome

@@ -9,8 +9,8 @@ import pytest
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.parallel import leader
-from rootlace.runtime.model.parallel.leader import WorkerConfig, Workers
+from rootlace.runtime.model.parallel import ranks
+from rootlace.runtime.model.parallel.ranks import WorkerConfig, Workers
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 
 LOADS = """
@@ -45,7 +45,7 @@ def test_a_rank_is_waited_for_as_long_as_it_says_that_it_loads(
 
 
 def test_a_rank_that_stops_while_it_loads_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(ranks, "SILENCE_SECONDS", 0.01)
     with pytest.raises(ServerUnavailable, match="rank 1 said nothing for"):
         wait(monkeypatch, [], 60)
 

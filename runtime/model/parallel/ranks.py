@@ -1,6 +1,6 @@
 """Each rank's part of a model; rank 0, which starts the others and has them compute each step.
 
-`python -m rootlace.runtime.model.parallel.leader` is a rank behind the first. `Workers` starts it.
+`python -m rootlace.runtime.model.parallel.ranks` is a rank behind the first. `Workers` starts it.
 It computes what rank 0 says until its parent ends. Whatever fails ends it, and with it the engine.
 """
 
@@ -144,7 +144,7 @@ class Workers:
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         for config in configs:
             process = subprocess.Popen(
-                processes.child_command("rootlace.runtime.model.parallel.leader"),
+                processes.child_command("rootlace.runtime.model.parallel.ranks"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,  # what was read of it and not taken yet would be silent
