@@ -532,7 +532,7 @@ class ModelInfo(_Wire):
 class TokenLogprob(_Wire):
     """`logprob` is None for a prompt's first token. `top` holds (id, logprob, text), best first.
     `forced`: the constraint left no other token, so it was not sampled. `drafted`: the source in
-    `DRAFT_SOURCES` from which the token was computed ahead; empty if it was not."""
+    `DRAFT_SOURCES` of a token computed ahead, where the operation asks for a cache report."""
 
     token_id: int
     text: str

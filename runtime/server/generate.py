@@ -74,9 +74,13 @@ class Sample:
         params: SamplingParams,
         searches: Sequence[Search] = (),
         thoughts: ThoughtTokens | None = None,
+        tells_drafts: bool = False,
     ) -> None:
-        """`searches` are those of `params.stop_regex`; nothing stops within `thoughts`."""
+        """`searches` are those of `params.stop_regex`; nothing stops within `thoughts`.
+
+        `tells_drafts`: log-probabilities name the source of drafted tokens."""
         self.index = index
+        self._tells_drafts = tells_drafts
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.forced_at: list[int] = []
@@ -220,7 +224,8 @@ class Sample:
         return self.token_ids, ""
 
     def _take_scores(self, update: EngineOutput) -> None:
-        tokenizer, drafted = self._tokenizer, dict(update.accepted)
+        tokenizer = self._tokenizer
+        drafted = dict(update.accepted) if self._tells_drafts else {}
         for at, score in enumerate(update.token_scores()):
             source = DRAFT_SOURCES[drafted[at]] if at in drafted else ""
             self.logprobs.append(token_logprob(tokenizer, score, at in update.forced, source))
@@ -347,7 +352,9 @@ class Generation:
         report = core.report_scope() if op.cache_report else ""
         thoughts = None if op.thoughts is None else self._thoughts(op.thoughts, state.ids[-1])
         self._samples = [
-            Sample(index, core.tokenizer, state.ids, op.params, searches, thoughts)
+            Sample(
+                *(index, core.tokenizer, state.ids, op.params, searches, thoughts, op.cache_report)
+            )
             for index in range(op.params.n)
         ]
         if thoughts is not None and not (

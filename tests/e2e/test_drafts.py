@@ -35,7 +35,12 @@ CHATS: dict[str, dict[str, Any]] = {
     "thoughts, then text": {"thinking_budget": 12},
     "thoughts, then stop strings": {"thinking_budget": 5, "stop": ["a", "}", "<"]},
     "thoughts, then a schema": {"thinking_budget": 5, **form(SCHEMA)},
-    "no thoughts": {"enable_thinking": False, "logprobs": True, "top_logprobs": 2},
+    "no thoughts": {
+        "enable_thinking": False,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "return_cache_report": True,
+    },
     "closed object": {**form(SCHEMA), "n": 3},
     "open object": {**form(OPEN), "enable_thinking": False},
     "distinct items": {**form(DISTINCT), "enable_thinking": False, "logprobs": True},
@@ -71,7 +76,7 @@ def told(runtime: rl.Runtime, body: dict[str, Any]) -> tuple[Any, int]:
             call.pop("id")
     drafts = reply["usage"]["completion_tokens_details"].get("drafts", {})
     accepted = {source: counts["accepted"] for source, counts in drafts.items()}
-    if body.get("logprobs"):
+    if body.get("return_cache_report"):
         tokens = [token for choice in choices for token in choice["logprobs"]["content"]]
         named = Counter(token.pop("drafted", None) for token in tokens)
         assert {source: named.pop(source, 0) for source in accepted} == accepted
