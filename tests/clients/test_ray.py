@@ -30,7 +30,7 @@ from rootlace.runtime.assets import demo_model
 from tests.waiting import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "deploy" / "serve.yaml"
-PORT = 38123
+PORT = 28123  # below those that the system gives to anybody
 URL = f"http://127.0.0.1:{PORT}"
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 PROMPTS = [f"The story of number {at} began on a long day where the road ends. " for at in range(6)]
