@@ -72,6 +72,7 @@ _REFUSED_ESCAPES = frozenset("AZaNUkpPQEc0123456789")
 _TAKEN = (
     *(sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN),
     *(sre.BRANCH, sre.SUBPATTERN, sre.MAX_REPEAT, sre.MIN_REPEAT, sre.ASSERT, sre.ASSERT_NOT),
+    sre.FAILURE,  # what `(?!)` is since Python 3.13
 )
 _ECMA_BREAKS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 ECMA_SPACE: Ranges = (

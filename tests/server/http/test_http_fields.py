@@ -199,7 +199,7 @@ DEEP = json.loads("[" * 600 + "]" * 600)
     [
         (path, {"chat_template_kwargs": kwargs}, status)
         for path in ("/v1/chat/completions", "/tokenize")
-        for kwargs, status in (({"self": 1}, 200), ({"x": DEEP}, 400))
+        for kwargs, status in (({"self": 1}, 200), ({"x": DEEP}, 0))
     ]
     + [
         ("/v1/chat/completions", {"tools": [tool], "tool_choice": "required"}, 400)
