@@ -177,7 +177,7 @@ class Steps:
                     if launched.plan.late:
                         self._sample(launched)
                     self._collect_and_drop(launched)
-                elif plan is not None:
+                if plan is not None:
                     self._over(plan)
                 return updates
         if plan is None:
@@ -247,7 +247,6 @@ class Steps:
             raise
         except Exception:
             log.exception("step %d, which was given up, failed", launched.plan.step)
-        self._over(launched.plan)
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
         if isinstance(error, ExecutorLost):

@@ -254,6 +254,7 @@ def test_what_is_wrong_is_told_in_one_line(
         assert (ended.value.code or 0) == status
         told = capsys.readouterr().err
         assert told.startswith(said) and told.count("\n") == bool(said)
+        assert "--prot" in told or "--prot" not in arguments
 
 
 def test_sampling_of_one_of_several_models(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.engine.core import MaskFiller
+from rootlace.runtime.engine.core import MaskFiller, Steps
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
@@ -177,3 +178,28 @@ def test_a_pool_too_small_for_all(runner, prompts) -> None:
         assert harness.scheduler.stats()["retractions"] > 0
         harnesses.append(harness)
     compare(*harnesses)
+
+
+def test_a_step_whose_late_samples_fail_is_over_once() -> None:
+    plan = SimpleNamespace(step=1, num_rows=1, rids=(), context_len=(), forecast=0.5, late=True)
+    ended: list[int] = []
+    record: Any = SimpleNamespace(begin=lambda *_: None, end=ended.append)
+    collected: list[Any] = []
+
+    def sample(*_: Any) -> None:
+        raise RuntimeError("no mask")
+
+    scheduler: Any = SimpleNamespace(
+        plan=lambda: plan,
+        take_updates=list,
+        late_samples=lambda _: (),
+        fail=lambda _, reason: [str(reason)],
+    )
+    executor: Any = SimpleNamespace(
+        launch=lambda plan: SimpleNamespace(plan=plan), sample=sample, collect=collected.append
+    )
+    steps = Steps(scheduler, executor, True, [].append, record)
+    (said,) = steps.step()
+    assert "no mask" in str(said) and len(collected) == 1
+    assert steps.count == 1 and ended == [1]
+    assert steps.finish() == []
