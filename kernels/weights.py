@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
 
 import torch
 
-Codes = Literal["int8", "int4", "uint4", "fp8_e4m3", "e2m1", "nl4"]
+from rootlace.kernels.codes import TABLES, Codes
 
 
 @dataclass(frozen=True)
@@ -31,19 +30,11 @@ class CodeType:
         return 1 if self.table is None else 2
 
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_NL4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
 CODES: dict[Codes, CodeType] = {
     "int8": CodeType(torch.int8),
-    "int4": CodeType(torch.uint8, tuple(float(i - 16 if i > 7 else i) for i in range(16))),
-    "uint4": CodeType(torch.uint8, tuple(float(i) for i in range(16))),
     "fp8_e4m3": CodeType(torch.float8_e4m3fn),
-    "e2m1": CodeType(torch.uint8, (*_E2M1, *(-value for value in _E2M1))),
-    "nl4": CodeType(torch.uint8, tuple(float(value) for value in _NL4)),
+    **{codes: CodeType(torch.uint8, table) for codes, table in TABLES.items()},
 }
-"""int4 has a sign, uint4 has none. e2m1: the four-bit floats of MXFP4. nl4: the levels of GGUF's
-IQ4_NL."""
 
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
 INTEGER_SCALES = (torch.uint8, torch.int8)

@@ -215,6 +215,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.families",
         "rootlace.runtime.model.checkpoint.quantised.layouts",
     },
+    "rootlace.runtime.model.checkpoint.quantised.blocks": {"rootlace.kernels.codes"},
     "rootlace.runtime.model.checkpoint.quantised.reading": {
         "rootlace.runtime.model.checkpoint.quantised",
         "rootlace.runtime.model.gguf.file",
@@ -277,6 +278,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.hub": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised.layouts": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.quantised.blocks": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.model.checkpoint.quantised.reading": {"aiohttp", "transformers", "zmq"},
     "rootlace.runtime.model.gguf": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.doctor": {"aiohttp", "zmq"},

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rootlace.kernels.codes import Codes
 from rootlace.kernels.reference.layers import linear as dense_products
 from rootlace.kernels.reference.layers import table_of
 from rootlace.kernels.triton.launching import (
@@ -29,7 +30,7 @@ from rootlace.kernels.triton.launching import (
     round_to,
     settings,
 )
-from rootlace.kernels.weights import CODES, Codes, Quantised, Weight, parts_of
+from rootlace.kernels.weights import CODES, Quantised, Weight, parts_of
 
 MOST_ROWS = 64
 """Rows of a step beyond which matrices are made dense. What would be best has not been measured."""

@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from rootlace.kernels.codes import Codes
 from rootlace.kernels.reference.layers import dequantise
-from rootlace.kernels.weights import CODES, Codes, Quantised, Scheme, columns_of
+from rootlace.kernels.weights import CODES, Quantised, Scheme, columns_of
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.families.spec import ModelSpec
