@@ -32,6 +32,7 @@ from benchmarks.ceilings import measure_apart
 from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.random_models import MODELS, SIZES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
+from rootlace.kernels.arrays import as_tensor
 from rootlace.kernels.native.machine import usable_cores
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
@@ -42,7 +43,6 @@ from rootlace.runtime.model.automaton_table import HostMasks
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.executor.steps import ModelSetup
@@ -123,14 +123,13 @@ def loaded(
 ) -> tuple[LoadedModel, ModelSpec]:
     config = ModelConfig.read(folder)
     dtype = dtype or chosen_dtype(executor, config)
-    cpu = torch.device("cpu")
-    rotary = RotaryEmbedding(config, None, cpu, dtype)
-    model = on_cpu(ModelSetup(config, executor, cache, dtype, cpu, rotary, weights_of))
+    model = on_cpu(ModelSetup(config, executor, cache, dtype, "cpu", weights_of))
     # Products of zeros take less time.
-    if model.pool.dtype == torch.uint8:
-        model.pool.fill_(60)  # codes, scales and offsets that are numbers
+    pool = as_tensor(model.pool)
+    if pool.dtype == torch.uint8:
+        pool.fill_(60)  # codes, scales and offsets that are numbers
     else:
-        model.pool.normal_()
+        pool.normal_()
     return model, config.spec
 
 

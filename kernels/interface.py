@@ -7,14 +7,16 @@ formula) and the CPU path; an accelerated set replaces functions one by one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
-from rootlace.kernels.weights import Weight
+if TYPE_CHECKING:
+    import torch
+
+    from rootlace.kernels.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,15 @@ class KVScales:
 
     k: torch.Tensor
     v: torch.Tensor
+
+
+ALIGNMENT = 16
+
+
+def slot_bytes(bits: int, heads: int, dim: int) -> int:
+    """Bytes of the keys, or the values, of one token in a layer of a cache of integers."""
+    words = -(-heads * dim * bits // 32) + heads * (1 if bits == 8 else -(-dim // 32))
+    return -(-4 * words // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -231,6 +242,10 @@ class PlainActivation(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+Array: TypeAlias = Any
+"""A tensor; NumPy's array for the kernels of `HostSampling`."""
+
+
 @dataclass(frozen=True)
 class LogitEdits:
     """What is done to logits [R, V] before sampling, in this order:
@@ -241,15 +256,15 @@ class LogitEdits:
     depends on the tokens before to its values; with `seen_*`, all are given.
     """
 
-    bias_start: torch.Tensor | None = None  # [R+1] int32
-    bias_token: torch.Tensor | None = None  # [B] int32
-    bias: torch.Tensor | None = None  # [B] float32, -inf: banned
-    mask_table: torch.Tensor | None = None  # [N, W] int32
-    mask_row: torch.Tensor | None = None  # [R] int32, -1: everything is allowed
-    seen_start: torch.Tensor | None = None  # [R+1] int32
-    seen_token: torch.Tensor | None = None  # [P] int32, tokens of the prompt or the output
-    seen_count: torch.Tensor | None = None  # [P] int32, how often in the output
-    penalties: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [R] float64 each
+    bias_start: Array | None = None  # [R+1] int32
+    bias_token: Array | None = None  # [B] int32
+    bias: Array | None = None  # [B] float32, -inf: banned
+    mask_table: Array | None = None  # [N, W] int32
+    mask_row: Array | None = None  # [R] int32, -1: everything is allowed
+    seen_start: Array | None = None  # [R+1] int32
+    seen_token: Array | None = None  # [P] int32, tokens of the prompt or the output
+    seen_count: Array | None = None  # [P] int32, how often in the output
+    penalties: Mapping[str, Array] = field(default_factory=dict)  # [R] float64 each
 
 
 class EditLogits(Protocol):
@@ -272,11 +287,11 @@ class PickRows:
     least 1; V or more is neutral.
     """
 
-    params: Mapping[str, torch.Tensor]  # [R] each: float64, or int32 for a number of tokens
-    seed: torch.Tensor  # [R] int64
-    position: torch.Tensor  # [R] int64, not negative
-    mask_table: torch.Tensor | None = None  # [N, W] int32
-    mask_row: torch.Tensor | None = None  # [R] int32, -1: everything is allowed
+    params: Mapping[str, Array]  # [R] each: float64, or int32 for a number of tokens
+    seed: Array  # [R] int64
+    position: Array  # [R] int64, not negative
+    mask_table: Array | None = None  # [N, W] int32
+    mask_row: Array | None = None  # [R] int32, -1: everything is allowed
 
 
 class PickTokens(Protocol):
@@ -305,7 +320,7 @@ class TokenLogprobs(Protocol):
     ) -> torch.Tensor: ...
 
 
-Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Scores: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 
 
 class ScoreTokens(Protocol):
@@ -314,6 +329,16 @@ class ScoreTokens(Protocol):
     equal ones by id; their log-probabilities float32)."""
 
     def __call__(self, logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores: ...
+
+
+@dataclass(frozen=True)
+class HostSampling:
+    """What samples from logits in main memory: `EditLogits`, `PickTokens` and `ScoreTokens` of
+    NumPy's arrays."""
+
+    edit_logits: Callable[..., np.ndarray]
+    pick_tokens: Callable[..., np.ndarray]
+    score_tokens: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)

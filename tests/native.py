@@ -6,14 +6,20 @@ import ctypes
 import fcntl
 import functools
 import platform
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import HostSampling
 from rootlace.kernels.native import library
 from rootlace.kernels.native.build import NativeUnavailable, library_file, read_processor
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.sampling import native_kernels
+from rootlace.kernels.native.sampling import native_sampling
+from rootlace.kernels.reference import REFERENCE
 from tests.conftest import ROOT
 
 
@@ -35,10 +41,34 @@ def native_library() -> ctypes.CDLL:
     return found
 
 
-def native_kernel_set(threads: int = 2) -> KernelSet:
+def native_host_sampling(threads: int = 2) -> HostSampling:
     """What samples in C++; skips the test if there can be none."""
     found = native_library()
-    return native_kernels(found, Team(found, threads))
+    return native_sampling(found, Team(found, threads))
+
+
+def of_tensors(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays that takes tensors, and gives some."""
+
+    def call(*given: Any) -> Any:
+        found = run(*given)
+        if isinstance(found, tuple):
+            return tuple(map(torch.as_tensor, found))
+        return torch.as_tensor(found)
+
+    return call
+
+
+def native_kernel_set(threads: int = 2) -> KernelSet:
+    """The same for tensors, among the reference's kernels."""
+    host = native_host_sampling(threads)
+    return replace(
+        REFERENCE,
+        name="native",
+        edit_logits=of_tensors(host.edit_logits),
+        pick_tokens=of_tensors(host.pick_tokens),
+        score_tokens=of_tensors(host.score_tokens),
+    )
 
 
 NATIVE = "-march=native"

@@ -12,16 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rootlace.kernels.interface import AttentionBatch, KernelSet, KVCodes, KVScaling
-from rootlace.kernels.native.library import Rows, Team
+from rootlace.kernels.interface import AttentionBatch, KernelSet, KVCodes, KVScaling, slot_bytes
+from rootlace.kernels.native.library import LANES, Rows, Team
 from rootlace.kernels.native.linear import DTYPES
-from rootlace.kernels.native.sampling import native_kernels
-from rootlace.kernels.reference.kv_cache import slot_bytes
+from rootlace.kernels.reference import REFERENCE
 
 MAX_DIM = 1024
 """Numbers of a head, at most."""
-LANES = 16
-"""Numbers in a vector of `src/isa/vector.h`, whatever the processor."""
 
 
 def laid_out(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,11 +254,10 @@ class NativeAttention:
 
 
 def attending_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
-    """The reference's kernels, with what `native_kernels` replaces, and attention in C++."""
+    """The reference's kernels, with attention in C++."""
     attention = NativeAttention(library, team)
     return replace(
-        native_kernels(library, team),
-        name="reference",
+        REFERENCE,
         plan_attention=attention.plan,
         paged_attention=attention,
         write_kv=attention.write,

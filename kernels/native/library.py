@@ -65,6 +65,8 @@ def _free_with(holder: object, free: Callable[[int], None], handle: int) -> None
 
 
 FLOAT32, BFLOAT16 = 0, 1
+LANES = 16
+"""Numbers in a vector of `src/isa/vector.h`, whatever the processor."""
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 import fcntl
 import hashlib
 import json
@@ -15,13 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rootlace.kernels.arrays import as_array
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import default_cache, kind_of_processor, note_use, write_whole
 from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.machine import mapped
+from rootlace.kernels.native.packed import LINE, Epilogue, Packed, ProductPath
 from rootlace.kernels.reference.layers import flat_scales
 from rootlace.kernels.weights import CODES, Dense, Quantised, Weight, parts_of, rows_of, same
 
@@ -136,41 +138,9 @@ class Source:
 
 
 DTYPES = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
-LINE = 64
-
-
-class ProductPath(enum.IntEnum):
-    """How products go through a weight: `RlPath` of api.h."""
-
-    BEST = 0
-    VECTORS = 1
-
 
 ChoosePath = Callable[[int, int, bool], ProductPath]
 """The path of a weight of so many outputs and inputs, gated or not."""
-
-
-class Epilogue(enum.IntEnum):
-    """What follows a product: `Epilogue` of linear.h."""
-
-    STORE = 0
-    FLOAT32 = 1
-    ADD = 2
-    SILU_MUL = 3
-    GELU_MUL = 4
-    RELU = 5
-    GELU = 6
-    GELU_TANH = 7
-    CLAMPED_MUL = 8
-
-    @property
-    def gated(self) -> bool:
-        return self in (Epilogue.SILU_MUL, Epilogue.GELU_MUL, Epilogue.CLAMPED_MUL)
-
-    @property
-    def wide(self) -> bool:
-        """Whether it writes float32, whatever the activations are in."""
-        return self in (Epilogue.FLOAT32, Epilogue.ADD)
 
 
 class Arena:
@@ -183,44 +153,15 @@ class Arena:
     CHUNK = 32 << 20
 
     def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
+        self._free = np.empty(0, np.uint8)
 
-    def take(self, size: int) -> Tensor:
-        """`size` bytes (uint8), zero. They live as long as the tensor does."""
+    def take(self, size: int) -> np.ndarray:
+        """`size` bytes (uint8), zero. They live as long as the array does."""
         rounded = -(-size // LINE) * LINE
         if len(self._free) < rounded:
             self._free = mapped(max(rounded, self.CHUNK))
         taken, self._free = self._free[:size], self._free[rounded:]
         return taken
-
-
-@dataclass(frozen=True)
-class Packed:
-    """W [outputs, inputs] as `src/linear.cpp` reads it. `schemes`: of codes, None for numbers."""
-
-    memory: Tensor  # uint8
-    outputs: int
-    inputs: int
-    bias: Tensor | None = None  # float32 [outputs]
-    order: Tensor | None = None  # int32 [inputs]
-    schemes: ctypes.Array[native.Scheme] | None = None
-    path: ProductPath = ProductPath.BEST
-
-    def structure(self, factor: float = 1.0) -> native.Linear:
-        """For C; valid as long as this object is. `factor`: what products are multiplied by where
-        they are float32."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        order = None if self.order is None else self.order.data_ptr()
-        return native.Linear(
-            packed=self.memory.data_ptr(),
-            bias=bias,
-            inputs=self.inputs,
-            outputs=self.outputs,
-            schemes=self.schemes,
-            order=order,
-            factor=factor,
-            path=self.path,
-        )
 
 
 @dataclass(frozen=True)
@@ -271,30 +212,31 @@ class Packer:
             raise ValueError(reason)
         found = [prepared(part) for part in parts if isinstance(part, Quantised)]
         schemes = (native.Scheme * len(found))(*(scheme_of(part) for part in found))
-        order = None if found[0].order is None else found[0].order.contiguous()
+        order = None if found[0].order is None else as_array(found[0].order)
         memory = self._codes(found, schemes, path)
         return Packed(memory, outputs, inputs, bias, order, schemes, path)
 
-    def _numbers(self, matrix: Tensor, gated: bool, path: ProductPath) -> Tensor:
+    def _numbers(self, matrix: Tensor, gated: bool, path: ProductPath) -> np.ndarray:
         if matrix.dim() != 2 or matrix.dtype != self.dtype:
             found = f"{list(matrix.shape)} in {matrix.dtype}"
             raise ValueError(f"weights are a matrix in {self.dtype}, not {found}")
         form, shape = (DTYPES[self.dtype], path), (*matrix.shape, gated)
         packed = self.arena.take(self.library.rl_packed_bytes(*form, *shape))
         rows = matrix.detach().contiguous()
-        self.library.rl_pack(self.team.handle, *form, rows.data_ptr(), *shape, packed.data_ptr())
+        at = packed.ctypes.data
+        self.library.rl_pack(self.team.handle, *form, rows.data_ptr(), *shape, at)
         return packed
 
     def _codes(
         self, parts: Sequence[Quantised], schemes: ctypes.Array[native.Scheme], path: ProductPath
-    ) -> Tensor:
+    ) -> np.ndarray:
         shape = (DTYPES[self.dtype], path, *parts[0].shape, len(parts), schemes)
         packed = self.arena.take(self.library.rl_codes_bytes(*shape))
         for index, part in enumerate(parts):
             source = Source(part)
             self.library.rl_pack_codes(
                 *(self.team.handle, *shape, index),
-                *(ctypes.addressof(source.structure), packed.data_ptr()),
+                *(ctypes.addressof(source.structure), packed.ctypes.data),
             )
         return packed
 
@@ -322,7 +264,7 @@ class PackedLinear:
         self.inputs, self.outputs = self._packed.inputs, self._packed.outputs
 
     @property
-    def packed(self) -> Tensor:
+    def packed(self) -> np.ndarray:
         """The memory, uint8."""
         return self._packed.memory
 
@@ -379,7 +321,7 @@ class Products:
         )
 
 
-def _bias(weight: Weight) -> Tensor | None:
+def _bias(weight: Weight) -> np.ndarray | None:
     biases = []
     for part in parts_of(weight):
         rows = part.shape[0]
@@ -389,7 +331,7 @@ def _bias(weight: Weight) -> Tensor | None:
         biases.append(bias)
     if all(part.bias is None for part in parts_of(weight)):
         return None
-    return torch.cat(biases).contiguous()
+    return as_array(torch.cat(biases))
 
 
 # Measured paths -----------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import torch
-from torch import Tensor
+import numpy as np
 
 # Control groups -----------------------------------------------------------------------------------
 #
@@ -60,12 +59,12 @@ def _groups(top: Path, path: str) -> Iterator[Path]:
 HUGE_PAGE = 2 << 20
 
 
-def mapped(size: int, parts: int = 0) -> Tensor:
+def mapped(size: int, parts: int = 0) -> np.ndarray:
     """`size` bytes (uint8), zero, aligned to `HUGE_PAGE`. What is never touched costs no memory.
 
-    They live as long as the tensor does, and are all of its storage. Of `parts` equal ones that
-    fill from their beginnings, each begins with a huge page's size in small pages: who writes a
-    little to each pays for that little. Raises OSError if the system has no room for them.
+    They live as long as the array does. Of `parts` equal ones that fill from their beginnings, each
+    begins with a huge page's size in small pages: who writes a little to each pays for that little.
+    Raises OSError if the system has no room for them.
     """
     # Private and anonymous: shared memory gets huge pages on few systems.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -73,17 +72,15 @@ def mapped(size: int, parts: int = 0) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    begin = -whole.data_ptr() % HUGE_PAGE
+    whole = np.frombuffer(memory, np.uint8)
+    begin = -whole.ctypes.data % HUGE_PAGE
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):
             for part in range(parts):
                 start = begin + part * size // parts
                 start -= start % mmap.PAGESIZE
                 memory.madvise(mmap.MADV_NOHUGEPAGE, start, min(HUGE_PAGE, len(memory) - start))
-    if not size:  # a buffer must not be empty
-        return whole[begin:begin]
-    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)
+    return whole[begin : begin + size]
 
 
 # Cores --------------------------------------------------------------------------------------------

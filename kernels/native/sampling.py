@@ -5,46 +5,45 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import Any
 
-import torch
+import numpy as np
 
-from rootlace.kernels.interface import Choice, KernelSet, LogitEdits, PickRows, Scores
+from rootlace.kernels.interface import Choice, HostSampling, LogitEdits, PickRows
 from rootlace.kernels.native.library import Edits, Team
-from rootlace.kernels.reference import REFERENCE
 
 # Columns ------------------------------------------------------------------------------------------
 #
 # Numbers per row that C++ takes by name (`src/columns.h`): the sources list them, in order.
 
 
-_TYPES = {"double": torch.float64, "int32_t": torch.int32}
+_TYPES: dict[str, np.dtype[Any]] = {"double": np.dtype(np.float64), "int32_t": np.dtype(np.int32)}
 
 
-def declared_columns(text: bytes) -> dict[str, torch.dtype]:
+def declared_columns(text: bytes) -> dict[str, np.dtype[Any]]:
     """The columns that `rl_penalties` or `rl_pick_params` lists, in order."""
     pairs = (one.split() for one in text.decode().split(",") if one)
     return {name: _TYPES[kind] for kind, name in pairs}
 
 
 def _columns(
-    declared: Mapping[str, torch.dtype], values: Mapping[str, torch.Tensor], count: int
-) -> tuple[list[int], list[torch.Tensor]]:
-    """(`RlColumn` of each declared column, one behind the other; the tensors that these point to).
+    declared: Mapping[str, np.dtype[Any]], values: Mapping[str, np.ndarray], count: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """(`RlColumn` of each declared column, one behind the other; the arrays that these point to).
 
     Raises ValueError where names or lengths are not those that C++ reads.
     """
     if values.keys() != declared.keys():
         raise ValueError(f"given are {sorted(values)}, the kernel reads {sorted(declared)}")
-    kept = [values[name].to(dtype) for name, dtype in declared.items()]
+    kept = [np.asarray(values[name], dtype) for name, dtype in declared.items()]
     return [number for each in kept for number in _column(each, count)], kept
 
 
-def _column(values: torch.Tensor, count: int) -> tuple[int, int]:
+def _column(values: np.ndarray, count: int) -> tuple[int, int]:
     """`RlColumn` of api.h."""
     if values.shape != (count,):
         raise ValueError(f"a column of {list(values.shape)} for {count} rows")
-    return values.data_ptr(), values.stride(0) * values.element_size()
+    return values.ctypes.data, values.strides[0]
 
 
 # Edit logits --------------------------------------------------------------------------------------
@@ -53,15 +52,15 @@ def _column(values: torch.Tensor, count: int) -> tuple[int, int]:
 
 
 class NativeEditLogits:
-    """See `interface.EditLogits`. Not thread-safe."""
+    """See `interface.EditLogits`, of arrays. Not thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library
         self._team = team
         self._penalties = declared_columns(library.rl_penalties())
 
-    def __call__(self, logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
-        logits = logits.to(torch.float32).contiguous()
+    def __call__(self, logits: np.ndarray, edits: LogitEdits) -> np.ndarray:
+        logits = np.ascontiguousarray(logits, np.float32)
         _check(edits, len(logits))
         given = Edits()
         kept = []
@@ -73,22 +72,22 @@ class NativeEditLogits:
         for name, values in vars(edits).items():
             if name == "penalties" or values is None:
                 continue
-            kept.append(values.to(torch.float32 if name == "bias" else torch.int32).contiguous())
-            setattr(given, name, kept[-1].data_ptr())
+            kept.append(np.ascontiguousarray(values, np.float32 if name == "bias" else np.int32))
+            setattr(given, name, kept[-1].ctypes.data)
             if name == "mask_table":
                 given.mask_words = values.shape[1]
-        edited = torch.empty_like(logits)
+        edited = np.empty_like(logits)
         self._library.rl_edit(
             self._team.handle,
-            logits.data_ptr(),
+            logits.ctypes.data,
             *logits.shape,
             ctypes.addressof(given),
-            edited.data_ptr(),
+            edited.ctypes.data,
         )
         return edited
 
 
-def check_mask_rows(rows: torch.Tensor, masks: int) -> None:
+def check_mask_rows(rows: np.ndarray, masks: int) -> None:
     """Raises `ValueError` if a row's mask is none of the table's."""
     if len(rows) and int(rows.max()) >= masks:
         raise ValueError(f"mask {int(rows.max())} of a table of {masks}")
@@ -101,7 +100,7 @@ def _check(edits: LogitEdits, rows: int) -> None:
         bounds = getattr(edits, start)
         if bounds is None:
             continue
-        ordered = bounds.shape == (rows + 1,) and bool((bounds.diff() >= 0).all())
+        ordered = tuple(bounds.shape) == (rows + 1,) and bool((bounds[1:] >= bounds[:-1]).all())
         if not ordered or int(bounds[0]) < 0:
             raise ValueError(f"{start}: must be {rows + 1} ascending numbers")
         if any(_length(edits, name) < int(bounds[-1]) for name in names):
@@ -123,32 +122,34 @@ def _length(edits: LogitEdits, name: str) -> int:
 
 
 class NativeScoreTokens:
-    """See `interface.ScoreTokens`. Not thread-safe."""
+    """See `interface.ScoreTokens`, of arrays. Not thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library
         self._team = team
 
-    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores:
-        logits = logits.to(torch.float32).contiguous()
-        tokens = tokens.to(torch.int32).contiguous()
+    def __call__(
+        self, logits: np.ndarray, tokens: np.ndarray, top: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        logits = np.ascontiguousarray(logits, np.float32)
+        tokens = np.ascontiguousarray(tokens, np.int32)
         count, vocab = logits.shape
         if tokens.shape != (count,):
             raise ValueError(f"{list(tokens.shape)} tokens for {count} rows")
         top = min(top, vocab)
-        logprobs = torch.empty(count)
-        top_ids = torch.empty(count, top, dtype=torch.int32)
-        top_logprobs = torch.empty(count, top)
+        logprobs = np.empty(count, np.float32)
+        top_ids = np.empty((count, top), np.int32)
+        top_logprobs = np.empty((count, top), np.float32)
         self._library.rl_scores(
             self._team.handle,
-            logits.data_ptr(),
+            logits.ctypes.data,
             count,
             vocab,
-            tokens.data_ptr(),
+            tokens.ctypes.data,
             top,
-            logprobs.data_ptr(),
-            top_ids.data_ptr(),
-            top_logprobs.data_ptr(),
+            logprobs.ctypes.data,
+            top_ids.ctypes.data,
+            top_logprobs.ctypes.data,
         )
         return logprobs, top_ids, top_logprobs
 
@@ -156,12 +157,9 @@ class NativeScoreTokens:
 # Pick tokens --------------------------------------------------------------------------------------
 
 
-def native_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
-    """The reference's kernels, with logits edited and tokens picked and scored in C++. (The native
-    decoder itself is no set of operations: it computes a step in one call.)"""
-    return replace(
-        REFERENCE,
-        name="native",
+def native_sampling(library: ctypes.CDLL, team: Team) -> HostSampling:
+    """Logits edited, and tokens picked and scored, in C++."""
+    return HostSampling(
         edit_logits=NativeEditLogits(library, team),
         pick_tokens=NativePickTokens(library, team),
         score_tokens=NativeScoreTokens(library, team),
@@ -169,7 +167,7 @@ def native_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
 
 
 class NativePickTokens:
-    """See `interface.PickTokens`. Not thread-safe."""
+    """See `interface.PickTokens`, of arrays. Not thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library
@@ -178,43 +176,45 @@ class NativePickTokens:
 
     def __call__(
         self,
-        logits: torch.Tensor,
+        logits: np.ndarray,
         rows: PickRows,
         choice: Choice,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        logits = logits.to(torch.float32).contiguous()
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        logits = np.ascontiguousarray(logits, np.float32)
         count, vocab = logits.shape
-        if out is not None and out.shape != (count,):
+        if out is not None and tuple(out.shape) != (count,):
             raise ValueError(f"room for {list(out.shape)} tokens, {count} rows")
         params, _kept = _columns(self._params, rows.params, count)
-        seed, position = rows.seed.to(torch.int64), rows.position.to(torch.int64)
+        seed, position = np.asarray(rows.seed, np.int64), np.asarray(rows.position, np.int64)
         numbers = array("q", (*_column(seed, count), *_column(position, count)))
         if rows.mask_row is None:
             numbers.extend((0, 0, 0))
         else:
             assert rows.mask_table is not None
-            table, row = _whole(rows.mask_table, vocab), rows.mask_row.to(torch.int32)
-            numbers.extend((table.data_ptr(), *_column(row, count)))
+            table = _whole(np.asarray(rows.mask_table), vocab)
+            row = np.asarray(rows.mask_row, np.int32)
+            numbers.extend((table.ctypes.data, *_column(row, count)))
             check_mask_rows(row, len(table))
         numbers.extend(params)
-        tokens = out
-        if tokens is None or tokens.dtype != torch.int32 or not tokens.is_contiguous():
-            tokens = torch.empty(count, dtype=torch.int32)
+        tokens = np.empty(count, np.int32)
         self._library.rl_pick(
             self._team.handle,
-            logits.data_ptr(),
+            logits.ctypes.data,
             count,
             vocab,
             numbers.buffer_info()[0],
-            tokens.data_ptr(),
+            tokens.ctypes.data,
         )
-        return tokens if out is None or out is tokens else out.copy_(tokens)
+        if out is None:
+            return tokens
+        out[:] = tokens
+        return out
 
 
-def _whole(table: torch.Tensor, vocab: int) -> torch.Tensor:
+def _whole(table: np.ndarray, vocab: int) -> np.ndarray:
     """Masks with a word for every 32 tokens, as the kernels read them."""
     words = -(-vocab // 32)
     if table.shape[1] < words:
-        return torch.nn.functional.pad(table, (0, words - table.shape[1]))
-    return table[:, :words].contiguous()
+        return np.pad(table, ((0, 0), (0, words - table.shape[1])))
+    return np.ascontiguousarray(table[:, :words])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from rootlace.kernels.interface import slot_bytes
+
 # Kv codes -----------------------------------------------------------------------------------------
 #
 # A KV cache of integers: each token's keys and values rounded by themselves, group by group.
@@ -40,7 +42,6 @@ import torch
 # with that of d + D / 2. So a group is 16 bytes.
 
 
-ALIGNMENT = 16
 GROUP_BYTES = 16
 LEAST_SCALE = 2.0**-100
 LOWER, UPPER = 0xFFFF, -0x10000
@@ -52,12 +53,6 @@ LOWER, UPPER = 0xFFFF, -0x10000
 def num_groups(bits: int, dim: int) -> int:
     """Groups of a head, and so words."""
     return 1 if bits == 8 else -(-dim // 32)
-
-
-def slot_bytes(bits: int, heads: int, dim: int) -> int:
-    """Bytes of the keys, or the values, of one token in a layer."""
-    words = -(-heads * dim * bits // 32) + heads * (1 if bits == 8 else -(-dim // 32))
-    return -(-4 * words // ALIGNMENT) * ALIGNMENT
 
 
 def words_at(bits: int, heads: int, dim: int) -> int:

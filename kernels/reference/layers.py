@@ -10,12 +10,12 @@ import functools
 
 import torch
 
+from rootlace.kernels.codes import Codes
 from rootlace.kernels.interface import KVCodes, KVScaling
 from rootlace.kernels.reference.kv_cache import mixed, write_kv
 from rootlace.kernels.reference.kv_cache import quantise as quantise_kv
 from rootlace.kernels.weights import (
     CODES,
-    Codes,
     Dense,
     Quantised,
     Scheme,

@@ -8,9 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import KVCodes, KVScaling
+from rootlace.kernels.interface import KVCodes, KVScaling, slot_bytes
 from rootlace.kernels.reference import kv_cache
-from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton.launching import (
     TYPE_NAMES,
     Launch,
@@ -87,7 +86,7 @@ _GROUP_BYTES = tl.constexpr(kv_cache.GROUP_BYTES)
 
 _num_groups = triton.constexpr_function(kv_cache.num_groups)
 _mixing_steps = triton.constexpr_function(kv_cache.mixing_steps)
-_slot_bytes = triton.constexpr_function(kv_cache.slot_bytes)
+_slot_bytes = triton.constexpr_function(slot_bytes)
 _words_at = triton.constexpr_function(kv_cache.words_at)
 
 

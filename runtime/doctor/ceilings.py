@@ -18,8 +18,9 @@ from rootlace.kernels import AttentionBatch, Dense
 from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.build import Processor, read_processor
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
+from rootlace.kernels.native.linear import Arena, PackedLinear, Products
 from rootlace.kernels.native.machine import Cores, read_cores
+from rootlace.kernels.native.packed import Epilogue
 from rootlace.runtime.model.checkpoint.sizes import (
     expert_numbers,
     layer_numbers,

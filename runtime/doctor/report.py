@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import torch
 
 from rootlace.kernels import kernels_for
+from rootlace.kernels.arrays import torch_dtype
 from rootlace.kernels.dispatch import why_not_triton
 from rootlace.kernels.native.build import FOLDER, NativeUnavailable, Processor
 from rootlace.kernels.native.library import load_best
@@ -38,7 +40,7 @@ from rootlace.runtime.doctor.ceilings import (
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import (
     check_computable,
@@ -375,7 +377,7 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
     Raises `UnsupportedModel` or `InvalidRequest` for what serving would refuse, too.
     """
     progress("machine", 0.0)
-    device = chosen_device(executor.device)
+    device = torch.device(chosen_device(executor.device))
     config = _read_config(executor) if executor.model else None
     machine = read_machine()
     threads = executor.threads or machine.cores.usable
@@ -452,28 +454,26 @@ def _on_this_machine(
             check_without_native(executor.kernels, reason)
             name, why = "reference", (f"native: {reason}",)
     element = Elements(dtype.itemsize, kv_pool.bytes_per_number(spec.attention, kv_dtype))
-    rotary = RotaryEmbedding(config, executor.context_length, torch.device("cpu"), dtype)
+    context = chosen_context(config, executor.context_length)
     memory = _memory(
         config,
         executor,
         weight_bytes(config, dtype, executor.quantize, head_apart=name == "native"),
-        rotary.context_length,
+        context,
         kv_dtype,
         machine if gpu is None else gpu,
     )
     ceilings = found = None
     if memory.fits:
-        room = Room(rotary.context_length, memory.cache_tokens, SchedulerConfig().max_step_tokens)
+        room = Room(context, memory.cache_tokens, SchedulerConfig().max_step_tokens)
         library = kernels.library if name == "native" else None
         weights = None if gpu else memory.weights
-        ceilings = _ceilings(measured, attempt, spec, dtype, library, weights)
+        ceilings = _ceilings(measured, attempt, spec, torch_dtype(dtype), library, weights)
         # Rates are those of dense weights.
         dense = config.quantisation is None and executor.quantize == "none"
         if ceilings is not None and dense:
             found = forecast(spec, element, ceilings, room)
-    return ModelReport(
-        str(config.path), _name(dtype), rotary.context_length, name, why, memory, ceilings, found
-    )
+    return ModelReport(str(config.path), dtype.name, context, name, why, memory, ceilings, found)
 
 
 def _ceilings(
@@ -513,7 +513,7 @@ def _memory(
     executor: ExecutorConfig,
     weights: int,
     context_length: int,
-    kv_dtype: torch.dtype,
+    kv_dtype: np.dtype[Any],
     where: Machine | Gpu,
 ) -> Memory:
     """As the executor divides it. What a step takes on a GPU is measured there, not here, so a

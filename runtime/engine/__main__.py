@@ -110,7 +110,7 @@ def _serve(
 
         executor = take_share(engine.executor, config.replica, config.replicas)
         engine = dataclasses.replace(engine, executor=executor)
-    # Late import: torch takes seconds, and a refused model should not wait for it.
+    # Late import: a refused model should not wait for it.
     from rootlace.runtime.model.executor.runner import ModelRunner
 
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -130,7 +130,7 @@ def _serve(
 
         below = open_tiers(engine, runner, config.replicas, config.transfer)
     schedule = engine.scheduler
-    if schedule.step_seconds is None and str(runner.device) == "cpu":
+    if schedule.step_seconds is None and runner.device == "cpu":
         schedule = dataclasses.replace(schedule, step_seconds=STEP_SECONDS)
     if schedule.speculation_tokens is None and runner.kernels == "native":
         # Other kernels add in an order that depends on the number of rows, and so on drafts.
@@ -173,8 +173,8 @@ def _serve(
         context_length=runner.context_length,
         capacity_tokens=capacity,
         vocab_size=runner.vocab_size,
-        device=str(runner.device),
-        dtype=str(runner.dtype).removeprefix("torch."),
+        device=runner.device,
+        dtype=runner.dtype.name,
         hidden_size=runner.config.spec.hidden_size,
         labels=runner.config.spec.labels,
         adapters=runner.adapters,

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from rootlace.runtime.cache.tier import HourlyBytes, Label, Tier
 from rootlace.runtime.config import CacheConfig, EngineConfig
@@ -151,7 +150,7 @@ def open_tiers(
         stores.append(given)
     if not stores:
         return None
-    mover = BlockMover(runner.kv_cache, stores, runner.work)
+    mover = BlockMover(runner.pool, stores, runner.work)
     tiers = Tiers(tuple(levels), partial(kv_space, contents=contents), handed=handed)
     return OpenTiers(tiers, mover, disk, folder, contents, way)
 
@@ -160,7 +159,7 @@ def _open_handed(
     runner: ModelRunner, config: TransferConfig
 ) -> tuple[HandedLevel, HandedStore, Transfer]:
     """Raises `InvalidRequest` without room for a block, or for an unknown kind of transfer."""
-    size = BlockMover(runner.kv_cache, ()).block_bytes
+    size = BlockMover(runner.pool, ()).block_bytes
     slots = config.bytes // size
     if not slots:
         gigabytes = config.bytes / GIGABYTE
@@ -185,13 +184,15 @@ def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Tran
 
 def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]:
     """Open host memory that the GPU copies from and to by itself. Raises `InvalidRequest`."""
-    if runner.device.type != "cuda":
+    if runner.device == "cpu":
         raise InvalidRequest("--cache-host-gb is for a GPU: here the KV pool is in main memory")
-    mover = BlockMover(runner.kv_cache, (), runner.work)
+    mover = BlockMover(runner.pool, (), runner.work)
     size = mover.block_bytes
     slots = int(gigabytes * GIGABYTE) // size
     if not slots:
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: a block takes {size} bytes")
+
+    import torch  # only here: no other engine needs it for its blocks
 
     def pinned(count: int) -> np.ndarray:
         memory: np.ndarray = torch.empty(count, dtype=torch.uint8, pin_memory=True).numpy()
@@ -217,7 +218,7 @@ def _open_disk(
         raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
     folder = open_folder(root, identity, most, engines)
     try:
-        size = BlockMover(runner.kv_cache, ()).block_bytes
+        size = BlockMover(runner.pool, ()).block_bytes
         slots = SlotFile.slots_in(folder.most_bytes, size)
         if not slots:
             raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")

@@ -12,12 +12,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from rootlace.kernels.interface import AutomatonTables
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
+
+if TYPE_CHECKING:
+    import torch
 
 # Arena space --------------------------------------------------------------------------------------
 #
@@ -225,6 +228,8 @@ class AutomatonArena:
     ) -> None:
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
+        import torch
+
         self._device = torch.device(device)
         states = max(max_bytes // 16 // 12, 2)
         self._states = Runs(states)
@@ -259,6 +264,8 @@ class AutomatonArena:
         self.uploaded_bytes = 0
 
     def _new(self, *shape: int) -> torch.Tensor:
+        import torch  # only here: what runs in main memory needs none
+
         return torch.empty(shape, dtype=torch.int32, device=self._device)
 
     @property
@@ -364,6 +371,8 @@ class AutomatonArena:
 
     def _host(self, *shape: int) -> torch.Tensor:
         """int32 memory that a GPU copies from by itself; torch keeps it until it has."""
+        import torch
+
         return torch.empty(shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
 
     # ------------------------------------------------------------ room

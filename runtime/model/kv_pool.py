@@ -7,21 +7,23 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import psutil
-import torch
 
-from rootlace.kernels.interface import KVCodes
+from rootlace.kernels.interface import KVCodes, slot_bytes
 from rootlace.kernels.native.machine import control_groups, mapped, read_text
-from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.runtime.config import CacheConfig, KVDtype
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.families.spec import Attention
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 # Main memory --------------------------------------------------------------------------------------
 #
@@ -92,6 +94,8 @@ def kv_bytes(free: int, total: int, step_bytes: int, graphs: int) -> int:
 
 def measured(run: Callable[[], None], device: torch.device) -> int:
     """Bytes of GPU memory that the allocator reserves for `run`, at its peak."""
+    import torch
+
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -101,8 +105,10 @@ def measured(run: Callable[[], None], device: torch.device) -> int:
     return torch.cuda.max_memory_reserved(device) - before
 
 
-def free_memory(device: torch.device) -> tuple[int, int]:
+def free_memory(device: torch.device | str) -> tuple[int, int]:
     """(free, total) bytes of the device, nothing kept for later allocations."""
+    import torch
+
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)
@@ -209,24 +215,25 @@ FULL_CONTEXTS = 64
 """A CPU pool that holds this many full contexts is big enough."""
 
 
-UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
-STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.uint8, "int4": UINT4}
-BITS = {torch.uint8: 8, UINT4: 4}
+DType = np.dtype[Any]
+BYTES, UINT4 = np.dtype(np.uint8), np.dtype(ml_dtypes.uint4)
+STORED = {"fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "int8": BYTES, "int4": UINT4}
+BITS = {BYTES: 8, UINT4: 4}
 """Bits of the integers in a cache of these types."""
 
 
-def storage_dtype(kv_dtype: KVDtype, dtype: torch.dtype) -> torch.dtype:
+def storage_dtype(kv_dtype: KVDtype, dtype: DType) -> DType:
     """How keys and values of a model of `dtype` are stored."""
     return STORED.get(kv_dtype, dtype)
 
 
-def codes(attention: Attention, dtype: torch.dtype) -> KVCodes | None:
+def codes(attention: Attention, dtype: DType) -> KVCodes | None:
     """The integers that a cache of `dtype` holds; None: the cache holds floats."""
     bits = BITS.get(dtype)
     return None if bits is None else KVCodes(bits, attention.num_kv_heads)
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(config: ModelConfig, block_size: int, dtype: DType) -> int:
     """Memory of one block over all layers, keys and values."""
     attention = config.spec.attention
     slot, element = _slot(attention, dtype)
@@ -235,17 +242,17 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
     )
 
 
-def bytes_per_number(attention: Attention, dtype: torch.dtype) -> float:
+def bytes_per_number(attention: Attention, dtype: DType) -> float:
     """Bytes of one number of a key or value in a cache of `dtype`, its share of scales included."""
     slot, element = _slot(attention, dtype)
     return math.prod(slot) * element.itemsize / (attention.num_kv_heads * attention.head_dim)
 
 
-def _slot(attention: Attention, dtype: torch.dtype) -> tuple[tuple[int, int], torch.dtype]:
+def _slot(attention: Attention, dtype: DType) -> tuple[tuple[int, int], DType]:
     """A slot's keys, or values, in a layer: axes and their elements' type."""
     heads, dim = attention.num_kv_heads, attention.head_dim
     if dtype in BITS:
-        return (1, slot_bytes(BITS[dtype], heads, dim)), torch.uint8
+        return (1, slot_bytes(BITS[dtype], heads, dim)), BYTES
     return (heads, dim), dtype
 
 
@@ -254,7 +261,7 @@ def choose_num_blocks(
     cache: CacheConfig,
     kv_memory_bytes: int | None,
     context_length: int,
-    dtype: torch.dtype,
+    dtype: DType,
     measured: Callable[[], int] | None = None,
     available: int | None = None,
 ) -> int:
@@ -284,23 +291,26 @@ def choose_num_blocks(
     return int(blocks)
 
 
-def allocate(
-    config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised; without
-    room for values, where these are a part of the keys: [layers, 1, ...]. Of integers: bytes, in
-    rows, [layers, 2, num_blocks, block_size, 1, row] (`kernels/reference/kv_cache.py`).
+def allocate(config: ModelConfig, num_blocks: int, block_size: int, dtype: DType) -> np.ndarray:
+    """The cache in main memory, of the `shape_of` it, uninitialised.
 
-    Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
-    are never written cost no memory. Its pages are huge where the system has such: blocks lie all
-    over the cache, and attention would otherwise look up a page for each. The first blocks have
-    small ones: a huge page for each layer's keys and values would be committed by one token. Raises
-    OSError (on the CPU) if the system has no room for it.
+    Not cleared on purpose: slots are read only after they were written, and pages that are never
+    written cost no memory. Its pages are huge where the system has such: blocks lie all over the
+    cache, and attention would otherwise look up a page for each. The first blocks have small ones:
+    a huge page for each layer's keys and values would be committed by one token. Raises OSError if
+    the system has no room for it.
     """
+    shape, element = shape_of(config, num_blocks, block_size, dtype)
+    memory = mapped(math.prod(shape) * element.itemsize, math.prod(shape[:2]))
+    return memory.view(element).reshape(shape)
+
+
+def shape_of(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: DType
+) -> tuple[tuple[int, ...], DType]:
+    """[layers, 2, num_blocks, block_size, kv_heads, head_dim]; without room for values, where these
+    are a part of the keys: [layers, 1, ...]. Of integers: bytes, in rows, [layers, 2, num_blocks,
+    block_size, 1, row] (`kernels/reference/kv_cache.py`)."""
     attention = config.spec.attention
     slot, element = _slot(attention, dtype)
-    shape = (config.spec.num_layers, attention.cached, num_blocks, block_size, *slot)
-    if device.type == "cpu":
-        memory = mapped(math.prod(shape) * element.itemsize, math.prod(shape[:2]))
-        return memory.view(element).view(shape)
-    return torch.empty(shape, device=device, dtype=element)
+    return (config.spec.num_layers, attention.cached, num_blocks, block_size, *slot), element

@@ -5,51 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.kernels.arrays import torch_dtype
 from rootlace.runtime.model.checkpoint.weights import Part, layer_parts, row_order
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
 from rootlace.runtime.model.options import ALL_LINEAR, WEIGHTS, AdapterConfig
 from rootlace.runtime.model.parallel.shard import Shard
-
-# Rows ---------------------------------------------------------------------------------------------
-#
-# Which tokens of a step belong to which adapter.
-
-
-@dataclass(frozen=True)
-class AdaptedTokens:
-    """The tokens that go through one adapter, by its number: flat ones, and which of the step's
-    wanted ones they are; int64."""
-
-    adapter: int
-    tokens: np.ndarray
-    wanted: np.ndarray
-
-
-def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
-    """int32 [T]: -1 for a token without adapter."""
-    return np.repeat(plan.adapters, np.diff(plan.row_start))
-
-
-def adapted_tokens(plan: StepPlan, wanted: np.ndarray) -> Sequence[AdaptedTokens]:
-    """The groups of a step, none where nobody asks for an adapter. `wanted`: flat tokens."""
-    if not len(plan.adapters):
-        return ()
-    of_token = adapter_of_tokens(plan)
-    of_wanted = of_token[wanted]
-    return [
-        AdaptedTokens(
-            number, np.flatnonzero(of_token == number), np.flatnonzero(of_wanted == number)
-        )
-        for number in np.unique(of_token).tolist()
-        if number >= 0
-    ]
-
 
 # Weights ------------------------------------------------------------------------------------------
 
@@ -86,8 +52,13 @@ class Adapter:
     name: str
     layers: Sequence[Mapping[str, LowRank]]
 
-    def largest_rank(self) -> int:
-        return max(len(part.a) for layer in self.layers for part in layer.values())
+
+def load_adapters(
+    configs: Sequence[AdapterConfig], spec: ModelSpec, dtype: np.dtype[Any], device: str
+) -> list[Adapter]:
+    """See `load_adapter`, of each."""
+    there = torch_dtype(dtype), torch.device(device)
+    return [load_adapter(one, spec, *there) for one in configs]
 
 
 def load_adapter(

@@ -13,22 +13,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
-from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import (
+    Array,
     AutomatonTables,
     Choice,
+    HostSampling,
+    KernelSet,
     LogitEdits,
     PickRows,
-    Scores,
-    ScoreTokens,
 )
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, TokenScores
 from rootlace.wire.sampling import PARAMETERS, TUNED, Parameter, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 # Which tokens a sequence has, and how often in its output: what penalties ask at every step.
 #
@@ -289,22 +291,23 @@ are few."""
 
 
 def score_in_parts(
-    score: ScoreTokens,
-    logits: Callable[[slice], torch.Tensor],
-    tokens: torch.Tensor,
+    score: Callable[..., Any],
+    logits: Callable[[slice], Any],
+    tokens: Any,
     top: int,
     vocab_size: int,
-) -> Scores:
+    join: Callable[[list[Any]], Any] = np.concatenate,
+) -> tuple[Any, Any, Any]:
     """`score` of N > 0 tokens, of whose logits it asks for a part at a time, so that memory does
-    not grow with N."""
+    not grow with N. `join`: puts parts of its arrays together."""
     row = 4 * vocab_size
     size = max(LOGITS_BYTES // row, min(PART_TOKENS, 4 * LOGITS_BYTES // row), 1)
     count = len(tokens)
     parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     found = [score(logits(part), tokens[part], top) for part in parts]
-    if len(found) == 1:
-        return found[0]
-    logprobs, ids, top_logprobs = (torch.cat(each) for each in zip(*found, strict=True))
+    if len(found) > 1:
+        found = [tuple(join(list(each)) for each in zip(*found, strict=True))]
+    logprobs, ids, top_logprobs = found[0]
     return logprobs, ids, top_logprobs
 
 
@@ -399,7 +402,9 @@ class SamplingPlan:
 class Sampler:
     """Samples one token per row. Not thread-safe."""
 
-    def __init__(self, vocab_size: int, kernels: KernelSet, constraints: Constraints) -> None:
+    def __init__(
+        self, vocab_size: int, kernels: KernelSet | HostSampling, constraints: Constraints
+    ) -> None:
         self._kernels = kernels
         self._constraints = constraints
         self._rows = RowArrays(vocab_size)
@@ -439,9 +444,9 @@ class Sampler:
     def run(
         self,
         plan: SamplingPlan,
-        logits: torch.Tensor,
-        arrays: dict[str, torch.Tensor],
-        tokens: torch.Tensor,
+        logits: Array,
+        arrays: dict[str, Array],
+        tokens: Array,
         logprobs: torch.Tensor | None = None,
     ) -> None:
         """logits float32 or bfloat16 [count, V], not changed -> the first `count` of `tokens` int32
@@ -463,16 +468,18 @@ class Sampler:
         picked = PickRows(params, arrays["seed"], arrays["position"], table, rows)
         self._kernels.pick_tokens(edited, picked, plan.choice, tokens[:count])
         if plan.logprobs and logprobs is not None:
+            assert isinstance(self._kernels, KernelSet)
             self._kernels.token_logprobs(logits, tokens[:count], logprobs[:count])
 
     def _masks(
-        self, plan: SamplingPlan, arrays: dict[str, torch.Tensor], tokens: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        self, plan: SamplingPlan, arrays: dict[str, Array], tokens: Array
+    ) -> tuple[Array | None, Array | None]:
         """(table of masks, each row's place in it)."""
         if not plan.masked:
             return None, None
         if plan.tables is None:
             return arrays["mask_table"], arrays["mask_row"]
+        assert isinstance(self._kernels, KernelSet)
         _, rows = self._kernels.step_automata(
             arrays["state"], arrays["source"], tokens, arrays["mask_row"], plan.tables
         )
@@ -486,7 +493,7 @@ class Sampler:
         flags = self._rows.flags
         return all(not row.params.logprobs if row.simple else not flags(row.params) for row in rows)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
+    def sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
         """`plan` and `run` at once: logits float32 [len(rows), V], not changed -> int32.
 
         Logits that a row's mask excludes may be anything, unless the row has biases or penalties.
@@ -502,9 +509,8 @@ class Sampler:
             tokens[chosen] = self._sample(logits[chosen], [rows[i] for i in chosen])
         return tokens
 
-    def _sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
+    def _sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
         plan = self.plan(rows, len(rows))
-        arrays = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
-        tokens = torch.empty(len(rows), dtype=torch.int32)
-        self.run(plan, logits, arrays, tokens)
-        return tokens.numpy()
+        tokens = np.empty(len(rows), np.int32)
+        self.run(plan, logits, plan.arrays, tokens)
+        return tokens

@@ -16,22 +16,22 @@ import os
 import shutil
 import struct
 import threading
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
-import torch
+import numpy as np
 
 import rootlace.kernels
 import rootlace.runtime.model
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import user_cache
-from rootlace.kernels.native.linear import LINE, Packed, ProductPath
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32, LINE, Packed, ProductPath
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.weights import Blocks
@@ -53,7 +53,7 @@ def cache_key(
     config: ModelConfig,
     files: Iterable[Path],
     library: ctypes.CDLL | None,
-    dtype: torch.dtype,
+    dtype: np.dtype[Any],
     *asked: str,
 ) -> str:
     """A digest of everything that the bytes of packed weights follow from: the configuration; of
@@ -73,7 +73,7 @@ def cache_key(
             data = part if isinstance(part, bytes) else str(part).encode()
             digest.update(len(data).to_bytes(8, "little") + data)
 
-    add(json.dumps(config.source.config(), sort_keys=True), dtype, *asked, torch.__version__)
+    add(json.dumps(config.source.config(), sort_keys=True), dtype, *asked, version("torch"))
     if library is not None:
         add(library.rl_instructions(), Path(library._name).read_bytes())
     for package in (rootlace.kernels, rootlace.runtime.model):
@@ -99,12 +99,17 @@ def samples(size: int, read: Callable[[int], bytes]) -> Iterable[bytes]:
 
 TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
-MAGIC = b"rootlace packed5"
+MAGIC = b"rootlace packed6"
 BLOCKS = "embedding.blocks"
 AT_ONCE = 64 << 20
 """Bytes that are written before they are sent to the disk, since what waits there takes memory; and
 that are checked before anybody asks whether that is still wanted."""
-DTYPES = {"u8": torch.uint8, "i32": torch.int32, "f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "u8": np.dtype(np.uint8),
+    "i32": np.dtype(np.int32),
+    "f32": FLOAT32,
+    "bf16": BFLOAT16,
+}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -189,11 +194,11 @@ class Entry:
     def packed(self, checkpoint: Checkpoint) -> PackedWeights:
         """With what the table names in the `checkpoint`."""
         stored, kind, blocks = self.table.embedding, self.table.blocks, None
-        tensors = {name: self._tensor(array) for name, array in self.table.tensors.items()}
+        tensors = {name: self._array(array) for name, array in self.table.tensors.items()}
         if kind is not None:
             blocks = Blocks(kind, tensors.pop(BLOCKS))
         elif stored is not None:
-            tensors["embedding"] = checkpoint.tensor(stored)
+            tensors["embedding"] = checkpoint.array(stored)
         linears = {
             name: tuple(map(self._linear, parts)) for name, parts in self.table.linears.items()
         }
@@ -224,23 +229,16 @@ class Entry:
         if linear.schemes:
             count = len(linear.schemes) // ctypes.sizeof(native.Scheme)
             schemes = (native.Scheme * count).from_buffer_copy(linear.schemes)
-        bias = None if linear.bias is None else self._tensor(linear.bias)
-        order = None if linear.order is None else self._tensor(linear.order)
-        memory = self._tensor(linear.memory)
+        bias = None if linear.bias is None else self._array(linear.bias)
+        order = None if linear.order is None else self._array(linear.order)
+        memory = self._array(linear.memory)
         shape = (linear.outputs, linear.inputs)
         return Packed(memory, *shape, bias, order, schemes, linear.path)
 
-    def _tensor(self, array: Array) -> torch.Tensor:
-        with warnings.catch_warnings():
-            # torch cannot mark a tensor as read-only, and says so.
-            warnings.filterwarnings("ignore", "The given buffer is not writable")
-            found = torch.frombuffer(
-                self.memory,
-                dtype=DTYPES[array.dtype],
-                count=math.prod(array.shape),
-                offset=array.begin,
-            )
-        return found.view(array.shape)
+    def _array(self, array: Array) -> np.ndarray:
+        count = math.prod(array.shape)
+        found = np.frombuffer(self.memory, DTYPES[array.dtype], count, array.begin)
+        return found.reshape(array.shape)
 
 
 def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: str | None) -> None:
@@ -302,15 +300,15 @@ class _Writer:
             packed.path,
         )
 
-    def array(self, tensor: torch.Tensor) -> Array:
+    def array(self, array: np.ndarray) -> Array:
         self.align()
         start, crc = self.at, 0
-        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         for begin in range(0, len(data), AT_ONCE):
             piece = data[begin : begin + AT_ONCE]
             crc = zlib.crc32(piece, crc)
             self._write(piece)
-        return Array(start, _NAMES[tensor.dtype], tuple(tensor.shape), crc)
+        return Array(start, _NAMES[array.dtype], array.shape, crc)
 
     def align(self) -> None:
         self._write(memoryview(bytes(-self.at % LINE)))

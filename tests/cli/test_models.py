@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
@@ -138,7 +138,7 @@ def test_models_of_packages(
 
 def test_packed_weights_are_listed_and_deleted(hub: Hub, tmp_path: Path) -> None:
     cache = WeightCache(tmp_path)
-    weights = PackedWeights({}, {"embedding": torch.zeros(1024)})
+    weights = PackedWeights({}, {"embedding": np.zeros(1024, np.float32)})
     cache.keep("1", weights, "people/tiny", None).join()
     there = ("--weight-cache", str(tmp_path))
     assert "people/tiny" in _models(*there)

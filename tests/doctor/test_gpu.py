@@ -15,6 +15,7 @@ from rootlace.cli.app import app
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor.report import Gpu, Report, examine
+from rootlace.runtime.model.executor import runner
 from tests.tiny_model import make_tiny_model
 
 GIB = 1 << 30
@@ -49,6 +50,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(runner, "has_driver", lambda: True)
     for name in ("gpu_product_rate", "gpu_copy_bandwidth"):
         monkeypatch.setattr(report, name, _on_cpu(getattr(ceilings, name)))
     monkeypatch.setattr(ceilings, "GPU_SIDE", 32)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels.native.library import NativeOutOfMemory
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor.ceilings import read_machine
@@ -61,7 +62,7 @@ def test_the_executor_takes_what_was_foreseen(
     runner = ModelRunner.load(executor, CacheConfig(), max_step_tokens=64, max_running=4)
     assert found is not None and found.forecast is not None
     assert found.kernels == runner.kernels
-    assert found.dtype == "float32" and runner.dtype == torch.float32
+    assert found.dtype == "float32" and runner.dtype == FLOAT32
     assert found.context_length == runner.context_length
     assert found.memory.cache_tokens == runner.num_blocks * runner.block_size
     assert found.memory.cache == runner.kv_cache.nbytes

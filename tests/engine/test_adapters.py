@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native.linear import ProductPath
+from rootlace.kernels.native import linear
+from rootlace.kernels.native.packed import ProductPath
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.executor import cpu_setup
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest
 from tests.engine.harness import Harness, Outcome, greedy
@@ -158,7 +158,7 @@ def test_in_bfloat16_and_behind_rounded_weights(path, more, tmp_path, monkeypatc
     model = save(configs()["llama"], tmp_path)
     changed = lora.write(tmp_path / "a", model, ALL)
     some = asked(("a",))[:4]
-    monkeypatch.setattr(cpu_setup, "MeasuredPaths", lambda *_: lambda *_: path)
+    monkeypatch.setattr(linear, "MeasuredPaths", lambda *_: lambda *_: path)
     runner = load(tmp_path, {"a": tmp_path / "a"}, "native", **more)
     together = run(runner, some)
     for (prompt, name), found in zip(some, together, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.reference.kv_cache import slot_bytes
+from rootlace.kernels.interface import slot_bytes
 from tests.kernels.cases import poisoned_memory
 from tests.kernels.pointwise_cases import (
     RopeCase,

@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import KVCodes, KVScales
+from rootlace.kernels.interface import KVCodes, KVScales, slot_bytes
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.kv_cache import dequantise, slot_bytes
+from rootlace.kernels.reference.kv_cache import dequantise
 from tests.kernels.cases import FP8, poisoned_memory
 
 EXACT = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -7,12 +7,11 @@ import struct
 import pytest
 import torch
 
+from rootlace.kernels.interface import ALIGNMENT, slot_bytes
 from rootlace.kernels.reference.kv_cache import (
-    ALIGNMENT,
     dequantise,
     mixed,
     quantise,
-    slot_bytes,
 )
 from tests.kernels.pointwise_cases import mixing
 

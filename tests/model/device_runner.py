@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.model.automaton_table import arena_for
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -50,7 +51,7 @@ def device_runner(
     vocab_size = config.spec.vocab_size
     rotary = RotaryEmbedding(config, context_length, CPU, torch.float32)
     rotary.tabulate()
-    pool = allocate(config, blocks + 1, block_size, CPU, torch.float32)
+    pool = torch.from_numpy(allocate(config, blocks + 1, block_size, FLOAT32))
     pool.fill_(float("nan"))
     loaded = [load_adapter(one, config.spec, torch.float32, CPU) for one in read_adapters(adapters)]
     weights = load_weights(config, torch.float32, CPU)
@@ -69,7 +70,8 @@ def device_runner(
     )
     return ModelRunner(
         config,
-        torch.float32,
+        FLOAT32,
+        "cpu",
         steps,
         pool[:, :, :blocks],
         rotary.context_length,

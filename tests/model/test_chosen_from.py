@@ -59,7 +59,7 @@ def row_of(index: int, random: np.random.Generator, *, greedy: bool = False) -> 
     )  # fmt: skip
 
 
-def poisoned(steps: PlainSteps, hidden: torch.Tensor, rows: list[SampleRow]) -> Any:
+def poisoned(steps: PlainSteps, hidden: np.ndarray, rows: list[SampleRow]) -> Any:
     steps._forward.logits(hidden)
     assert isinstance(steps._forward, NativeDecoder)
     steps._forward._logits.fill(np.nan)
@@ -78,10 +78,10 @@ def test_tokens_are_those_of_all_logits(steps: PlainSteps, seed: int, greedy: bo
     random = np.random.default_rng(seed)
     rows = [row_of(index, random, greedy=greedy) for index in range(random.integers(1, 12))]
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(len(rows), SHAPE["hidden_size"], generator=generator)
+    hidden = torch.randn(len(rows), SHAPE["hidden_size"], generator=generator).numpy()
     tokens, scores = poisoned(steps, hidden, rows)
 
-    whole = steps._forward.logits(hidden).clone()
+    whole = steps._forward.logits(hidden).copy()
     expected = steps._sampler.sample(whole, rows)
     assert tokens.tolist() == expected.tolist()
     for found, wanted in zip(

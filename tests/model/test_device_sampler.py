@@ -17,6 +17,7 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.sampling import score_tokens
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
 from rootlace.runtime.model.automaton_table import HostMasks, arena_for
+from rootlace.runtime.model.executor.torch_setup import host_sampling
 from rootlace.runtime.model.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 from tests.model.test_sampler import EDITS, GRID, Table, make_logits, make_row
@@ -56,7 +57,8 @@ def sampled(
 
 
 def on_cpu(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    return Sampler(VOCAB, REFERENCE, HostMasks(VOCAB)).sample(logits.float(), rows).tolist()
+    sampler = Sampler(VOCAB, host_sampling(), HostMasks(VOCAB))
+    return sampler.sample(logits.float().numpy(), rows).tolist()
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
@@ -44,8 +45,8 @@ def test_what_is_stored_is_the_cache_of_float32_in_eight_bits(tmp_path: Path) ->
     save(configs()["llama"], tmp_path)
     plain, runner = load(tmp_path, "auto"), load(tmp_path, "fp8_e4m3")
     assert runner.kv_cache.dtype == torch.float8_e4m3fn
-    assert (plain.dtype, runner.dtype) == (torch.float32, torch.float32)
-    sizes = [block_bytes(one.config, SIZE, one.kv_cache.dtype) for one in (plain, runner)]
+    assert plain.dtype == runner.dtype == FLOAT32
+    sizes = [block_bytes(one.config, SIZE, one.pool.dtype) for one in (plain, runner)]
     assert sizes[0] == 4 * sizes[1] == 4 * runner.kv_cache[:, :, 0].nbytes
     rows = [prompt(one) for one in (plain, runner)]
     steps = runner._steps

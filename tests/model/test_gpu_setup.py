@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from rootlace.kernels import with_reference
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor import device_steps
 from rootlace.runtime.model.executor import staging as cuda_layer
@@ -25,6 +25,7 @@ from rootlace.runtime.model.executor.device_steps import DeviceSteps, GpuModel, 
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.executor.staging import CudaDevice
 from rootlace.runtime.model.executor.steps import ModelSetup
+from rootlace.runtime.model.executor.torch_setup import inputs_of
 from rootlace.runtime.model.kv_pool import block_bytes
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.chains import run_ahead, run_plain
@@ -46,12 +47,9 @@ def model(tmp_path: Path) -> GpuModel:
     config = ModelConfig.read(tmp_path)
     kernels, _ = fixed_kernels(CONTEXT // SIZE)
     with torch.inference_mode():
-        rotary = RotaryEmbedding(config, None, CPU, torch.float32)
         decoder = Decoder(config.spec, load_weights(config, torch.float32, CPU), kernels)
-    setup = ModelSetup(
-        *(config, ExecutorConfig(), CacheConfig(SIZE), torch.float32, CPU, rotary), load_weights
-    )
-    return GpuModel(setup, kernels, decoder, setup.inputs(kernels))
+    setup = ModelSetup(config, ExecutorConfig(), CacheConfig(SIZE), FLOAT32)
+    return GpuModel(setup, kernels, decoder, inputs_of(setup, kernels))
 
 
 class Memory:
@@ -89,7 +87,7 @@ def test_the_pool_takes_what_trial_steps_leave(
     executor = ExecutorConfig(cuda_graphs=graphs)
     steps, pool = set_up(model, executor, CacheConfig(block_size=SIZE))
     assert memory.trials == 1
-    size = block_bytes(model.setup.config, SIZE, torch.float32)
+    size = block_bytes(model.setup.config, SIZE, FLOAT32)
     assert 0.3 * memory.free < pool.shape[2] * size < memory.free - memory.used
     assert steps.graphs.enabled == graphs
     # The pool has one block more, which padding writes to.

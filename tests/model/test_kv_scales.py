@@ -15,7 +15,7 @@ from rootlace.kernels.interface import KVScales
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.executor import steps as module
+from rootlace.runtime.model.executor import torch_setup as module
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs, save
 

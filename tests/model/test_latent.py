@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import open_checkpoint
@@ -26,7 +27,7 @@ def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
     cache = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4).kv_cache
     assert cache.shape == (SHAPE["num_hidden_layers"], 1, 16, 4, 1, width)
     config = ModelConfig.read(tmp_path)
-    assert block_bytes(config, 4, torch.float32) * 16 == cache.nbytes
+    assert block_bytes(config, 4, FLOAT32) * 16 == cache.nbytes
     in_eight_bits = ExecutorConfig(model=str(tmp_path), kernels="reference", kv_dtype="fp8_e4m3")
     with pytest.raises(UnsupportedModel, match="kv_lora_rank: its cache is not stored in few"):
         ModelRunner.load(in_eight_bits, CacheConfig(4, 16), 64, 4)
@@ -35,9 +36,9 @@ def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
 def test_the_native_decoder_says_what_is_too_long(tmp_path: Path) -> None:
     save(configs()["deepseek_v2"], tmp_path)
     spec = ModelConfig.read(tmp_path).spec
-    assert native_decoder.why_not(spec, torch.float32, 16) is None
+    assert native_decoder.why_not(spec, FLOAT32, 16) is None
     long = replace(spec, attention=replace(spec.attention, head_dim=1026))
-    why = native_decoder.why_not(long, torch.float32, 16)
+    why = native_decoder.why_not(long, FLOAT32, 16)
     assert why == "attention.head_dim 1026 is not supported"
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from rootlace.kernels import Dense
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -427,8 +428,8 @@ def test_old_style_rope_scaling_is_read(tmp_path: Path) -> None:
 
 def test_float16_checkpoints_run_in_float32(tmp_path: Path) -> None:
     save(configs()["llama"], tmp_path, dtype=torch.float16)
-    assert load(tmp_path).dtype == torch.float32
-    assert load(tmp_path, dtype="bfloat16").dtype == torch.bfloat16
+    assert load(tmp_path).dtype == FLOAT32
+    assert load(tmp_path, dtype="bfloat16").dtype == BFLOAT16
 
 
 def test_longrope_uses_one_set_of_factors(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
@@ -32,34 +33,34 @@ def refusal(
     """What is said; None where it fits."""
     executor = ExecutorConfig(model=str(config.path), dtype=dtype, **given)
     try:
-        check_memory(config, getattr(torch, dtype), executor, cache, available, head_apart=True)
+        check_memory(config, np.dtype(dtype), executor, cache, available, head_apart=True)
     except InvalidRequest as error:
         return str(error)
     return None
 
 
-def weights_of(config: ModelConfig, dtype: torch.dtype, quantize: Any) -> int:
+def weights_of(config: ModelConfig, dtype: np.dtype[Any], quantize: Any) -> int:
     return weight_bytes(config, dtype, quantize, head_apart=True)
 
 
 def test_what_fits_is_not_refused(config: ModelConfig) -> None:
     cache = CacheConfig()
-    block = block_bytes(config, cache.block_size, torch.float32)
-    exact = weights_of(config, torch.float32, "none") + block
+    block = block_bytes(config, cache.block_size, FLOAT32)
+    exact = weights_of(config, FLOAT32, "none") + block
     assert refusal(config, exact, cache) is None
     assert refusal(config, exact - 1, cache) is not None
-    exact = weights_of(config, torch.float32, "int4") + 3 * block
+    exact = weights_of(config, FLOAT32, "int4") + 3 * block
     assert refusal(config, exact, CacheConfig(num_blocks=3), quantize="int4") is None
     assert refusal(config, exact - 1, CacheConfig(num_blocks=3), quantize="int4") is not None
 
 
 def test_what_would_fit_is_said(config: ModelConfig) -> None:
     cache = CacheConfig()
-    block = block_bytes(config, cache.block_size, torch.float32)
+    block = block_bytes(config, cache.block_size, FLOAT32)
     needed = {
-        "dtype bfloat16": weights_of(config, torch.bfloat16, "none") + block // 2,
-        "quantize int8": weights_of(config, torch.float32, "int8") + block,
-        "quantize int4": weights_of(config, torch.float32, "int4") + block,
+        "dtype bfloat16": weights_of(config, BFLOAT16, "none") + block // 2,
+        "quantize int8": weights_of(config, FLOAT32, "int8") + block,
+        "quantize int4": weights_of(config, FLOAT32, "int4") + block,
     }
     for available in (*needed.values(), min(needed.values()) - 1):
         said = refusal(config, available, cache) or ""
@@ -72,8 +73,8 @@ def test_what_would_fit_is_said(config: ModelConfig) -> None:
 
 
 def test_a_cache_that_is_too_large(config: ModelConfig) -> None:
-    block = block_bytes(config, 16, torch.float32)
-    most = weights_of(config, torch.float32, "none") + 50 * block
+    block = block_bytes(config, 16, FLOAT32)
+    most = weights_of(config, FLOAT32, "none") + 50 * block
     said = refusal(config, most, CacheConfig(num_blocks=90)) or ""
     assert "a smaller KV cache, kv_dtype int8, kv_dtype int4" in said
     said = refusal(config, most, CacheConfig(), kv_memory_bytes=90 * block) or ""
@@ -100,9 +101,9 @@ def test_a_tied_head_is_counted_once_where_it_is_the_embedding(
     wide.head_dim = 258
     save(wide, tmp_path)
     config = ModelConfig.read(tmp_path)
-    assert config.spec.tied_embeddings and why_not_native(config, torch.float32, 16) is not None
-    block = block_bytes(config, 16, torch.float32)
-    needed = weight_bytes(config, torch.float32, "none", head_apart=False) + block
+    assert config.spec.tied_embeddings and why_not_native(config, FLOAT32, 16) is not None
+    block = block_bytes(config, 16, FLOAT32)
+    needed = weight_bytes(config, FLOAT32, "none", head_apart=False) + block
     free = MainMemory(1 << 30, needed)
     monkeypatch.setattr(runner, "main_memory", lambda: free)
     executor = ExecutorConfig(model=str(tmp_path), device="cpu", dtype="float32", kernels=kernels)

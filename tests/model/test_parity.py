@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, PreTrainedModel
 
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import TokenScores
@@ -269,7 +270,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(
     skip_without(kernels)
     bfloat16 = save(configs()[name], tmp_path, dtype=torch.bfloat16)
     runner = Model(tmp_path, bfloat16, kernels).runner(16)
-    assert runner.dtype == torch.bfloat16
+    assert runner.dtype == BFLOAT16
     row = Row(Blocks(runner.num_blocks, 16), tokens(60))
     result = runner.run(make_plan([Work(row, score_from=1)]))
     theirs = reference_logprobs(bfloat16, row.token_ids)
@@ -316,7 +317,7 @@ def test_float32_of_a_bfloat16_checkpoint(tmp_path: Path) -> None:
     runner = ModelRunner.load(
         ExecutorConfig(model=str(tmp_path), dtype="float32"), CacheConfig(16, 8), 64, 4
     )
-    assert runner.dtype == torch.float32
+    assert runner.dtype == FLOAT32
     row = Row(Blocks(8, 16), tokens(20))
     result = runner.run(make_plan([Work(row, params=ALL)]))
     Model(tmp_path, reference(tmp_path, torch.float32)).check(row.token_ids, result.scores[0])

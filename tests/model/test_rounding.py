@@ -141,7 +141,7 @@ def logits(model: Path, kernels: Any, quantize: Any, weights_of: Any) -> np.ndar
     plan = make_plan([Work(Row(Blocks(16, 4), [5, 150, 7, 32, 9, 11, 4, 77]))])
     forward = runner._steps._forward  # type: ignore[attr-defined]
     with torch.inference_mode():
-        return forward.logits(forward.run(plan)).numpy().copy()
+        return forward.logits(forward.run(plan)).copy()
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import LogitEdits
-from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.interface import HostSampling, LogitEdits
 from rootlace.kernels.reference.sampling import NO_TOKEN, uniforms
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow
 from rootlace.runtime.model.automaton_table import HostMasks
+from rootlace.runtime.model.executor.torch_setup import host_sampling
 from rootlace.runtime.model.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
-from tests.native import native_kernel_set
+from tests.native import native_host_sampling
 
 pick_tokens = importlib.import_module("rootlace.kernels.reference.sampling")
 
@@ -45,18 +44,18 @@ def make_logits(rows: int, seed: int = 0, ties: bool = False) -> torch.Tensor:
     return torch.from_numpy(logits)
 
 
-KERNELS: KernelSet = REFERENCE
+KERNELS: HostSampling = host_sampling()
 
 
 @pytest.fixture(autouse=True, params=["reference", "native"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `sample` samples with."""
     if request.param == "native":
-        monkeypatch.setattr(f"{__name__}.KERNELS", native_kernel_set())
+        monkeypatch.setattr(f"{__name__}.KERNELS", native_host_sampling())
 
 
 def sample(logits: torch.Tensor, rows: list[SampleRow], vocab: int = VOCAB) -> list[int]:
-    return Sampler(vocab, KERNELS, HostMasks(vocab)).sample(logits, rows).tolist()
+    return Sampler(vocab, KERNELS, HostMasks(vocab)).sample(logits.numpy(), rows).tolist()
 
 
 def uniform(row: SampleRow) -> float:
@@ -68,11 +67,12 @@ def uniform(row: SampleRow) -> float:
 def edited(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
     """The logits after everything that the rows ask for, mask and bans among it."""
     plan = Sampler(VOCAB, KERNELS, HostMasks(VOCAB)).plan(rows, len(rows))
-    arrays = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
+    arrays = plan.arrays
     names = {field.name for field in dataclasses.fields(LogitEdits)} & arrays.keys()
     penalties = {name: array for name, array in arrays.items() if name.endswith("_penalty")}
     edits = {name: arrays[name] for name in names}
-    return KERNELS.edit_logits(logits, LogitEdits(penalties=penalties, **edits))
+    edit = LogitEdits(penalties=penalties, **edits)
+    return torch.from_numpy(KERNELS.edit_logits(logits.numpy(), edit))
 
 
 # ---------------------------------------------------------------- the reference

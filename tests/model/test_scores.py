@@ -30,7 +30,7 @@ def test_scores_are_log_softmax(score: ScoreTokens, monkeypatch: pytest.MonkeyPa
     assert torch.equal(top_ids, best.indices.int())
     assert logprobs.dtype == top_logprobs.dtype == torch.float32
     monkeypatch.setattr(sampler, "LOGITS_BYTES", 301 * 4)
-    parts = score_in_parts(score, logits.__getitem__, tokens, 7, 301)
+    parts = score_in_parts(score, logits.__getitem__, tokens, 7, 301, torch.cat)
     for one, other in zip(parts, found, strict=True):
         assert torch.equal(one, other)
 

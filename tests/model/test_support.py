@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dequantise, quantise
 from rootlace.kernels.weights import rows_of, stacked
@@ -19,7 +20,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
-from rootlace.runtime.model.decoder import native_decoder, torch_decoder
+from rootlace.runtime.model.decoder import interface, native_decoder, torch_decoder
 from rootlace.runtime.model.decoder.interface import StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
@@ -35,7 +36,7 @@ from tests.native import skip_without
 
 CPU = torch.device("cpu")
 TOKENS = [5, 150, 7, 32, 9, 11, 4, 77]
-DECODERS = {"reference": torch_decoder.SUPPORT, "native": native_decoder.SUPPORT}
+DECODERS = {"reference": interface.SUPPORT, "native": native_decoder.SUPPORT}
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ def with_sinks(config: ModelConfig, sinks: bool) -> ModelConfig:
 
 def load(config: ModelConfig, kernels: str, weights_of: Any = load_weights) -> LoadedModel:
     executor = ExecutorConfig(model=str(config.path), kernels=kernels)  # type: ignore[arg-type]
-    rotary = RotaryEmbedding(config, None, CPU, torch.float32)
     cache = CacheConfig(4, 16)
-    return on_cpu(ModelSetup(config, executor, cache, torch.float32, CPU, rotary, weights_of))
+    return on_cpu(ModelSetup(config, executor, cache, FLOAT32, weights_of=weights_of))
 
 
 @torch.inference_mode()
@@ -71,10 +71,9 @@ def logits(config: ModelConfig, kernels: KernelSet = REFERENCE) -> torch.Tensor:
     weights = load_weights(config, torch.float32, CPU)
     decoder = torch_decoder.Decoder(config.spec, weights, kernels)
     inputs = StepInputBuilder(config.spec, kernels, rotary, 4, torch.float32, CPU)
-    forward = ReferenceForward(
-        decoder, kernels, inputs, allocate(config, 16, 4, CPU, torch.float32)
-    )
-    return forward.logits(run(forward))
+    pool = torch.from_numpy(allocate(config, 16, 4, FLOAT32))
+    forward = ReferenceForward(decoder, kernels, inputs, pool)
+    return torch.from_numpy(forward.logits(run(forward)))
 
 
 @torch.inference_mode()
@@ -87,24 +86,24 @@ def run(forward: Any) -> torch.Tensor:
 
 def test_a_feature_that_nobody_knows(config: ModelConfig) -> None:
     odd = with_sinks(config, True)
-    assert "sinks True" in str(native_decoder.why_not(odd.spec, torch.float32, 16))
-    assert "sinks True" in str(torch_decoder.why_not(odd.spec))
+    assert "sinks True" in str(native_decoder.why_not(odd.spec, FLOAT32, 16))
+    assert "sinks True" in str(interface.why_not(odd.spec))
     with pytest.raises(UnsupportedModel, match="sinks True"):
         load(odd, "reference")
     # A model without it runs everywhere.
     plain = with_sinks(config, False)
-    assert native_decoder.why_not(plain.spec, torch.float32, 16) is None
-    assert torch_decoder.why_not(plain.spec) is None
+    assert native_decoder.why_not(plain.spec, FLOAT32, 16) is None
+    assert interface.why_not(plain.spec) is None
 
 
 def test_a_feature_that_only_torch_knows_falls_back(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = {**torch_decoder.SUPPORT, **support.any_value("sinks")}
-    monkeypatch.setattr(torch_decoder, "SUPPORT", known)
+    known = {**interface.SUPPORT, **support.any_value("sinks")}
+    monkeypatch.setattr(interface, "SUPPORT", known)
     odd = with_sinks(config, True)
     with caplog.at_level(logging.WARNING):
-        assert load(odd, "auto").kernels.name == "reference"
+        assert load(odd, "auto").kernels == "reference"
     assert "reference kernels run" in caplog.text
     assert "sinks True is not known" in caplog.text
     with pytest.raises(InvalidRequest, match=r"kernels 'native': .*sinks True"):
@@ -132,7 +131,7 @@ def with_feature(config: ModelConfig, feature: dict[str, Any]) -> ModelConfig:
 
 @pytest.mark.parametrize("path", FEATURES)
 def test_what_the_native_decoder_refuses(config: ModelConfig, path: str) -> None:
-    reason = native_decoder.why_not(with_feature(config, FEATURES[path]).spec, torch.float32, 16)
+    reason = native_decoder.why_not(with_feature(config, FEATURES[path]).spec, FLOAT32, 16)
     assert reason is not None
     assert reason.startswith(path)
 
@@ -176,7 +175,7 @@ def test_codes_without_native_kernels_become_numbers(
         )
         changed = replace(weights, layers=layers, head=change(weights.head, order))
         model = load(config, "native", lambda *_: changed)
-        return model.forward.logits(run(model.forward)).numpy().copy()
+        return model.forward.logits(run(model.forward)).copy()
 
     expected = logits_of(lambda *given: Dense(dequantise(odd(*given)), given[0].bias))
     assert not caplog.records
@@ -305,7 +304,7 @@ def test_quantised_weights_are_multiplied_by(
         )
         changed = replace(weights, layers=layers, head=product(weights.head))
         model = load(config, kernels, lambda *_, changed=changed: changed)
-        found.append(model.forward.logits(run(model.forward)).numpy().copy())
+        found.append(model.forward.logits(run(model.forward)).copy())
     if kernels == "native":
         assert np.array_equal(*found)
     else:  # torch adds up parts of a matrix in another order

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from rootlace.kernels import Dense, Weight
 from rootlace.kernels.native.linear import Packed, Packer
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -26,7 +27,7 @@ from tests.native import native_library
 def sizes(config: ModelConfig) -> tuple[int, int]:
     """What is said of a head that shares the embedding's memory if it can, and of one apart."""
     shared, apart = (
-        weight_bytes(config, torch.float32, "none", head_apart=apart) for apart in (False, True)
+        weight_bytes(config, FLOAT32, "none", head_apart=apart) for apart in (False, True)
     )
     return shared, apart
 
@@ -90,7 +91,7 @@ def test_experts_whose_columns_are_sorted(tmp_path: Path, monkeypatch: pytest.Mo
     executor = ExecutorConfig(model=str(read.path), kernels="native", dtype="bfloat16")
     ModelRunner.load(executor, CacheConfig(16, 4), 64, 4)
     shared, apart = (
-        weight_bytes(read, torch.bfloat16, "none", head_apart=apart) for apart in (False, True)
+        weight_bytes(read, BFLOAT16, "none", head_apart=apart) for apart in (False, True)
     )
     embedding = read.spec.vocab_size * read.spec.hidden_size * 2
     assert apart == pytest.approx(packed[0] + embedding, rel=0.02)

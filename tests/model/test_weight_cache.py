@@ -11,23 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.linear import Packed, Packer
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32, Packed
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost
 from rootlace.runtime.model import weight_cache as cache_entry
 from rootlace.runtime.model import weight_cache as cache_folder
-from rootlace.runtime.model.checkpoint import loader
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.native_weights import PackedWeights
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import packed_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.executor.steps import ModelSetup
@@ -52,35 +51,28 @@ KEY = "0" * 32
 class Starts:
     """Starts of one model, with or without a cache."""
 
-    def __init__(self, path: Path, dtype: torch.dtype, quantize: Any = "none") -> None:
-        library = native_library()
-        self.packer = Packer(library, Team(library, 1), dtype)
+    def __init__(self, path: Path, dtype: np.dtype[Any], quantize: Any = "none") -> None:
+        self.library = native_library()
+        self.team = Team(self.library, 1)
         self.config = ModelConfig.read(path)
         self.executor = ExecutorConfig("", quantize=quantize)
+        self.dtype = dtype
         self.loads = 0
 
-    def load(self) -> ModelWeights:
+    def load(self, *given: Any) -> ModelWeights:
         self.loads += 1
-        weights_of = load_weights
-        if self.executor.quantize != "none":
-            return loader.rounded(weights_of, self.executor.quantize)(
-                self.config, self.packer.dtype, torch.device("cpu")
-            )
-        return weights_of(self.config, self.packer.dtype, torch.device("cpu"))
+        return load_weights(*given)
 
     def start(self, cache: WeightCache | None) -> PackedWeights:
-        cpu, dtype = torch.device("cpu"), self.packer.dtype
-        rotary = RotaryEmbedding(self.config, None, cpu, dtype)
         setup = ModelSetup(
-            *(self.config, self.executor, CacheConfig(), dtype, cpu, rotary),
-            weights_of=lambda *_: self.load(),
+            *(self.config, self.executor, CacheConfig(), self.dtype), weights_of=self.load
         )
-        return packed_weights(self.packer, setup, cache)
+        return packed_weights(self.library, self.team, setup, cache)
 
     def key(self) -> str:
         files = Checkpoint(self.config.path).files
         asked = (self.executor.quantize, self.executor.product_paths)
-        return cache_key(self.config, files, self.packer.library, self.packer.dtype, *asked)
+        return cache_key(self.config, files, self.library, self.dtype, *asked)
 
 
 def bytes_of(packed: PackedWeights) -> dict[str, Any]:
@@ -123,15 +115,15 @@ def experts(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "dtype", "quantize"),
     [
-        (llama, torch.bfloat16, "none"),
-        (llama, torch.bfloat16, "int4"),
-        (act_order, torch.bfloat16, "none"),
-        (gguf, torch.float32, "none"),
-        (experts, torch.float32, "none"),
+        (llama, BFLOAT16, "none"),
+        (llama, BFLOAT16, "int4"),
+        (act_order, BFLOAT16, "none"),
+        (gguf, FLOAT32, "none"),
+        (experts, FLOAT32, "none"),
     ],
 )
 def test_the_second_start_has_the_bytes_of_one_without_a_cache(
-    tmp_path: Path, write: Callable[[Path], Path], dtype: torch.dtype, quantize: str
+    tmp_path: Path, write: Callable[[Path], Path], dtype: np.dtype[Any], quantize: str
 ) -> None:
     starts = Starts(write(tmp_path / "model"), dtype, quantize)
     cache = WeightCache(tmp_path / "cache", least_bytes=0)
@@ -147,7 +139,7 @@ def test_the_second_start_has_the_bytes_of_one_without_a_cache(
 
 def test_a_served_gguf_file_may_be_written_over(tmp_path: Path) -> None:
     """What steps look up is in the packed file, with what is multiplied."""
-    starts = Starts(gguf(tmp_path / "model"), torch.float32)
+    starts = Starts(gguf(tmp_path / "model"), FLOAT32)
     cache = WeightCache(tmp_path / "cache", least_bytes=0)
     before = starts.start(cache).embedding_blocks
     assert before is not None
@@ -167,20 +159,20 @@ def test_a_served_gguf_file_may_be_written_over(tmp_path: Path) -> None:
 
 def kept(tmp_path: Path) -> tuple[Starts, WeightCache, Path]:
     """A cache with one file in it."""
-    starts = Starts(llama(tmp_path / "model"), torch.bfloat16)
+    starts = Starts(llama(tmp_path / "model"), BFLOAT16)
     cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
     cache.keep(KEY, starts.start(None), "m", None).join()
     return starts, cache, cache.kept()[0].path
 
 
 def test_what_the_key_depends_on(tmp_path: Path) -> None:
-    starts = Starts(llama(tmp_path), torch.bfloat16)
+    starts = Starts(llama(tmp_path), BFLOAT16)
     key, weights = starts.key(), tmp_path / WEIGHTS
     assert starts.key() == key
     found = {
         key,
-        Starts(tmp_path, torch.float32).key(),
-        Starts(tmp_path, torch.bfloat16, "int8").key(),
+        Starts(tmp_path, FLOAT32).key(),
+        Starts(tmp_path, BFLOAT16, "int8").key(),
     }
     assert len(found) == 3
     about = weights.stat()
@@ -235,7 +227,7 @@ def flip(path: Path, place: int) -> None:
 def test_every_array_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first byte and the last of each, in places that are not looked at when it is mapped."""
     monkeypatch.setattr(cache_entry, "samples", lambda *_: ())
-    starts = Starts(act_order(tmp_path / "model"), torch.float32)
+    starts = Starts(act_order(tmp_path / "model"), FLOAT32)
     cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
     cache.keep(KEY, starts.start(None), "m", None).join()
     path = cache.kept()[0].path
@@ -370,7 +362,7 @@ def test_no_room_on_the_disk(
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
-    starts = Starts(llama(tmp_path / "model"), torch.bfloat16)
+    starts = Starts(llama(tmp_path / "model"), BFLOAT16)
     cache = WeightCache(tmp_path / "file" / "cache", least_bytes=0)
     assert bytes_of(starts.start(cache)) == bytes_of(starts.start(None))
     eventually(lambda: bool(caplog.records))
@@ -413,6 +405,6 @@ def test_reading_ahead_ends_with_the_process(
 
 
 def test_small_models_are_not_kept(tmp_path: Path) -> None:
-    starts = Starts(llama(tmp_path / "model"), torch.bfloat16)
+    starts = Starts(llama(tmp_path / "model"), BFLOAT16)
     starts.start(WeightCache(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()

@@ -6,18 +6,22 @@ import json
 import math
 import mmap
 import pickle
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
+import ml_dtypes
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS, Expected, Shape
 from rootlace.runtime.model.checkpoint.source import INDEX, PICKLED, SINGLE, index_files, stored_in
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    import torch
 
 # Pickled ------------------------------------------------------------------------------------------
 #
@@ -27,6 +31,8 @@ from rootlace.wire.errors import UnsupportedModel
 def read_pickled(file: Path) -> dict[str, torch.Tensor]:
     """By their names, memory-mapped; nothing but tensors is made of what the file says. Raises
     `UnsupportedModel`."""
+    import torch  # only here: no other file needs it to be read
+
     try:
         found = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except FileNotFoundError:
@@ -48,17 +54,17 @@ def read_pickled(file: Path) -> dict[str, torch.Tensor]:
 # Files --------------------------------------------------------------------------------------------
 
 
-_DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I8": torch.int8,
-    "U8": torch.uint8,
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F64": np.dtype(np.float64),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
 }
 
 
@@ -74,11 +80,11 @@ class _TensorPlace:
     blocks: tuple[int, int] | None = None
 
     @property
-    def stored(self) -> tuple[torch.dtype, Shape]:
-        """Type and shape of a tensor over the file's bytes."""
+    def stored(self) -> tuple[np.dtype[Any], Shape]:
+        """Type and shape of an array over the file's bytes."""
         if self.blocks is None:
             return _DTYPES[self.dtype], self.shape
-        return torch.uint8, (*self.shape[:-1], *self.blocks)
+        return np.dtype(np.uint8), (*self.shape[:-1], *self.blocks)
 
 
 class Checkpoint:
@@ -130,27 +136,30 @@ class Checkpoint:
             self._place(name, what.types)
 
     def tensor(self, name: str, types: frozenset[str] = FLOATS) -> torch.Tensor:
+        """See `array`."""
+        from rootlace.kernels.arrays import as_tensor  # only here: others need no torch
+
+        return as_tensor(self.array(name, types))
+
+    def array(self, name: str, types: frozenset[str] = FLOATS) -> np.ndarray:
         """The stored tensor of one of these types, backed by the mapped file; writing to it ends
         the process. GGUF's blocks are bytes [..., blocks, bytes of one]."""
         if name not in self._places:
             raise UnsupportedModel(f"{self._path}: weights are missing: {name}")
         place = self._place(name, types)
         if name in self._pickled:
-            return self._pickled[name].contiguous()
+            from rootlace.kernels.arrays import as_array
+
+            return as_array(self._pickled[name])
         dtype, shape = place.stored
         memory, count = self._files[place.file], math.prod(shape)
         assert memory is not None
-        if not count:  # of which torch makes no view
-            return torch.empty(shape, dtype=dtype)
+        if not count:  # a buffer must not be empty
+            return np.empty(shape, dtype)
         if place.begin % dtype.itemsize:  # kernels may expect aligned numbers
             end = place.begin + count * dtype.itemsize
-            found = torch.frombuffer(bytearray(memory[place.begin : end]), dtype=dtype)
-        else:
-            with warnings.catch_warnings():
-                # torch cannot mark a tensor as read-only, and says so.
-                warnings.filterwarnings("ignore", "The given buffer is not writable")
-                found = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.begin)
-        return found.view(shape)
+            return np.frombuffer(bytearray(memory[place.begin : end]), dtype).reshape(shape)
+        return np.frombuffer(memory, dtype, count, place.begin).reshape(shape)
 
     def num_bytes(self, name: str, itemsize: int | None = None) -> int:
         """The size of a tensor, whose numbers take `itemsize` bytes each, None: as in the file."""
@@ -213,9 +222,11 @@ class Checkpoint:
             )
 
     def _open_pickled(self, name: str) -> None:
+        from rootlace.kernels.arrays import torch_dtype
+
         self._files[name] = None
         for weight, tensor in read_pickled(self._folder / name).items():
-            kind = next((n for n, dtype in _DTYPES.items() if dtype == tensor.dtype), None)
+            kind = next((n for n, one in _DTYPES.items() if torch_dtype(one) == tensor.dtype), None)
             shape = tuple(tensor.shape)
             self._add(weight, _TensorPlace(name, kind or str(tensor.dtype), shape, 0))
             self._pickled[weight] = tensor

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
-import torch
+import numpy as np
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import OpenedCheckpoint, open_checkpoint
+from rootlace.runtime.model.checkpoint.opening import OpenedCheckpoint, open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     COLUMN_GROUPS,
     FLOATS,
@@ -24,7 +24,7 @@ from rootlace.runtime.model.gguf.file import Ggml
 
 def weight_bytes(
     config: ModelConfig,
-    dtype: torch.dtype,
+    dtype: np.dtype[Any],
     quantize: Literal["none", "int8", "int4"],
     *,
     head_apart: bool,
@@ -117,7 +117,7 @@ def _parts(spec: ModelSpec) -> Iterator[tuple[str, Part]]:
         yield from layer_parts(spec, index).items()
 
 
-def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool) -> int | None:
+def quantised_bytes(config: ModelConfig, dtype: np.dtype[Any], *, head_apart: bool) -> int | None:
     """About what the weights take, dense ones in `dtype`; None where none are quantised. Where the
     folder has no weights, all are taken to be quantised but those of embedding and head. See
     `weight_bytes`."""
@@ -169,7 +169,7 @@ def _sorted(opened: OpenedCheckpoint, module: str) -> bool:
     """Whether columns are sorted by their groups as the module is read."""
     for name in (module + ending for ending in COLUMN_GROUPS):
         if name in opened.expected:
-            groups = opened.checkpoint.tensor(name, opened.expected[name].types)
+            groups = opened.checkpoint.array(name, opened.expected[name].types)
             return bool((groups[1:] < groups[:-1]).any())
     return False
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-import torch
+import numpy as np
 
-from rootlace.kernels import Dense, Weight
-from rootlace.kernels.weights import tensors
 from rootlace.runtime.model.families.spec import Attention, Experts, Latent, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from rootlace.kernels import Dense, Weight
 
 PRODUCTS = ("qkv", "q_up", "kv_up", "output", "gate_up", "down", "router", "shared_gate")
 """The fields of `LayerWeights` that are multiplied by, besides those of experts."""
@@ -124,7 +127,7 @@ class Blocks(NamedTuple):
     """A tensor of a GGUF file: its type, and its bytes, uint8 [rows, blocks, bytes of a block]."""
 
     type: str
-    data: torch.Tensor
+    data: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,10 @@ class ModelWeights:
 
     def num_bytes(self) -> int:
         """Memory taken, tied weights counted once."""
+        import torch
+
+        from rootlace.kernels.weights import tensors
+
         found = [self.embedding, self.final_norm]
         found += tensors(self.head) if self.head is not None else []
         found += [one for one in (self.final_norm_bias, self.positions) if one is not None]

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
-from rootlace.kernels import AttentionBatch, KernelSet
+from rootlace.kernels.interface import AttentionBatch, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.automaton_table import Mask
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
     Attention,
@@ -33,7 +31,49 @@ from rootlace.runtime.model.families.spec import (
     kind,
     one_of,
 )
-from rootlace.runtime.model.lora import adapted_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+    from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+
+
+# Adapted tokens -----------------------------------------------------------------------------------
+#
+# Which tokens of a step belong to which adapter.
+
+
+@dataclass(frozen=True)
+class AdaptedTokens:
+    """The tokens that go through one adapter, by its number: flat ones, and which of the step's
+    wanted ones they are; int64."""
+
+    adapter: int
+    tokens: np.ndarray
+    wanted: np.ndarray
+
+
+def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
+    """int32 [T]: -1 for a token without adapter."""
+    return np.repeat(plan.adapters, np.diff(plan.row_start))
+
+
+def adapted_tokens(plan: StepPlan, wanted: np.ndarray) -> Sequence[AdaptedTokens]:
+    """The groups of a step, none where nobody asks for an adapter. `wanted`: flat tokens."""
+    if not len(plan.adapters):
+        return ()
+    of_token = adapter_of_tokens(plan)
+    of_wanted = of_token[wanted]
+    return [
+        AdaptedTokens(
+            number, np.flatnonzero(of_token == number), np.flatnonzero(of_wanted == number)
+        )
+        for number in np.unique(of_token).tolist()
+        if number >= 0
+    ]
+
+
+# Decoders -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,7 +86,7 @@ class AdaptedRows:
     wanted: torch.Tensor  # [m] int64
 
 
-Groups = Sequence[tuple[int, torch.Tensor]]
+Groups: TypeAlias = "Sequence[tuple[int, torch.Tensor]]"
 """The rows (int64) that go through each adapter, by its number."""
 
 
@@ -89,16 +129,20 @@ class StepDecoder(Protocol):
         logits of tokens."""
 
 
+Hidden: TypeAlias = Any
+"""Hidden states [N, H] of a decoder's own: its rows may be taken and counted."""
+
+
 class Forward(Protocol):
     """A decoder with its KV cache."""
 
     @property
     def vocab_size(self) -> int: ...
 
-    def run(self, plan: StepPlan) -> torch.Tensor:
+    def run(self, plan: StepPlan) -> Hidden:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H]."""
 
-    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
+    def logits(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray:
         """hidden [N, H] -> float32 [N, V], good until the next call; of a model that scores labels
         [N, labels].
 
@@ -106,7 +150,10 @@ class Forward(Protocol):
         Logits that they exclude may be anything.
         """
 
-    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray | None:
+    def vectors(self, hidden: Hidden) -> np.ndarray:
+        """hidden [N, H] -> the same numbers, float32."""
+
+    def best(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray | None:
         """hidden [N, H] -> int32 [N]: what `pick_tokens` finds in `logits` at temperature 0. None
         where there is no faster way than that."""
 
@@ -151,6 +198,36 @@ BOTH_SUPPORT: Support = {
     **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
 }
 """Values that both decoders compute. A new feature begins in the table of its decoder."""
+
+
+SUPPORT: Support = {
+    **BOTH_SUPPORT,
+    **any_value("attention.head_dim", "attention.scale"),
+}
+"""Values that the decoder in torch, with its loader and rotations, computes."""
+GATED = ("silu", "gelu_tanh")
+PLAIN = ("relu", "gelu", "gelu_tanh")
+
+
+def why_not(spec: ModelSpec) -> str | None:
+    """Why the decoder in torch cannot run a model; None if it can."""
+    return support.why_not(spec, SUPPORT) or _unfit(spec)
+
+
+def _unfit(spec: ModelSpec) -> str | None:
+    """Name spec values that the decoder knows singly, but not together."""
+    placement, activation = spec.norm.placement, spec.mlp.activation
+    if (placement == "once") != spec.parallel and (placement != "before"):
+        return f"norm.placement {placement!r} is not known with parallel {spec.parallel}"
+    if spec.norm.bias and spec.norm.kind != "layer":
+        return f"norm.bias is not known with norm.kind {spec.norm.kind!r}"
+    if activation not in (GATED if spec.mlp.gated else PLAIN):
+        return f"mlp.activation {activation!r} is not known in a {type(spec.mlp).__name__}"
+    if spec.experts is not None and not spec.mlp.gated:
+        return "experts without gates are not known"
+    if spec.attention.growth and spec.attention.latent:
+        return "attention.growth is not known with attention.latent"
+    return None
 
 
 _ROW, _BACK = attrgetter("row"), attrgetter("back")
@@ -273,6 +350,8 @@ def wanted_tokens(plan: StepPlan) -> np.ndarray:
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """One int64 device tensor per array, by a single transfer."""
+    import torch  # only here: the native decoder needs none
+
     joined = torch.from_numpy(np.concatenate([np.asarray(one, dtype=np.int64) for one in arrays]))
     if device.type == "cuda":
         joined = joined.pin_memory()

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.attention import LANES
-from rootlace.kernels.native.library import NativeError, Team, Workspace
+from rootlace.kernels.native.library import LANES, NativeError, Team, Workspace
+from rootlace.kernels.native.packed import ACTIVATIONS
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.automaton_table import Mask, addresses_of
-from rootlace.runtime.model.decoder import torch_decoder
-from rootlace.runtime.model.decoder.interface import BOTH_SUPPORT, wanted_tokens
+from rootlace.runtime.model.decoder import interface
+from rootlace.runtime.model.decoder.interface import (
+    BOTH_SUPPORT,
+    adapter_of_tokens,
+    wanted_tokens,
+)
 from rootlace.runtime.model.decoder.native_weights import ADAPTED, GATED, PLAIN, NativeWeights
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
+from rootlace.runtime.model.decoder.rotations import Rotations, query_factors
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import ModelSpec, Support, one_of
-from rootlace.runtime.model.lora import Adapter, adapter_of_tokens
-from rootlace.runtime.model.parallel.group import Group
+
+if TYPE_CHECKING:
+    from rootlace.runtime.model.lora import Adapter
+    from rootlace.runtime.model.parallel.group import Group
 
 MAX_HEAD_DIM, MAX_CACHED = 256, 1024
 """Of a head, and of what latent attention caches of a token (`src/latent.h`)."""
@@ -31,7 +37,6 @@ SLOTS, DIMS = LANES, 2 * LANES
 TABLE_BYTES = 128 << 20
 """Memory for the rotations of all positions; beyond, those of each step are computed."""
 FIND_RUNS = -1
-FLOAT32 = torch.float32
 
 PARTS = ("plan", "elementwise", "linear", "attention")
 """Parts of a step that `RlStep.nanos` times."""
@@ -46,7 +51,9 @@ SUPPORT: Support = {
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 
 
-def why_not(spec: ModelSpec, kv_dtype: torch.dtype, block_size: int, ranks: int = 1) -> str | None:
+def why_not(
+    spec: ModelSpec, kv_dtype: np.dtype[Any], block_size: int, ranks: int = 1
+) -> str | None:
     """Why the native decoder cannot run a model with a KV cache of `kv_dtype`, in such blocks, or
     divided among so many ranks; None if it can."""
     if ranks > 1 and spec.attention.joint_norm:
@@ -58,13 +65,13 @@ def why_not(spec: ModelSpec, kv_dtype: torch.dtype, block_size: int, ranks: int 
             f"a KV cache of integers has blocks of a multiple of {SLOTS} tokens and heads of a "
             f"multiple of {DIMS} numbers, not {block_size} and {dim}"
         )
-    if not integers and kv_dtype not in (torch.float32, torch.bfloat16):
+    if not integers and kv_dtype not in ACTIVATIONS:
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
     most = MAX_HEAD_DIM if latent is None else MAX_CACHED
     if dim > most or (latent is not None and dim - latent.rank > MAX_HEAD_DIM):
         return f"attention.head_dim {dim} is not supported"
     # What the reference refuses has no meaning: values that do not go together.
-    return support.why_not(spec, SUPPORT) or torch_decoder.why_not(spec)
+    return support.why_not(spec, SUPPORT) or interface.why_not(spec)
 
 
 def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
@@ -85,8 +92,8 @@ class NativeDecoder:
         team: Team,
         spec: ModelSpec,
         weights: NativeWeights,
-        rotary: RotaryEmbedding,
-        cache: torch.Tensor,
+        rotations: Rotations,
+        cache: np.ndarray,
         codes: KVCodes | None = None,
         ranks: Group | None = None,
     ) -> None:
@@ -103,8 +110,8 @@ class NativeDecoder:
         self._weights = weights
         self._cache = cache
         self.dtype = weights.dtype
-        self._rotary = rotary
-        self._tables = rotary.tables(TABLE_BYTES)
+        self._rotations = rotations
+        self._tables = rotations.tables(TABLE_BYTES)
         self._model = weights.model
         self._logits = np.empty((0, self._model.vocab), np.float32)
         self._logits_at = self._logits.ctypes.data
@@ -112,7 +119,7 @@ class NativeDecoder:
         self._fault: BaseException | None = None
         if ranks is not None:
             self._model.sum = native.Sum(self._sum)
-        self._model.cache = cache.data_ptr()
+        self._model.cache = cache.ctypes.data
         self._model.kv_bits = 0 if codes is None else codes.bits
         self._model.num_blocks, self._model.block_size = cache.shape[2:4]
         self._num_slots = cache.shape[2] * cache.shape[3]
@@ -126,7 +133,7 @@ class NativeDecoder:
     def vocab_size(self) -> int:
         return self._spec.vocab_size
 
-    def run(self, plan: StepPlan) -> torch.Tensor:
+    def run(self, plan: StepPlan) -> np.ndarray:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
 
         Raises ValueError for tokens, positions, slots or copied blocks that do not exist. Block
@@ -148,18 +155,18 @@ class NativeDecoder:
         if not plain or plan.prompt_scores or plan.pooled:  # otherwise all tokens, in order
             wanted = wanted_tokens(plan).astype(int32)
             wanted_count = len(wanted)
-        hidden = torch.empty((wanted_count, self._spec.hidden_size), dtype=self.dtype)
+        hidden = np.empty((wanted_count, self._spec.hidden_size), self.dtype)
         rotations = positions
         if self._tables is None:
-            self._rotate_by(*self._rotary.rotations(torch.from_numpy(positions)))
+            self._rotate_by(*self._rotations.of(positions))
             rotations = np.arange(count, dtype=np.int32)
         growth, factors = self._spec.attention.growth, None
         if growth is not None:
-            factors = query_factors(growth, torch.from_numpy(positions)).to(self.dtype).float()
+            factors = query_factors(growth, positions).astype(self.dtype).astype(np.float32)
         rows = self._weights.stored_rows
         if rows is not None:
             token_ids = rows.places(token_ids)
-            self._model.embedding = rows.table.data_ptr()
+            self._model.embedding = rows.table.ctypes.data
         row_start = as_array(plan.row_start, int32)
         context_len = as_array(plan.context_len, int32)
         tables = as_array(plan.block_tables, int32)
@@ -172,7 +179,7 @@ class NativeDecoder:
             token_ids.ctypes.data,
             positions.ctypes.data,
             rotations.ctypes.data,
-            None if factors is None else factors.data_ptr(),
+            None if factors is None else factors.ctypes.data,
             slots.ctypes.data,
             None if sources is None else sources.ctypes.data,
             None if wanted is None else wanted.ctypes.data,
@@ -187,7 +194,7 @@ class NativeDecoder:
                 None,
             ),
             None if adapters is None else adapters.ctypes.data,
-            hidden.data_ptr(),
+            hidden.ctypes.data,
             None if self.nanos is None else self.nanos.ctypes.data,
         )
         try:
@@ -200,47 +207,53 @@ class NativeDecoder:
 
     def _sum(self, address: int, count: int) -> int:
         """`RlModel.sum`, called by a thread of the team."""
+        import torch  # which ranks speak to each other by
+
         assert self._ranks is not None
         try:
-            part = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=FLOAT32)
-            part.copy_(self._ranks.summed(part))
+            part = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+            part[:] = self._ranks.summed(torch.from_numpy(part)).numpy()
         except BaseException as fault:
             self._fault = fault
             return 1
         return 0
 
-    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
+    def logits(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray:
         """hidden [N, H] -> float32 [N, V], good until the next call; see `interface.Forward`."""
         self._project(hidden, masks, None)
-        return torch.from_numpy(self._logits[: len(hidden)])
+        return self._logits[: len(hidden)]
 
-    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray:
+    def vectors(self, hidden: np.ndarray) -> np.ndarray:
+        """See `interface.Forward`."""
+        return hidden.astype(np.float32)
+
+    def best(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray:
         """See `interface.Forward`."""
         tokens = np.empty(len(hidden), np.int32)
         self._project(hidden, masks, tokens.ctypes.data)
         return tokens
 
-    def _project(self, hidden: torch.Tensor, masks: Sequence[Mask], tokens: int | None) -> None:
+    def _project(self, hidden: np.ndarray, masks: Sequence[Mask], tokens: int | None) -> None:
         count = len(hidden)
         if len(self._logits) < count:
             # Kept from step to step: fresh memory of this size costs more than writing to it.
             self._logits = np.empty((count, self._model.vocab), np.float32)
             self._logits_at = self._logits.ctypes.data
-        hidden = hidden.contiguous()
+        hidden = np.ascontiguousarray(hidden)
         addresses, _kept = addresses_of(masks, self._spec.vocab_size) if masks else (None, ())
         self._library.rl_logits(
             self._team.handle,
             self._address,
-            hidden.data_ptr(),
+            hidden.ctypes.data,
             count,
             addresses.buffer_info()[0] if addresses else None,
             self._logits_at,
             tokens,
         )
 
-    def _rotate_by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        self._rotations = (cos, sin)
-        self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
+    def _rotate_by(self, cos: np.ndarray, sin: np.ndarray) -> None:
+        self._read = (cos, sin)
+        self._model.cos, self._model.sin = cos.ctypes.data, sin.ctypes.data
         self._model.rotation_stride = cos.shape[1]
 
     def _check(
@@ -257,5 +270,5 @@ class NativeDecoder:
             raise ValueError("a token id is not in the vocabulary")
         if not 0 <= slots.min() <= slots.max() < self._num_slots:
             raise ValueError("a slot is not in the KV cache")
-        if not 0 <= positions.min() <= positions.max() < self._rotary.context_length:
+        if not 0 <= positions.min() <= positions.max() < self._rotations.context_length:
             raise ValueError("a position is beyond the context")

@@ -1,32 +1,20 @@
-"""A model as the native kernels read it."""
+"""A model as the native kernels read it. Imports no torch."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
 
-from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.linear import (
-    DTYPES,
-    Epilogue,
-    Packed,
-    Packer,
-    ProductPath,
-    parts_packed,
-    why_not,
-)
-from rootlace.kernels.reference.layers import dense, dequantise
-from rootlace.kernels.weights import CODES, parts_of
-from rootlace.runtime.model.checkpoint.quantised.reading import QUANTISED
-from rootlace.runtime.model.checkpoint.weights import PRODUCTS, Blocks, LayerWeights, ModelWeights
+from rootlace.kernels.native.packed import ACTIVATIONS, Epilogue, Packed
+from rootlace.runtime.model.checkpoint.quantised.blocks import READERS
+from rootlace.runtime.model.checkpoint.weights import Blocks
 from rootlace.runtime.model.families.spec import ModelSpec
-from rootlace.runtime.model.lora import Adapter, LowRank
 
 # Packed weights -----------------------------------------------------------------------------------
 #
@@ -36,133 +24,26 @@ from rootlace.runtime.model.lora import Adapter, LowRank
 # `layers.3.experts.0.down`, `layers.3.post_norm`, `layers.3.post_norm.bias`.
 
 
-PARTS = 3
-"""At most this many products of unlike weights make up queries, keys and values."""
 NORMS = ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm")
 """Norms of the residual stream, by the fields of `LayerWeights`."""
-UNSORTED = ("head", "router", "shared_gate", "experts.")
-"""Names, or how they begin, of weights whose activations are not put into another order."""
 
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """`linears`: the weights of products, of queries, keys and values up to `PARTS`, of latent
-    attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned positions
-    in the activations' type; norms, sinks and corrections in float32. An embedding that a GGUF file
-    has in blocks stays as it is, as `embedding_blocks`.
+    """`linears`: the weights of products, of queries, keys and values up to `packing.PARTS`, of
+    latent attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned
+    positions in the activations' type; norms, sinks and corrections in float32; what `Rotations`
+    are made of. An embedding that a GGUF file has in blocks stays as it is, as `embedding_blocks`.
     `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
     which the system says that they are free. `damage`: set when that file turns out to be
     damaged."""
 
     linears: Mapping[str, tuple[Packed, ...]]
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, np.ndarray]
     embedding_blocks: Blocks | None = None
     remarks: tuple[str, ...] = ()
     mapped: int = 0
     damage: threading.Event = field(default_factory=threading.Event)
-
-
-def pack_weights(packer: Packer, spec: ModelSpec, weights: ModelWeights) -> PackedWeights:
-    """Each layer, and each expert in it, is asked for once, in order, so that one which is read
-    from a file then need not be in memory beside the packed ones.
-
-    Codes that have no kernels become the numbers that they stand for: a remark says so."""
-    packing = _Packing(packer, spec)
-    linears: dict[str, tuple[Packed, ...]] = {}
-    if weights.head is not None:
-        linears["head"] = packing.of("head", weights.head)
-    weights.release()
-    blocks = weights.embedding_blocks
-    embedding = weights.embedding if blocks is None else None
-    tensors = {"embedding": embedding, "positions": weights.positions}
-    tensors |= {
-        "final_norm": _float32(weights.final_norm),
-        "final_norm.bias": _float32(weights.final_norm_bias),
-    }
-    for index, layer in enumerate(weights.layers):
-        for name, weight in _products(layer):
-            linears[f"layers.{index}.{name}"] = packing.of(name, weight)
-        for name, heads in _by_head(spec, layer):
-            linears[f"layers.{index}.{name}"] = tuple(map(packer.pack, heads))
-        for name, tensor in _tensors(layer):
-            tensors[f"layers.{index}.{name}"] = _float32(tensor)
-    there = {name: one.contiguous() for name, one in tensors.items() if one is not None}
-    return PackedWeights(linears, there, blocks, packing.remarks)
-
-
-def _products(layer: LayerWeights) -> Iterator[tuple[str, Weight]]:
-    for name in PRODUCTS:
-        weight = getattr(layer, name)
-        if weight is not None and name != "kv_up":
-            yield name, weight
-    for number, expert in enumerate(layer.experts):
-        yield f"experts.{number}.gate_up", expert.gate_up
-        yield f"experts.{number}.down", expert.down
-
-
-def _by_head(spec: ModelSpec, layer: LayerWeights) -> Iterator[tuple[str, Iterable[Weight]]]:
-    """Of latent attention: what makes latents of each head's query, [rank, plain], and values of
-    latents, [values, rank]."""
-    latent = spec.attention.latent
-    if latent is None or layer.kv_up is None:
-        return
-    heads = layer.kv_up.matrix.unflatten(0, (spec.attention.num_heads, -1))
-    yield "k_up", (Dense(head[: latent.plain].T) for head in heads)
-    yield "v_up", (Dense(head[latent.plain :]) for head in heads)
-
-
-def _tensors(layer: LayerWeights) -> Iterator[tuple[str, torch.Tensor | None]]:
-    for name in NORMS:
-        weight, bias = layer.norm(name)
-        yield name, weight
-        yield f"{name}.bias", bias
-    for name in ("q_norm", "k_norm", "sinks", "correction"):
-        yield name, getattr(layer, name)
-
-
-class _Packing:
-    def __init__(self, packer: Packer, spec: ModelSpec) -> None:
-        self._packer = packer
-        self._gated_mlp = spec.mlp.gated
-        self._unpacked: dict[str, str] = {}
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        return tuple(
-            f"weights of {kind} take the memory of dense ones: {reason}"
-            for reason, kind in self._unpacked.items()
-        )
-
-    def of(self, name: str, weight: Weight) -> tuple[Packed, ...]:
-        if name == "qkv":
-            parts = parts_of(weight)
-            if len(parts) > PARTS:
-                parts = (dense(weight, self._packer.dtype),)
-            return tuple(self._packed(part) for part in parts)
-        if name.startswith(UNSORTED):
-            weight = self._in_order(weight)
-        gated = name == "gate_up" and self._gated_mlp
-        return (self._packed(weight, gated=gated or name.endswith(".gate_up")),)
-
-    def _in_order(self, weight: Weight) -> Weight:
-        """A weight with its columns in the model's order."""
-        if all(isinstance(part, Dense) or part.order is None for part in parts_of(weight)):
-            return weight
-        reason = "the native kernels cannot sort the columns of a head or of experts"
-        self._unpacked.setdefault(reason, weight.kind)
-        return dense(weight, self._packer.dtype)
-
-    def _packed(self, weight: Weight, *, gated: bool = False) -> Packed:
-        if any(isinstance(part, Quantised) for part in parts_of(weight)):
-            reason = why_not(parts_packed(weight, gated), gated)
-            if reason is not None:
-                self._unpacked.setdefault(reason, weight.kind)
-                weight = dense(weight, self._packer.dtype)
-        return self._packer.pack(weight, gated=gated)
-
-
-def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.float()
 
 
 # Stored rows --------------------------------------------------------------------------------------
@@ -174,13 +55,11 @@ class StoredRows:
 
     ROWS = 2048
 
-    def __init__(self, blocks: Blocks, dtype: torch.dtype) -> None:
-        self._data, self._read = blocks.data, QUANTISED[blocks.type]
+    def __init__(self, blocks: Blocks, dtype: np.dtype[Any]) -> None:
+        self._data, self._read = blocks.data, READERS[blocks.type]
         self._place = np.full(len(blocks.data), -1, np.int32)
         self._used = 0
-        width = self._read(blocks.data[:1]).shape[1]
-        with torch.inference_mode(False):  # so that rows can be read in any mode
-            self.table = torch.empty((self.ROWS, width), dtype=dtype)
+        self.table = np.empty((self.ROWS, self._numbers(blocks.data[:1]).shape[1]), dtype)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """int32: where in `table`, from its beginning on until the next call, these rows are."""
@@ -191,14 +70,15 @@ class StoredRows:
                 self._place.fill(-1)
                 self._used, missing = 0, np.unique(rows)
                 if len(missing) > len(self.table):
-                    with torch.inference_mode(False):
-                        self.table = self.table.new_empty((len(missing), self.table.shape[1]))
+                    self.table = np.empty((len(missing), self.table.shape[1]), self.table.dtype)
             end = self._used + len(missing)
-            read = dequantise(self._read(self._data[torch.from_numpy(missing)]))
-            self.table[self._used : end].copy_(read)
+            self.table[self._used : end] = self._numbers(self._data[missing])
             self._place[missing] = np.arange(self._used, end, dtype=np.int32)
             self._used, found = end, self._place[rows]
         return found
+
+    def _numbers(self, data: np.ndarray) -> np.ndarray:
+        return self._read(data).numbers()
 
 
 # Native weights -----------------------------------------------------------------------------------
@@ -207,12 +87,12 @@ class StoredRows:
 GATED = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL}
 PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GELU_TANH}
 """Epilogues of an MLP's first product by activation, with a gate and without one."""
-KINDS = frozenset({"dense", *CODES})
-"""The kinds of weights that the native kernels multiply by."""
-STEP = 32
-"""Inputs of a product that the tile unit multiplies at a time."""
 ADAPTED = ("qkv", "output", "gate_up", "down", "q_up")
 """The products that an `RlLowRank` is added to, in its order."""
+
+AdaptedLayers = Sequence[Mapping[str, tuple[Packed, Sequence[Packed]]]]
+"""What adapters add, adapter by adapter and layer by layer: by the product's name a, and b in the
+parts that the product's weights are divided into."""
 
 
 class NativeWeights:
@@ -225,18 +105,18 @@ class NativeWeights:
 
     def __init__(
         self,
-        packer: Packer,
         spec: ModelSpec,
         weights: PackedWeights,
-        adapters: Sequence[Adapter] = (),
+        dtype: np.dtype[Any],
+        adapted: AdaptedLayers = (),
     ) -> None:
-        self._packer = packer
+        """`dtype`: of activations."""
         self._spec = spec
         self._weights = weights
         self._held: list[object] = [weights]
-        self.dtype = packer.dtype
+        self.dtype = dtype
         blocks = weights.embedding_blocks
-        self.stored_rows = None if blocks is None else StoredRows(blocks, packer.dtype)
+        self.stored_rows = None if blocks is None else StoredRows(blocks, dtype)
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
         for index in range(count):
@@ -244,7 +124,7 @@ class NativeWeights:
         self._held.append(layers)
         activations = GATED if spec.mlp.gated else PLAIN
         self.model = native.Model(
-            dtype=DTYPES[self.dtype],
+            dtype=ACTIVATIONS[dtype],
             hidden=spec.hidden_size,
             heads=attention.num_heads,
             kv_heads=attention.num_kv_heads,
@@ -269,42 +149,25 @@ class NativeWeights:
             latent=self._latent(),
             layers=layers,
             head=self._linear("head", factor=spec.logit_multiplier),
-            adapters=self._adapters(adapters),
-            adapter_rank=max((_whole(one.largest_rank()) for one in adapters), default=0),
+            adapters=self._low_ranks(adapted),
+            adapter_rank=max((a.outputs for one in adapted for a, _ in one.values()), default=0),
         )
         """Cache and rotations are still to be set."""
 
-    def _adapters(self, adapters: Sequence[Adapter]) -> ctypes.Array[native.LowRank] | None:
-        """Low-rank products of all adapters, adapter by adapter and layer by layer."""
-        layers = [layer for adapter in adapters for layer in adapter.layers]
-        if not layers:
+    def _low_ranks(self, adapted: AdaptedLayers) -> ctypes.Array[native.LowRank] | None:
+        if not adapted:
             return None
-        found = (native.LowRank * (len(layers) * len(ADAPTED)))()
-        for index, layer in enumerate(layers):
+        found = (native.LowRank * (len(adapted) * len(ADAPTED)))()
+        for index, layer in enumerate(adapted):
             assert layer.keys() <= set(ADAPTED), "it would be ignored"
             for at, name in enumerate(ADAPTED):
                 if name in layer:
-                    self._fill_low_rank(
-                        found[index * len(ADAPTED) + at],
-                        layer[name],
-                        self._weights.linears[f"layers.{index % self._spec.num_layers}.{name}"],
-                        gated=name == "gate_up" and self._spec.mlp.gated,
-                    )
-        self._held.append(found)
+                    to, (a, b) = found[index * len(ADAPTED) + at], layer[name]
+                    to.a = a.structure()
+                    for part, one in enumerate(b):
+                        to.b[part] = one.structure()
+        self._held += (found, adapted)
         return found
-
-    def _fill_low_rank(
-        self, to: native.LowRank, part: LowRank, beside: Sequence[Packed], *, gated: bool
-    ) -> None:
-        """`beside`: the weights of the product, whose outputs b is divided as, and whose paths it
-        goes. Ranks get zeros behind them, which add nothing: numbers that fill whole steps of a
-        product are not copied for it."""
-        missing = _whole(len(part.a)) - len(part.a)
-        to.a = self._own(torch.nn.functional.pad(part.a, (0, 0, 0, missing)))
-        padded = torch.nn.functional.pad(part.b, (0, missing))
-        parts = padded.split([packed.outputs for packed in beside])
-        for at, (b, packed) in enumerate(zip(parts, beside, strict=True)):
-            to.b[at] = self._own(b, gated=gated, path=packed.path)
 
     def _logits(self) -> int:
         """How many logits the head makes: one of several ranks has a part of them."""
@@ -314,7 +177,7 @@ class NativeWeights:
     def _embedding_factor(self) -> float:
         factor = self._spec.embedding_multiplier
         if self._spec.rounded_multiplier:
-            factor = torch.tensor(factor, dtype=self.dtype).item()
+            factor = float(np.array(factor, self.dtype))
         return factor
 
     def _fill(self, to: native.Layer, index: int) -> None:
@@ -401,19 +264,6 @@ class NativeWeights:
         found = self._weights.linears.get(name)
         return native.Linear() if found is None else found[0].structure(factor)
 
-    def _own(
-        self, matrix: torch.Tensor, *, gated: bool = False, path: ProductPath | None = None
-    ) -> native.Linear:
-        """`path` None: the packer chooses."""
-        packed = self._packer.pack(Dense(matrix), gated=gated, path=path)
-        self._held.append(packed)
-        return packed.structure()
-
     def _address(self, name: str) -> int | None:
         tensor = self._weights.tensors.get(name)
-        return None if tensor is None else tensor.data_ptr()
-
-
-def _whole(rank: int) -> int:
-    """The rank, up to whole steps."""
-    return -(-rank // STEP) * STEP
+        return None if tensor is None else tensor.ctypes.data

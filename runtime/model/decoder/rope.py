@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
+from rootlace.kernels.arrays import as_array
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.families.spec import Rope
 
 # Frequencies --------------------------------------------------------------------------------------
@@ -101,8 +103,6 @@ def _longrope_scaling(given: Mapping[str, Any]) -> float:
 # Rope ---------------------------------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
-
 TABLE_BYTES = 256 << 20
 """Memory for the rotations of all positions, at most."""
 _TABULATED_AT_ONCE = 65536
@@ -115,30 +115,13 @@ def query_factors(growth: tuple[float, int], positions: torch.Tensor) -> torch.T
 
 
 class RotaryEmbedding:
-    """cos and sin of any position.
-
-    Every position has one rotation, whatever else is in the batch or came before: cached keys stay
-    valid. The two scalings of transformers that look at the length of the running batch are
-    therefore pinned when the model is loaded:
-
-    - `dynamic` (NTK) changes its base beyond `max_position_embeddings`; the context ends there.
-    - `longrope` has a short and a long set of factors. The context ends at
-      `original_max_position_embeddings` (short set), unless a longer one is asked for explicitly:
-      then the long set serves all positions.
-
-    `context_length` is the context that results; `requested` may only shorten the model's own.
-    """
+    """cos and sin of any position, on any device. `context_length`: see `chosen_context`."""
 
     def __init__(
         self, config: ModelConfig, requested: int | None, device: torch.device, dtype: torch.dtype
     ) -> None:
-        spec = config.spec
-        rope, most = spec.rope, spec.max_context
-        self.context_length = min(requested or most, most)
-        if rope.kind == "longrope":
-            self._choose_factors(
-                requested, int(rope.parameters["original_max_position_embeddings"]), most
-            )
+        spec, rope = config.spec, config.spec.rope
+        self.context_length = chosen_context(config, requested)
         pairs = spec.attention.head_dim // 2
         rotated = (rope.rotated or spec.attention.head_dim) // 2
         found, scaling = frequencies(rope, 2 * rotated, self.context_length)
@@ -154,30 +137,6 @@ class RotaryEmbedding:
         self._dtype = dtype
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def _choose_factors(self, requested: int | None, original: int, most: int) -> None:
-        """Choose `longrope`'s set of factors; log which set serves all texts where both could."""
-        if requested is None:
-            self.context_length = min(most, original)
-        if most <= original:
-            return
-        if self.context_length > original:
-            log.warning(
-                "the context is %d tokens: long_factor is used for texts of every length, also for "
-                "those of up to %d, which get other numbers than with a context of up to %d",
-                self.context_length,
-                original,
-                original,
-            )
-        else:
-            log.warning(
-                "the context is %d tokens, with short_factor, which serves up to %d; for texts of "
-                "up to %d, ask for a longer context (context_length): then long_factor is used for "
-                "texts of every length",
-                self.context_length,
-                original,
-                most,
-            )
-
     def tabulate(self, max_bytes: int = TABLE_BYTES) -> None:
         """Compute the rotations of all positions now, if they take no more than `max_bytes`: then
         those of a step are two gathers in place of six operations."""
@@ -188,13 +147,12 @@ class RotaryEmbedding:
         parts = [self._rotations(part) for part in positions.split(_TABULATED_AT_ONCE)]
         self._tables = (torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
 
-    def tables(self, max_bytes: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(cos, sin) of all positions, float32 [context_length, head_dim / 2] each; None where they
-        take more than `max_bytes`."""
-        if self.context_length * len(self._frequencies) * 2 * 4 > max_bytes:
-            return None
-        positions = torch.arange(self.context_length, device=self._frequencies.device)
-        return self.rotations(positions)
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `Rotations` are made of."""
+        found = {"frequencies": as_array(self._frequencies.cpu())}
+        if self._scaling is not None:
+            found["factors"] = as_array(self._scaling.cpu())
+        return found
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions int [T] -> (cos, sin), each [T, head_dim / 2] in the model's dtype.

@@ -20,22 +20,15 @@ from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.decoder.interface import (
-    BOTH_SUPPORT,
+    PLAIN,
     Groups,
     StepDecoder,
     StepInput,
     StepInputBuilder,
+    why_not,
 )
 from rootlace.runtime.model.decoder.rope import query_factors
-from rootlace.runtime.model.families import spec as support
-from rootlace.runtime.model.families.spec import (
-    Attention,
-    Experts,
-    Latent,
-    ModelSpec,
-    Support,
-    any_value,
-)
+from rootlace.runtime.model.families.spec import Attention, Experts, Latent, ModelSpec
 from rootlace.runtime.model.lora import Adapter
 from rootlace.runtime.model.parallel.group import Group
 from rootlace.wire.errors import UnsupportedModel
@@ -233,36 +226,6 @@ def added_up(x: torch.Tensor, found: Choice, experts: int, mlp: Mlp) -> torch.Te
 
 
 # Torch decoder ------------------------------------------------------------------------------------
-
-
-SUPPORT: Support = {
-    **BOTH_SUPPORT,
-    **any_value("attention.head_dim", "attention.scale"),
-}
-"""Values that this decoder, with its loader and rotations, computes."""
-GATED = ("silu", "gelu_tanh")
-PLAIN = ("relu", "gelu", "gelu_tanh")
-
-
-def why_not(spec: ModelSpec) -> str | None:
-    """Why this decoder cannot run a model; None if it can."""
-    return support.why_not(spec, SUPPORT) or _unfit(spec)
-
-
-def _unfit(spec: ModelSpec) -> str | None:
-    """Name spec values that the decoder knows singly, but not together."""
-    placement, activation = spec.norm.placement, spec.mlp.activation
-    if (placement == "once") != spec.parallel and (placement != "before"):
-        return f"norm.placement {placement!r} is not known with parallel {spec.parallel}"
-    if spec.norm.bias and spec.norm.kind != "layer":
-        return f"norm.bias is not known with norm.kind {spec.norm.kind!r}"
-    if activation not in (GATED if spec.mlp.gated else PLAIN):
-        return f"mlp.activation {activation!r} is not known in a {type(spec.mlp).__name__}"
-    if spec.experts is not None and not spec.mlp.gated:
-        return "experts without gates are not known"
-    if spec.attention.growth and spec.attention.latent:
-        return "attention.growth is not known with attention.latent"
-    return None
 
 
 NormWeights = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -587,6 +550,7 @@ class ReferenceForward:
     def vocab_size(self) -> int:
         return self._decoder.vocab_size
 
+    @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
         if len(plan.copies):
             source, target = self._inputs.copies(plan)
@@ -596,8 +560,12 @@ class ReferenceForward:
             return self._cache.new_empty((0, self._decoder.hidden_size))
         return self._decoder.forward(self._inputs.build(plan), self._cache)
 
-    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
-        return self._decoder.logits(hidden)
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray:
+        return self._decoder.logits(hidden).numpy(force=True)
+
+    def vectors(self, hidden: torch.Tensor) -> np.ndarray:
+        return hidden.float().numpy(force=True)
 
     def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray | None:
         return None

@@ -1,88 +1,119 @@
-"""Set a model up on a CPU: with the native kernels where they can be had."""
+"""Set a model up on a CPU: with the native kernels where they can be had.
+
+Imports no torch where an earlier start has packed the weights: that takes a second, and memory.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import threading
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import HostSampling
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.attention import MAX_DIM, attending_kernels
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.linear import MeasuredPaths, Packer
 from rootlace.kernels.native.machine import usable_cores
-from rootlace.kernels.native.sampling import native_kernels
-from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.native.packed import ACTIVATIONS, KINDS
+from rootlace.kernels.native.sampling import native_sampling
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.loader import Progress
+from rootlace.runtime.model.checkpoint.opening import Progress
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.interface import Forward
 from rootlace.runtime.model.decoder.native_weights import (
-    KINDS,
+    AdaptedLayers,
     NativeWeights,
     PackedWeights,
-    pack_weights,
 )
-from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
+from rootlace.runtime.model.decoder.rotations import Rotations
 from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import main_memory
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from rootlace.kernels.native.linear import Packer
+
 # Packed -------------------------------------------------------------------------------------------
 #
 # Packed weights: those of an earlier start, or made now and kept for the next one.
 
 
-def packed_weights(packer: Packer, setup: ModelSetup, cache: WeightCache | None) -> PackedWeights:
+def packed_weights(
+    library: ctypes.CDLL, team: Team, setup: ModelSetup, cache: WeightCache | None
+) -> PackedWeights:
     """The weights of the checkpoint, rounded as the setup says."""
     config = setup.config
     if cache is None:
-        return pack_weights(packer, config.spec, setup.weights())
+        return _pack(library, team, setup)[0]
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     files = checkpoint.files
-    asked = (setup.executor.quantize, setup.executor.product_paths)
+    asked: list[str] = [setup.executor.quantize, setup.executor.product_paths]
+    if config.spec.rope.kind == "longrope":  # whose frequencies are those of a context
+        asked.append(str(setup.context_length))
     try:
         if sum(file.stat().st_size for file in files) < cache.least_bytes:
-            return pack_weights(packer, config.spec, setup.weights())
-        key = cache_key(config, files, packer.library, packer.dtype, *asked)
+            return _pack(library, team, setup)[0]
+        key = cache_key(config, files, library, setup.dtype, *asked)
     except OSError as error:  # the library was compiled to a temporary file, say
         log.warning("packed weights are not kept for the next start: %s", error)
-        return pack_weights(packer, config.spec, setup.weights())
+        return _pack(library, team, setup)[0]
     entry = cache.find(key)
     if entry is not None:
         log.info("weights were packed by an earlier start: %s", cache.folder)
         return entry.packed(checkpoint)
-    weights = setup.weights()
-    packed = pack_weights(packer, config.spec, weights)
-    cache.keep(key, packed, str(config.path), weights.embedding_stored)
+    packed, embedding = _pack(library, team, setup)
+    cache.keep(key, packed, str(config.path), embedding)
     return packed
+
+
+def _pack(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> tuple[PackedWeights, str | None]:
+    """Read weights and pack them; and the tensor of the checkpoint that the embedding is."""
+    from rootlace.runtime.model.decoder.packing import pack_weights
+
+    weights = setup.weights()
+    packed = pack_weights(
+        packer_of(library, team, setup), setup.config.spec, weights, setup.rotary.arrays()
+    )
+    return packed, weights.embedding_stored
+
+
+def packer_of(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> Packer:
+    """Make what packs the setup's weights, with torch."""
+    from rootlace.kernels.arrays import torch_dtype
+    from rootlace.kernels.native.linear import MeasuredPaths, Packer
+
+    dtype = torch_dtype(setup.dtype)
+    packer = Packer(library, team, dtype)
+    if setup.executor.product_paths != "measured":
+        return packer
+    return replace(packer, path_of=MeasuredPaths(library, team, dtype))
 
 
 # Cpu setup ----------------------------------------------------------------------------------------
 
-
-CPU = torch.device("cpu")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder and its KV cache. `kernels` sample from the decoder's logits; `adapters` are the
-    names of those that plans number; `damage`: see `PackedWeights`."""
+    """A decoder and its KV cache (on a GPU a tensor). `sampling`: from the decoder's logits;
+    `kernels`: the name of what computes; `adapters`: the names of those that plans number;
+    `damage`: see `PackedWeights`."""
 
     forward: Forward
-    pool: torch.Tensor
-    kernels: KernelSet
+    pool: Any
+    sampling: HostSampling
+    kernels: str
     context_length: int
     adapters: tuple[str, ...] = ()
     damage: threading.Event = field(default_factory=threading.Event)
@@ -95,51 +126,82 @@ def on_cpu(setup: ModelSetup, weight_cache: WeightCache | None = None) -> Loaded
     Raises `InvalidRequest` where native kernels are asked for and cannot be had, or the pool
     asked for does not fit into memory.
     """
-    config, executor, kv_dtype = setup.config, setup.executor, setup.kv_dtype
+    config, executor = setup.config, setup.executor
     library = _library(setup)
-    context_length = setup.rotary.context_length
     names = tuple(one.name for one in setup.adapters)
-    if library is not None:
+    if library is None:
+        return _on_torch(setup, names)
+    threads = executor.threads or usable_cores()
+    log.info("native kernels run on %d threads", threads)
+    team = Team(library, threads)
+    packed = packed_weights(library, team, setup, weight_cache)
+    for remark in packed.remarks:
+        log.warning("%s", remark)
+    adapted: AdaptedLayers = ()
+    if setup.adapters:
+        from rootlace.runtime.model.decoder.packing import pack_adapters
+
+        packer = packer_of(library, team, setup)
+        adapted = pack_adapters(packer, config.spec, packed, setup.adapters)
+    weights = NativeWeights(config.spec, packed, setup.dtype, adapted)
+    pool = _pool(setup, packed.mapped)
+    codes = kv_pool.codes(config.spec.attention, setup.kv_dtype)
+    found = packed.tensors
+    rotations = Rotations(setup.context_length, found["frequencies"], found.get("factors"))
+    forward = native_decoder.NativeDecoder(
+        library, team, config.spec, weights, rotations, pool, codes, setup.ranks
+    )
+    if "torch" in sys.modules:
         # Torch has little left to do; threads of its own would spin beside those of the kernels.
-        torch.set_num_threads(1)
-        threads = executor.threads or usable_cores()
-        log.info("native kernels run on %d threads", threads)
-        team = Team(library, threads)
-        packer = Packer(library, team, setup.dtype)
-        if executor.product_paths == "measured":
-            packer = replace(packer, path_of=MeasuredPaths(library, team, setup.dtype))
-        packed = packed_weights(packer, setup, weight_cache)
-        for remark in packed.remarks:
-            log.warning("%s", remark)
-        weights = NativeWeights(packer, config.spec, packed, setup.adapters)
-        pool = _pool(setup, packed.mapped)
-        codes = kv_pool.codes(config.spec.attention, kv_dtype)
-        forward = native_decoder.NativeDecoder(
-            library, team, config.spec, weights, setup.rotary, pool, codes, setup.ranks
-        )
-        kernels = native_kernels(library, team)
-        return LoadedModel(forward, pool, kernels, context_length, names, packed.damage)
+        sys.modules["torch"].set_num_threads(1)
+    sampling = native_sampling(library, team)
+    return LoadedModel(
+        *(forward, pool, sampling, "native", setup.context_length, names, packed.damage)
+    )
+
+
+def _on_torch(setup: ModelSetup, names: tuple[str, ...]) -> LoadedModel:
+    """A model that torch computes."""
+    import torch
+
+    from rootlace.kernels.arrays import as_tensor
+    from rootlace.kernels.native.attention import MAX_DIM, attending_kernels
+    from rootlace.kernels.reference import REFERENCE
+    from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
+    from rootlace.runtime.model.executor.torch_setup import decoder_of, host_sampling, inputs_of
+
+    executor, kernels, sampling = setup.executor, REFERENCE, host_sampling()
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
-    kernels = REFERENCE if config.spec.transformers is None else _beside_torch(setup)
-    decoder, inputs = setup.decoder(kernels), setup.inputs(kernels)
+    if setup.config.spec.transformers is not None:
+        # Products are torch's: attention and sampling are native where they can be.
+        fits = setup.config.spec.attention.head_dim <= MAX_DIM and setup.kv_dtype in ACTIVATIONS
+        if executor.kernels != "reference" and fits:
+            try:
+                library = native.load(lambda what: _report(what, setup.progress))
+            except NativeUnavailable as error:
+                log.warning("attention is the reference's, which is slower than native: %s", error)
+            else:
+                team = Team(library, executor.threads or usable_cores())
+                kernels, sampling = attending_kernels(library, team), native_sampling(library, team)
+    decoder, inputs = decoder_of(setup, kernels), inputs_of(setup, kernels)
     pool = _pool(setup)
-    found = ReferenceForward(decoder, kernels, inputs, pool)
-    return LoadedModel(found, pool, kernels, context_length, names)
+    forward = ReferenceForward(decoder, kernels, inputs, as_tensor(pool))
+    return LoadedModel(forward, pool, sampling, kernels.name, setup.context_length, names)
 
 
-def _pool(setup: ModelSetup, taken: int = 0) -> torch.Tensor:
+def _pool(setup: ModelSetup, taken: int = 0) -> np.ndarray:
     """The KV pool, beside `taken` bytes that the system believes to be free."""
     config, executor, block_size = setup.config, setup.executor, setup.cache.block_size
     blocks = kv_pool.choose_num_blocks(
         *(config, setup.cache, executor.kv_memory_bytes),
-        *(setup.rotary.context_length, setup.kv_dtype),
+        *(setup.context_length, setup.kv_dtype),
         available=int((main_memory().available - taken) * executor.memory_share),
     )
     if setup.ranks is not None:
         blocks = setup.ranks.agree(blocks)
     try:
-        return kv_pool.allocate(config, blocks, block_size, CPU, setup.kv_dtype)
+        return kv_pool.allocate(config, blocks, block_size, setup.kv_dtype)
     except (OSError, OverflowError) as error:
         raise InvalidRequest(
             f"main memory has no room for a KV cache of {blocks} blocks of {block_size} tokens: "
@@ -148,7 +210,7 @@ def _pool(setup: ModelSetup, taken: int = 0) -> torch.Tensor:
 
 
 def why_not_native(
-    config: ModelConfig, kv_dtype: torch.dtype, block_size: int, ranks: int = 1
+    config: ModelConfig, kv_dtype: np.dtype[Any], block_size: int, ranks: int = 1
 ) -> str | None:
     """Why the native kernels cannot run a model, on so many ranks; None if they can."""
     if config.spec.transformers is not None:
@@ -158,20 +220,6 @@ def why_not_native(
     if unknown:
         return f"they have no products of {unknown} weights"
     return native_decoder.why_not(config.spec, kv_dtype, block_size, ranks)
-
-
-def _beside_torch(setup: ModelSetup) -> KernelSet:
-    """Kernels for a model whose products are torch's: attention is native where it can be."""
-    executor, head_dim = setup.executor, setup.config.spec.attention.head_dim
-    stored = setup.kv_dtype in (torch.float32, torch.bfloat16)
-    if executor.kernels == "reference" or not stored or head_dim > MAX_DIM:
-        return REFERENCE
-    try:
-        library = native.load(lambda what: _report(what, setup.progress))
-    except NativeUnavailable as error:
-        log.warning("attention is the reference's, which is slower than native: %s", error)
-        return REFERENCE
-    return attending_kernels(library, Team(library, executor.threads or usable_cores()))
 
 
 def _library(setup: ModelSetup) -> ctypes.CDLL | None:

@@ -35,7 +35,6 @@ from rootlace.runtime.contracts.plan import (
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.automaton_table import arena_for
 from rootlace.runtime.model.decoder.interface import StepDecoder, StepInputBuilder
-from rootlace.runtime.model.executor.plain_steps import split_pooled
 from rootlace.runtime.model.executor.refusals import check_gpu_kernels
 from rootlace.runtime.model.executor.staging import (
     CudaDevice,
@@ -48,6 +47,7 @@ from rootlace.runtime.model.executor.staging import (
     decode_buckets,
 )
 from rootlace.runtime.model.executor.steps import ModelSetup
+from rootlace.runtime.model.executor.torch_setup import allocate_on, decoder_of, inputs_of
 from rootlace.runtime.model.kv_pool import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.sampler import (
     Sampler,
@@ -316,7 +316,11 @@ class DeviceSteps:
         pooling = len(hidden) - sum(row.count for row in plan.pooled)
         if plan.prompt_scores:
             step.hidden, step.targets = hidden[count:pooling], staged["targets"]
-        step.pooled = split_pooled(self._decoder.logits, hidden[pooling:], plan.pooled)
+        for row in plan.pooled:
+            part, pooling = hidden[pooling : pooling + row.count], pooling + row.count
+            # The scores' memory may serve the decoder again.
+            scored = self._decoder.logits(part).clone() if row.labels else None
+            step.pooled.append(part.float() if scored is None else scored)
         if sampling is not None:
             arrays = {name: staged[_PREFIX + name] for name in sampling.arrays}
             self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
@@ -376,14 +380,16 @@ class DeviceSteps:
         if top:
             tokens = self._tokens[: len(step.samples)]
             _, ids, logprobs = score_in_parts(
-                score, self._logits.__getitem__, tokens, top, vocab_size
+                score, self._logits.__getitem__, tokens, top, vocab_size, torch.cat
             )
             parts["top_ids"], parts["top_logprobs"] = ids, logprobs
         hidden, targets = step.hidden, step.targets
         if hidden is not None and targets is not None:
             top = max(row.top_logprobs for row in step.plan.prompt_scores)
             found = score_in_parts(
-                score, lambda part: self._decoder.logits(hidden[part]), targets, top, vocab_size
+                score,
+                lambda part: self._decoder.logits(hidden[part]),
+                *(targets, top, vocab_size, torch.cat),
             )
             parts |= zip(_PROMPT, found, strict=True)
         return parts
@@ -498,10 +504,21 @@ class StepLimits:
     max_rows: int
 
 
+@torch.inference_mode()
+def load_on_gpu(
+    setup: ModelSetup, max_tokens: int, max_rows: int
+) -> tuple[DeviceSteps, torch.Tensor, str]:
+    """The executor's steps, the KV pool, and the name of the kernels."""
+    torch.cuda.set_device(torch.device(setup.device))  # what kernels are launched on
+    model = load(setup)
+    steps, pool = on_gpu(model, StepLimits(max_tokens, max_rows))
+    return steps, pool, model.kernels.name
+
+
 def load(setup: ModelSetup) -> GpuModel:
     """Put the weights on the device. Raises `InvalidRequest` where kernels are asked for that are
     not a GPU's, or the reference for operations that do not exist."""
-    executor, device = setup.executor, setup.device
+    executor, device = setup.executor, torch.device(setup.device)
     check_gpu_kernels(executor.kernels, device)
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
@@ -516,7 +533,7 @@ def load(setup: ModelSetup) -> GpuModel:
     if setup.config.spec.attention.latent is not None and kernels is not REFERENCE:
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
-    model = GpuModel(setup, kernels, setup.decoder(kernels), setup.inputs(kernels))
+    model = GpuModel(setup, kernels, decoder_of(setup, kernels), inputs_of(setup, kernels))
     setup.rotary.tabulate()
     return model
 
@@ -529,7 +546,7 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
     when the first request comes, and to see how much memory they take.
     """
     setup = model.setup
-    device, cache, executor = setup.device, setup.cache, setup.executor
+    device, cache, executor = torch.device(setup.device), setup.cache, setup.executor
     cuda = CudaDevice(device)
     # Which experts a step has, the host must know, and transformers' modules may have any:
     # no graph can be captured of that.
@@ -559,7 +576,7 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
             setup.config,
             cache,
             executor.kv_memory_bytes,
-            setup.rotary.context_length,
+            setup.context_length,
             setup.kv_dtype,
             left,
         )
@@ -580,7 +597,7 @@ def _steps(
     setup, device, block_size = model.setup, cuda.device, model.setup.cache.block_size
     vocab_size = setup.config.spec.vocab_size
     arena = arena_for(vocab_size, limits.max_rows + MAX_DRAFTED, device)
-    pool = kv_pool.allocate(setup.config, num_blocks + 1, block_size, device, setup.kv_dtype)
+    pool = allocate_on(device, setup.config, num_blocks + 1, block_size, setup.kv_dtype)
     steps = DeviceSteps(
         cuda,
         model.decoder,
@@ -590,7 +607,7 @@ def _steps(
         Sampler(vocab_size, model.kernels, arena),
         Graphs(cuda, most_graphs > 0, most_graphs),
         max_rows=limits.max_rows,
-        max_blocks=-(-setup.rotary.context_length // block_size),
+        max_blocks=-(-setup.context_length // block_size),
         scratch_block=num_blocks,
         # Launches of the reference's attention depend on the step.
         fixed=model.kernels.plan_attention is not REFERENCE.plan_attention,
@@ -605,7 +622,7 @@ def _step_bytes(model: GpuModel, cuda: CudaDevice, limits: StepLimits) -> int:
         setup.config.spec.vocab_size,
         limits.max_tokens,
         limits.max_rows,
-        setup.rotary.context_length,
+        setup.context_length,
         block_size,
     )
 

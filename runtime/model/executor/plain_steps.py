@@ -6,16 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import ScoreTokens
+from rootlace.kernels.interface import HostSampling
 from rootlace.runtime.contracts.plan import (
     AutomatonState,
     ExecutorLost,
-    PooledRow,
     PromptScoreRow,
     SampleRow,
     StepPlan,
@@ -24,7 +22,7 @@ from rootlace.runtime.contracts.plan import (
 )
 from rootlace.runtime.model import sampler
 from rootlace.runtime.model.automaton_table import HostMasks, Mask
-from rootlace.runtime.model.decoder.interface import Forward
+from rootlace.runtime.model.decoder.interface import Forward, Hidden
 from rootlace.runtime.model.sampler import Sampler
 
 # Sources ------------------------------------------------------------------------------------------
@@ -75,7 +73,7 @@ class PlainStep:
 
     plan: StepPlan
     before: np.ndarray
-    hidden: torch.Tensor | None = None
+    hidden: Hidden | None = None
     result: StepResult | None = None
     error: Exception | None = None
 
@@ -84,7 +82,7 @@ class PlainSteps:
     """See `Executor`: `launch` computes, `collect` hands over. Not thread-safe."""
 
     def __init__(
-        self, forward: Forward, kernels: KernelSet, damage: threading.Event | None = None
+        self, forward: Forward, kernels: HostSampling, damage: threading.Event | None = None
     ) -> None:
         """`kernels` sample and score. `damage`: set when the weights turn out to be damaged."""
         self._damage = damage
@@ -96,7 +94,6 @@ class PlainSteps:
 
     overlaps = False
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PlainStep:
         """Compute the step, a late plan's only up to sampling. Errors are raised by `collect`."""
         step = PlainStep(plan, _NO_TOKENS)
@@ -114,7 +111,6 @@ class PlainSteps:
             step.error = error
         return step
 
-    @torch.inference_mode()
     def sample(self, step: PlainStep, samples: Sequence[SampleRow]) -> None:
         """End the step of a late plan. What that raises, `collect` raises."""
         if step.error is not None:
@@ -177,12 +173,15 @@ class PlainSteps:
         token_ids, found = self._sample(hidden[: len(samples)], samples)
         pooling = len(hidden) - sum(row.count for row in plan.pooled)
         prompt_scores = self._score_prompts(hidden[len(samples) : pooling], plan.prompt_scores)
-        pooled = split_pooled(self._forward.logits, hidden[pooling:], plan.pooled)
-        vectors = [part.numpy() for part in pooled]
+        vectors = []
+        for one in plan.pooled:
+            part, pooling = hidden[pooling : pooling + one.count], pooling + one.count
+            scored = self._forward.logits(part).copy() if one.labels else None
+            vectors.append(self._forward.vectors(part) if scored is None else scored)
         step.result = StepResult(token_ids, found, prompt_scores, vectors)
 
     def _sample(
-        self, hidden: torch.Tensor, rows: Sequence[SampleRow]
+        self, hidden: Hidden, rows: Sequence[SampleRow]
     ) -> tuple[np.ndarray, list[TokenScores | None]]:
         if not rows:
             return _NO_TOKENS, []
@@ -204,24 +203,25 @@ class PlainSteps:
         token_ids = self._sampler.sample(logits, masked)
         return token_ids, score_samples(self._score, logits, token_ids, rows)
 
-    def _score_prompts(
-        self, hidden: torch.Tensor, rows: Sequence[PromptScoreRow]
-    ) -> list[TokenScores]:
+    def _score_prompts(self, hidden: Hidden, rows: Sequence[PromptScoreRow]) -> list[TokenScores]:
         """Scores of the rows' targets, from the hidden states before them."""
         if not rows:
             return []
         found = sampler.score_in_parts(
             self._score,
             lambda part: self._forward.logits(hidden[part]),
-            torch.from_numpy(np.concatenate([row.targets for row in rows])),
+            np.concatenate([row.targets for row in rows]),
             max(row.top_logprobs for row in rows),
             self._forward.vocab_size,
         )
-        return sampler.of_prompts(rows, *(part.numpy() for part in found))
+        return sampler.of_prompts(rows, *found)
 
 
 def score_samples(
-    score: ScoreTokens, logits: torch.Tensor, token_ids: np.ndarray, rows: Sequence[SampleRow]
+    score: Callable[..., Any],
+    logits: np.ndarray,
+    token_ids: np.ndarray,
+    rows: Sequence[SampleRow],
 ) -> list[TokenScores | None]:
     """Scores of the sampled tokens of those rows that ask for them. logits float32 [S, V]."""
     found: list[TokenScores | None] = [None] * len(rows)
@@ -229,28 +229,11 @@ def score_samples(
     if asked:
         most = max(rows[i].params.top_logprobs for i in asked)
         if len(asked) < len(rows):
-            logits = logits.index_select(0, torch.tensor(asked))
-        parts = score(logits, torch.from_numpy(token_ids[asked]), most)
-        arrays = [part.numpy() for part in parts]
-        for i, one in zip(
-            asked, sampler.of_samples([rows[i] for i in asked], *arrays), strict=True
-        ):
+            logits = logits[asked]
+        parts = score(logits, token_ids[asked], most)
+        for i, one in zip(asked, sampler.of_samples([rows[i] for i in asked], *parts), strict=True):
             found[i] = one
     return found
-
-
-def split_pooled(
-    scores_of: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    rows: Sequence[PooledRow],
-) -> list[torch.Tensor]:
-    """What pooled rows want, float32, of the hidden states of all their tokens [N, H]. `scores_of`
-    finds the labels' scores, whose memory may serve it again."""
-    parts = hidden.split([row.count for row in rows]) if rows else ()
-    return [
-        scores_of(part).clone() if row.labels else part.float()
-        for row, part in zip(rows, parts, strict=True)
-    ]
 
 
 def _check_unneeded(last: PlainStep, plan: StepPlan) -> None:

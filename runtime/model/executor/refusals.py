@@ -7,15 +7,17 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-import torch
+import numpy as np
 
 from rootlace.kernels.native.machine import Core, read_cores
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
-from rootlace.runtime.model.decoder import torch_decoder
+from rootlace.runtime.model.decoder import interface
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Share --------------------------------------------------------------------------------------------
@@ -81,27 +83,29 @@ def _device(executor: ExecutorConfig, replica: int, replicas: int) -> str:
 
 def check_computable(config: ModelConfig) -> None:
     """Raises `UnsupportedModel` for a model that no decoder runs."""
-    reason = torch_decoder.why_not(config.spec)
+    reason = interface.why_not(config.spec)
     if config.spec.transformers is None and reason is not None:
         raise UnsupportedModel(f"{config.file}: {reason}")
 
 
 def check_gpus(
-    config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig, device: torch.device
+    config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig, device: str
 ) -> None:
     """Raises `InvalidRequest` where GPUs cannot be the ranks that are asked for."""
     count = executor.tensor_parallel
-    if count > 1 and device.type == "cuda":
+    if count > 1 and device != "cpu":
         reason = _why_not_on_gpus(count, executor, cache, device)
         if reason is not None:
             raise InvalidRequest(f"{config.file}: tensor_parallel {count}: {reason}")
 
 
 def _why_not_on_gpus(
-    count: int, executor: ExecutorConfig, cache: CacheConfig, device: torch.device
+    count: int, executor: ExecutorConfig, cache: CacheConfig, device: str
 ) -> str | None:
+    import torch
+
     there = torch.cuda.device_count()
-    if (device.index or 0) + count > there:
+    if torch.device(device).index + count > there:
         return f"there are {there} GPUs, and each rank from {device} on needs one"
     if not torch.distributed.is_nccl_available():
         return "this torch build has no NCCL, which adds up what GPUs find"
@@ -117,7 +121,7 @@ def check_without_native(asked: str, reason: str) -> None:
         raise InvalidRequest(f"kernels 'native': {reason}")
 
 
-def check_gpu_kernels(asked: str, device: torch.device) -> None:
+def check_gpu_kernels(asked: str, device: object) -> None:
     """Raises `InvalidRequest` where kernels are asked for that are not a GPU's."""
     if asked == "native":
         raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
@@ -125,7 +129,7 @@ def check_gpu_kernels(asked: str, device: torch.device) -> None:
 
 def check_memory(
     config: ModelConfig,
-    dtype: torch.dtype,
+    dtype: np.dtype[Any],
     executor: ExecutorConfig,
     cache: CacheConfig,
     available: int,
@@ -153,14 +157,14 @@ def check_memory(
 
 def _smaller(
     config: ModelConfig,
-    dtype: torch.dtype,
+    dtype: np.dtype[Any],
     executor: ExecutorConfig,
     cache: CacheConfig,
     head_apart: bool,
 ) -> Iterator[tuple[str, int]]:
     """Choices that need less memory, with their bytes: first those that change no number."""
 
-    def needed(kind: torch.dtype, other: ExecutorConfig, blocks: CacheConfig) -> int:
+    def needed(kind: np.dtype[Any], other: ExecutorConfig, blocks: CacheConfig) -> int:
         weights = weight_bytes(config, kind, other.quantize, head_apart=head_apart)
         return weights + _cache_bytes(config, kind, other, blocks)
 
@@ -172,8 +176,8 @@ def _smaller(
             yield "kv_dtype int8", needed(dtype, replace(executor, kv_dtype="int8"), cache)
         if executor.kv_dtype != "int4":
             yield "kv_dtype int4", needed(dtype, replace(executor, kv_dtype="int4"), cache)
-    if dtype == torch.float32:
-        yield "dtype bfloat16", needed(torch.bfloat16, executor, cache)
+    if dtype == FLOAT32:
+        yield "dtype bfloat16", needed(BFLOAT16, executor, cache)
     ours = config.spec.transformers is None
     if ours and config.quantisation is None and executor.quantize != "int4":
         if executor.quantize == "none":
@@ -182,7 +186,7 @@ def _smaller(
 
 
 def _cache_bytes(
-    config: ModelConfig, dtype: torch.dtype, executor: ExecutorConfig, cache: CacheConfig
+    config: ModelConfig, dtype: np.dtype[Any], executor: ExecutorConfig, cache: CacheConfig
 ) -> int:
     block = kv_pool.block_bytes(
         config, cache.block_size, kv_pool.storage_dtype(executor.kv_dtype, dtype)

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable, Processor, read_processor
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD, SAVE, StoreMemory
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.loader import (
-    LoadWeights,
-    Progress,
-    checkpoint_dtype,
-    load_weights,
-    rounded,
-)
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.checkpoint.opening import Progress, checkpoint_dtype
 from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import check_computable, check_gpus, check_memory
 from rootlace.runtime.model.executor.steps import ModelSetup, Steps
 from rootlace.runtime.model.kv_pool import free_memory, main_memory
-from rootlace.runtime.model.lora import load_adapter
 from rootlace.runtime.model.options import check_options, read_adapters
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch
+
+    from rootlace.runtime.model.checkpoint.loader import LoadWeights
 
 
 class ModelRunner:
@@ -49,21 +49,22 @@ class ModelRunner:
     def __init__(
         self,
         config: ModelConfig,
-        dtype: torch.dtype,
+        dtype: np.dtype[Any],
+        device: str,
         steps: Steps,
-        cache: torch.Tensor,
+        pool: Any,
         context_length: int,
         kernels: str,
         adapters: tuple[str, ...] = (),
     ) -> None:
-        """`cache`: the blocks that plans may name; `kernels`: the name of what runs them;
-        `adapters`: the names of those that plans number."""
+        """`pool`: the blocks that plans may name, NumPy's array or a GPU's tensor; `kernels`: the
+        name of what runs them; `adapters`: the names of those that plans number."""
         self.config = config
-        self.device = cache.device
+        self.device = device
         self.dtype = dtype
         self.kernels = kernels
         self.adapters = adapters
-        self._cache = cache
+        self.pool = pool
         self._context_length = context_length
         self._steps = steps
 
@@ -75,7 +76,7 @@ class ModelRunner:
         max_step_tokens: int,
         max_running: int,
         progress: Progress | None = None,
-        weights_of: LoadWeights = load_weights,
+        weights_of: LoadWeights | None = None,
     ) -> ModelRunner:
         """Read the model folder and allocate the KV pool.
 
@@ -85,8 +86,7 @@ class ModelRunner:
         not fit the model or the machine.
         """
         device = chosen_device(executor.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # what kernels are launched on
+        on_gpu = device != "cpu"
         config = ModelConfig.read(
             executor.model, executor.allow_pickle, executor.ignore_config_keys
         )
@@ -94,7 +94,6 @@ class ModelRunner:
         check_options(config, executor, cache)
         check_gpus(config, executor, cache, device)
         dtype = chosen_dtype(executor, config, cache, loads=True)
-        on_gpu = device.type == "cuda"
         available = free_memory(device)[0] if on_gpu else main_memory().available
         kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
         divided = executor.tensor_parallel > 1
@@ -108,48 +107,44 @@ class ModelRunner:
             # Only here: other models should not wait for what ranks need.
             from rootlace.runtime.model.parallel.ranks import lead
 
-            if weights_of is not load_weights:
+            if weights_of is not None:
                 raise InvalidRequest("tensor_parallel: other ranks read their own weights")
             leading, own = lead(config, executor, cache, dtype, device, progress)
             return cls(
-                *(config, dtype, leading, own.pool, own.context_length, own.kernels.name),
+                *(config, dtype, device, leading, own.pool, own.context_length, own.kernels),
                 own.adapters,
             )
-        weight_cache = None
-        if weights_of is load_weights:  # of others nobody knows what they follow from
-            weight_cache = WeightCache.chosen(executor.weight_cache, executor.weight_cache_bytes)
-        if executor.quantize != "none":
-            weights_of = rounded(weights_of, executor.quantize)
-        given = read_adapters(executor.adapters)
-        published = config.published or config.spec
-        adapters = [load_adapter(one, published, dtype, device) for one in given]
-        steps: Steps
-        with torch.inference_mode():
-            rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
-            setup = ModelSetup(
-                config, executor, cache, dtype, device, rotary, weights_of, progress, adapters
-            )
-            if on_gpu:
-                from rootlace.runtime.model.executor import device_steps
+        given, adapters = read_adapters(executor.adapters), []
+        if given:
+            from rootlace.runtime.model.lora import load_adapters
 
-                limits = device_steps.StepLimits(max_step_tokens, max_running)
-                model = device_steps.load(setup)
-                steps, pool = device_steps.on_gpu(model, limits)
-                kernels = model.kernels.name
-            else:
-                found = on_cpu(setup, weight_cache)
-                steps = PlainSteps(found.forward, found.kernels, found.damage)
-                pool, kernels = found.pool, found.kernels.name
-        names = tuple(one.name for one in adapters)
-        return cls(config, dtype, steps, pool, rotary.context_length, kernels, names)
+            adapters = load_adapters(given, config.published or config.spec, dtype, device)
+        setup = ModelSetup(config, executor, cache, dtype, device, weights_of, progress, adapters)
+        if on_gpu:
+            from rootlace.runtime.model.executor import device_steps
+
+            steps, pool, kernels = device_steps.load_on_gpu(setup, max_step_tokens, max_running)
+            names = tuple(one.name for one in adapters)
+            return cls(config, dtype, device, steps, pool, setup.context_length, kernels, names)
+        weight_cache = None
+        if weights_of is None:  # of others nobody knows what they follow from
+            weight_cache = WeightCache.chosen(executor.weight_cache, executor.weight_cache_bytes)
+        found = on_cpu(setup, weight_cache)
+        plain = PlainSteps(found.forward, found.sampling, found.damage)
+        return cls(
+            *(config, dtype, device, plain, found.pool, found.context_length, found.kernels),
+            found.adapters,
+        )
 
     @property
     def num_blocks(self) -> int:
-        return self._cache.shape[2]
+        blocks: int = self.pool.shape[2]
+        return blocks
 
     @property
     def block_size(self) -> int:
-        return self._cache.shape[3]
+        slots: int = self.pool.shape[3]
+        return slots
 
     @property
     def context_length(self) -> int:
@@ -165,11 +160,15 @@ class ModelRunner:
 
     @property
     def kv_cache(self) -> torch.Tensor:
-        """See `kv_pool.allocate`; for tests and tools."""
-        return self._cache
+        """The pool as a tensor, for tests and tools."""
+        if not isinstance(self.pool, np.ndarray):
+            return self.pool
+        from rootlace.kernels.arrays import as_tensor
+
+        return as_tensor(self.pool)
 
     def work(self) -> AbstractContextManager[object]:
-        """Within it operations on `kv_cache` come behind the steps launched before, and before the
+        """Within it operations on `pool` come behind the steps launched before, and before the
         next one."""
         return self._steps.work()
 
@@ -206,24 +205,48 @@ class ModelRunner:
         return self._steps.collect(self._steps.launch(plan))
 
 
-def chosen_device(name: str) -> torch.device:
-    """The device that `ExecutorConfig.device` names. Raises `InvalidRequest`."""
+def chosen_device(name: str) -> str:
+    """The device that `ExecutorConfig.device` names: "cpu", or "cuda:" and a number. Where this
+    machine has no driver of a GPU, torch is not imported to find that out. Raises
+    `InvalidRequest`."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if _has_gpu() else "cpu"
+    if name == "cpu":
+        return name
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise InvalidRequest(f"device {name!r}: {error}") from error
     if device.type not in ("cpu", "cuda"):
         raise InvalidRequest(f"device {name!r} is not supported, only cpu and cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
         raise InvalidRequest(f"device {name!r}: this torch build or machine has no CUDA")
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        if not 0 <= index < torch.cuda.device_count():
-            raise InvalidRequest(f"device {name!r}: there are {torch.cuda.device_count()} GPUs")
-        device = torch.device("cuda", index)
-    return device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if not 0 <= index < torch.cuda.device_count():
+        raise InvalidRequest(f"device {name!r}: there are {torch.cuda.device_count()} GPUs")
+    return f"cuda:{index}"
+
+
+def _has_gpu() -> bool:
+    """Whether torch would compute on a GPU."""
+    if not has_driver():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def has_driver() -> bool:
+    """Whether there is a driver that torch could use: NVIDIA's, or AMD's (/dev/kfd), of whose GPUs
+    it says "cuda", too."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        return True
+    return Path("/dev/kfd").exists()
 
 
 def chosen_dtype(
@@ -233,32 +256,30 @@ def chosen_dtype(
     processor: Processor | None = None,
     *,
     loads: bool = False,
-) -> torch.dtype:
+) -> np.dtype[Any]:
     """`auto` is the checkpoint's type; float16 and float64 ones run in float32. Quantised weights
     of these are multiplied in bfloat16 where native kernels are faster at it: on `processor`, None:
     this machine's. `loads`: whether the kernels can be had is tried, which may compile them."""
     if executor.dtype != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[executor.dtype]
-    if checkpoint_dtype(config) == torch.bfloat16:
-        return torch.bfloat16
+        return {"float32": FLOAT32, "bfloat16": BFLOAT16}[executor.dtype]
+    if checkpoint_dtype(config) == BFLOAT16:
+        return BFLOAT16
     quantised = config.quantisation is not None or executor.quantize != "none"
-    gpu = executor.device.startswith("cuda") or (
-        executor.device == "auto" and torch.cuda.is_available()
-    )
+    gpu = executor.device.startswith("cuda") or (executor.device == "auto" and _has_gpu())
     if not quantised or gpu or executor.kernels == "reference":
-        return torch.float32
-    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, torch.bfloat16)
+        return FLOAT32
+    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, BFLOAT16)
     block_size, ranks = (cache or CacheConfig()).block_size, executor.tensor_parallel
     sets = (processor or read_processor()).has
     fast = bool(sets) and sets[0].name not in ("generic", "neon")
     if not fast or why_not_native(config, kv_dtype, block_size, ranks) is not None:
-        return torch.float32
+        return FLOAT32
     if loads:
         try:
             native.load()
         except NativeUnavailable:  # which is said where they are loaded
-            return torch.float32
-    return torch.bfloat16
+            return FLOAT32
+    return BFLOAT16
 
 
 # Identity -----------------------------------------------------------------------------------------
@@ -270,8 +291,11 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
     """32 bytes: configuration, weights, code and kernels of the model, the device, and how keys and
     values lie in a block. Raises OSError for a file that cannot be read."""
     config = runner.config
-    device = runner.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = runner.device
+    if name != "cpu":
+        import torch
+
+        name = torch.cuda.get_device_name(name)
     key = cache_key(
         config,
         Checkpoint(config.path, config.allow_pickle).files,
@@ -279,7 +303,7 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
         runner.dtype,
         *(executor.quantize, executor.product_paths, executor.kv_dtype, runner.kernels, name),
         version("transformers") if config.spec.transformers is not None else "",
-        *map(str, (cache.block_size, runner.context_length, tuple(runner.kv_cache.shape[3:]))),
+        *map(str, (cache.block_size, runner.context_length, tuple(runner.pool.shape[3:]))),
     )
     return hashlib.blake2b(key.encode(), digest_size=32).digest()
 
@@ -308,13 +332,16 @@ class BlockMover:
 
     def __init__(
         self,
-        cache: torch.Tensor,
+        pool: Any,
         stores: Sequence[StoreMemory],
         work: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        """`cache`: see `kv_pool.allocate`. `work`: that of the runner whose it is."""
-        planes = cache.shape[0] * cache.shape[1]
-        self._planes = cache.view(torch.uint8).view(planes, cache.shape[2], -1)
+        """`pool` and `work`: those of the runner."""
+        planes = pool.shape[0] * pool.shape[1]
+        self._on_gpu = bool(getattr(pool, "is_cuda", False))
+        whole = pool if self._on_gpu else np.asarray(pool)
+        flat = whole.reshape(planes, pool.shape[2], -1)
+        self._planes: Any = _tensor_bytes(flat) if self._on_gpu else flat.view(np.uint8)
         self._stores = stores
         self._work = work
         self._filling: list[tuple[torch.cuda.Event, list[tuple[StoreMemory, int]]]] = []
@@ -323,9 +350,9 @@ class BlockMover:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block over all layers, keys and values."""
-        return self._planes.shape[0] * self._planes.shape[2]
+        size: int = self._planes.shape[0] * self._planes.shape[2]
+        return size
 
-    @torch.inference_mode()
     def move(self, moves: np.ndarray) -> None:
         """`moves`: see `contracts.block_store`."""
         self._settle()
@@ -333,7 +360,9 @@ class BlockMover:
             return
         with self._work():
             filled = self._move(moves)
-            if self._planes.is_cuda and filled:
+            if self._on_gpu and filled:
+                import torch
+
                 event = torch.cuda.Event()
                 event.record()
                 self._filling.append((event, filled))
@@ -347,18 +376,32 @@ class BlockMover:
         for kind, at, slot, other in moves.tolist():
             store = self._stores[at]
             if kind == SAVE:
-                self._bytes_of(store.buffer(slot)).copy_(self._planes[:, other], non_blocking=True)
+                self._save(other, store.buffer(slot))
                 filled.append((store, slot))
             elif kind == LOAD:
-                # Of memory that is not pinned this returns when it was read.
-                source = self._bytes_of(store.fetched(slot))
-                self._planes[:, other].copy_(source, non_blocking=True)
+                self._load(other, store.fetched(slot))
                 store.loaded(slot)
             else:
                 below = self._stores[at + 1]
                 below.buffer(other)[:] = store.fetched(slot)
                 below.filled(other)
         return filled
+
+    def _save(self, block: int, buffer: np.ndarray) -> None:
+        """The buffer becomes what the block has: [planes, bytes], as blocks lie in the pool."""
+        there = buffer.reshape(len(self._planes), -1)
+        if self._on_gpu:
+            _tensor(there).copy_(self._planes[:, block], non_blocking=True)
+        else:
+            there[:] = self._planes[:, block]
+
+    def _load(self, block: int, buffer: np.ndarray) -> None:
+        """The reverse; of memory that is not pinned this returns when it was read."""
+        there = buffer.reshape(len(self._planes), -1)
+        if self._on_gpu:
+            self._planes[:, block].copy_(_tensor(there), non_blocking=True)
+        else:
+            self._planes[:, block] = there
 
     def _settle(self) -> None:
         while self._filling and self._filling[0][0].query():
@@ -367,7 +410,9 @@ class BlockMover:
 
     def finish(self) -> None:
         """Wait for what the device was given."""
-        if self._planes.is_cuda:
+        if self._on_gpu:
+            import torch
+
             torch.cuda.synchronize(self._planes.device)
         self._settle()
 
@@ -378,12 +423,20 @@ class BlockMover:
         for count in (1, blocks):  # the first is a warm-up
             self.finish()
             begun = time.perf_counter()
-            with torch.inference_mode(), self._work():
+            with self._work():
                 for _ in range(count):
-                    self._planes[:, 0].copy_(self._bytes_of(buffer), non_blocking=True)
+                    self._load(0, buffer)
             self.finish()
         return (time.perf_counter() - begun) / blocks
 
-    def _bytes_of(self, buffer: np.ndarray) -> torch.Tensor:
-        """The buffer as blocks lie in the pool: [planes, bytes]."""
-        return torch.from_numpy(buffer).view(self._planes.shape[0], -1)
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.view(torch.uint8)

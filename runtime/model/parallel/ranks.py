@@ -17,31 +17,32 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.arrays import as_array, as_tensor, torch_dtype
+from rootlace.kernels.interface import HostSampling
 from rootlace.kernels.native.machine import read_cores, usable_cores
-from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, LogConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights, rounded
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.opening import Progress
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
-from rootlace.runtime.model.decoder.interface import Forward
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.interface import Forward, Hidden
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import cores_of
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.lora import load_adapter, share_of
+from rootlace.runtime.model.lora import load_adapters, share_of
 from rootlace.runtime.model.options import read_adapters
 from rootlace.runtime.model.parallel.group import Group, decode, encode
 from rootlace.runtime.model.parallel.shard import Shard
@@ -56,8 +57,8 @@ def load_rank(
     executor: ExecutorConfig,
     cache: CacheConfig,
     shard: Shard,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: np.dtype[Any],
+    device: str,
     ranks: Group,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -76,32 +77,29 @@ def load_rank(
     ) -> ModelWeights:
         return load_weights(config, dtype, device, progress, shard)
 
-    read: LoadWeights = weights_of
-    if executor.quantize != "none":
-        read = rounded(weights_of, executor.quantize)
-    if device.type == "cpu":
+    if device == "cpu":
         # Of two kinds of products, all ranks take the same one.
         executor = replace(executor, product_paths="processor")
     published = config.published or config.spec
-    adapters = [
-        share_of(load_adapter(one, published, dtype, device), shard)
-        for one in read_adapters(executor.adapters)
-    ]
+    whole = load_adapters(read_adapters(executor.adapters), published, dtype, device)
+    adapters = [share_of(one, shard) for one in whole]
     own = replace(config, spec=shard.own)
-    rotary = RotaryEmbedding(own, executor.context_length, device, dtype)
-    setup = ModelSetup(own, executor, cache, dtype, device, rotary, read, progress, adapters, ranks)
-    if device.type == "cpu":
+    setup = ModelSetup(own, executor, cache, dtype, device, weights_of, progress, adapters, ranks)
+    if device == "cpu":
         return on_cpu(setup)
-    from rootlace.runtime.model.executor import device_steps
+    from rootlace.runtime.model.executor import device_steps, torch_setup
 
     model = device_steps.load(setup)
     blocks = kv_pool.choose_num_blocks(
-        own, cache, executor.kv_memory_bytes, rotary.context_length, setup.kv_dtype
+        own, cache, executor.kv_memory_bytes, setup.context_length, setup.kv_dtype
     )
-    pool = kv_pool.allocate(own, ranks.agree(blocks), cache.block_size, device, setup.kv_dtype)
+    pool = torch_setup.allocate_on(
+        torch.device(device), own, ranks.agree(blocks), cache.block_size, setup.kv_dtype
+    )
     forward = ReferenceForward(model.decoder, model.kernels, model.inputs, pool)
     names = tuple(one.name for one in adapters)
-    return LoadedModel(forward, pool, REFERENCE, rotary.context_length, names)
+    sampling = torch_setup.host_sampling()
+    return LoadedModel(forward, pool, sampling, "reference", setup.context_length, names)
 
 
 # Workers ------------------------------------------------------------------------------------------
@@ -212,9 +210,8 @@ log = logging.getLogger(__name__)
 
 
 class LeadingForward:
-    """See `interface.Forward`: a step that all ranks compute. Hidden states and logits are in main
-    memory. What fails in the middle of a step leaves the ranks at different places: then the
-    executor is lost."""
+    """See `interface.Forward`: a step that all ranks compute. What fails in the middle of a step
+    leaves the ranks at different places: then the executor is lost."""
 
     def __init__(
         self,
@@ -223,11 +220,8 @@ class LeadingForward:
         workers: Workers,
         block_size: int,
         labels: int | None,
-        device: torch.device,
     ) -> None:
-        """`own` computes on `device`. `labels`: the head's, if it has such; every rank then has
-        that head."""
-        self._device = device
+        """`labels`: the head's, if it has such; every rank then has that head."""
         self._labels = labels
         self._group = group
         self._own = own
@@ -238,28 +232,30 @@ class LeadingForward:
     def vocab_size(self) -> int:
         return self._own.vocab_size
 
-    def run(self, plan: StepPlan) -> torch.Tensor:
+    def run(self, plan: StepPlan) -> Hidden:
         numbers = encode(plan, self._block_size)
         try:
             self._group.say(RUN, numbers)
-            return self._own.run(plan).cpu()
+            return self._own.run(plan)
         except Exception as error:
             raise self._lost(error) from error
 
-    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
+    def logits(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray:
         own = self._own
-        hidden = hidden.to(self._device)
         if self._labels is not None:
-            return own.logits(hidden).cpu()
+            return own.logits(hidden)
         try:
             self._group.say(LOGITS, np.array([len(hidden)], np.int64).view(np.uint8))
-            hidden = self._group.first(hidden)
+            self._group.first(_as_tensor(hidden))
             parts = self._group.gathered(share_of_logits(own, hidden, self._group.count))
         except Exception as error:
             raise self._lost(error) from error
-        return torch.cat(parts, dim=1)[:, : own.vocab_size]
+        return torch.cat(parts, dim=1)[:, : own.vocab_size].numpy()
 
-    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray | None:
+    def vectors(self, hidden: Hidden) -> np.ndarray:
+        return self._own.vectors(hidden)
+
+    def best(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray | None:
         return None
 
     def _lost(self, error: Exception) -> ExecutorLost:
@@ -267,10 +263,14 @@ class LeadingForward:
         return ExecutorLost(f"a step of several ranks failed: {error!r}")
 
 
-def share_of_logits(forward: Forward, hidden: torch.Tensor, count: int) -> torch.Tensor:
+def _as_tensor(hidden: Hidden) -> torch.Tensor:
+    return as_tensor(np.ascontiguousarray(hidden)) if isinstance(hidden, np.ndarray) else hidden
+
+
+def share_of_logits(forward: Forward, hidden: Hidden, count: int) -> torch.Tensor:
     """A rank's logits, with nothing in the places that its last tokens lack: float32 [N, V / count]
     rounded up."""
-    found = forward.logits(hidden)
+    found = torch.from_numpy(forward.logits(hidden))
     missing = -(-forward.vocab_size // count) - found.shape[1]
     return torch.nn.functional.pad(found, (0, missing)) if missing else found
 
@@ -278,8 +278,8 @@ def share_of_logits(forward: Forward, hidden: torch.Tensor, count: int) -> torch
 class LeadingSteps(PlainSteps):
     """Steps that end with any of the ranks, also while there is nothing to do."""
 
-    def __init__(self, forward: LeadingForward, kernels: KernelSet, workers: Workers) -> None:
-        super().__init__(forward, kernels)
+    def __init__(self, forward: LeadingForward, sampling: HostSampling, workers: Workers) -> None:
+        super().__init__(forward, sampling)
         self.workers = workers
 
     def prepare(self) -> bool:
@@ -291,8 +291,8 @@ def lead(
     config: ModelConfig,
     executor: ExecutorConfig,
     cache: CacheConfig,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: np.dtype[Any],
+    device: str,
     progress: Progress | None = None,
 ) -> tuple[LeadingSteps, LoadedModel]:
     """Load a model on `executor.tensor_parallel` ranks, of which this process is the first -> the
@@ -301,7 +301,7 @@ def lead(
     count = executor.tensor_parallel
     executor = _share_of(executor, dtype)
     log.info("%d ranks, of %d threads each", count, executor.threads)
-    if device.type == "cuda":
+    if device != "cpu":
         log.warning("several ranks have not been tried on GPUs yet")
     with tempfile.TemporaryDirectory(prefix="rootlace-ranks-") as folder:
         file = str(Path(folder) / "group")
@@ -314,29 +314,27 @@ def lead(
                 for rank in range(1, count)
             ]
         )
-        group = Group(Path(file), 0, count, device, workers.wait_until_loaded)
+        group = Group(Path(file), 0, count, torch.device(device), workers.wait_until_loaded)
         try:
             shard = Shard(config.spec, 0, count)
             loaded = load_rank(config, executor, cache, shard, dtype, device, group, progress)
         except BaseException:
             workers.close()
             raise
-    forward = LeadingForward(
-        group, loaded.forward, workers, cache.block_size, config.spec.labels, device
-    )
-    return LeadingSteps(forward, loaded.kernels, workers), loaded
+    forward = LeadingForward(group, loaded.forward, workers, cache.block_size, config.spec.labels)
+    return LeadingSteps(forward, loaded.sampling, workers), loaded
 
 
-def _device_of(first: torch.device, rank: int) -> str:
-    return "cpu" if first.type == "cpu" else f"cuda:{(first.index or 0) + rank}"
+def _device_of(first: str, rank: int) -> str:
+    return "cpu" if first == "cpu" else f"cuda:{torch.device(first).index + rank}"
 
 
-def _share_of(executor: ExecutorConfig, dtype: torch.dtype) -> ExecutorConfig:
+def _share_of(executor: ExecutorConfig, dtype: np.dtype[Any]) -> ExecutorConfig:
     """A rank's configuration: its part of what all have together."""
     count, memory = executor.tensor_parallel, executor.kv_memory_bytes
     return replace(
         executor,
-        dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        dtype="bfloat16" if dtype == BFLOAT16 else "float32",
         threads=max((executor.threads or usable_cores()) // count, 1),
         kv_memory_bytes=None if memory is None else max(memory // count, 1),
         memory_share=executor.memory_share / count,
@@ -378,7 +376,7 @@ def work(config: WorkerConfig) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = ModelConfig.read(executor.model, executor.allow_pickle, executor.ignore_config_keys)
-    dtype = getattr(torch, executor.dtype)
+    dtype = BFLOAT16 if executor.dtype == "bfloat16" else FLOAT32
     shard = Shard(model.spec, config.rank, executor.tensor_parallel)
     loading = threading.Event()
 
@@ -388,14 +386,16 @@ def work(config: WorkerConfig) -> None:
 
     threading.Thread(target=_say_that_it_loads, args=(loading,), daemon=True).start()
     group = Group(Path(config.group), config.rank, shard.count, device, ready)
-    loaded = load_rank(model, executor, config.cache, shard, dtype, device, group)
-    none = torch.empty(0, model.spec.hidden_size, dtype=dtype, device=device)
+    loaded = load_rank(model, executor, config.cache, shard, dtype, executor.device, group)
+    width = model.spec.hidden_size
+    none = torch.empty(0, width, dtype=torch_dtype(dtype), device=device)
     while True:
-        follow(group, loaded.forward, none)
+        follow(group, loaded.forward, none, native=isinstance(loaded.pool, np.ndarray))
 
 
-def follow(group: Group, forward: Forward, none: torch.Tensor) -> None:
-    """Do what rank 0 says next. `none`: hidden states of no tokens [0, H]."""
+def follow(group: Group, forward: Forward, none: torch.Tensor, *, native: bool) -> None:
+    """Do what rank 0 says next. `none`: hidden states of no tokens [0, H]; `native`: whether
+    `forward` takes arrays."""
     kind, numbers = group.hear()
     if kind == RUN:
         forward.run(decode(numbers))
@@ -403,7 +403,8 @@ def follow(group: Group, forward: Forward, none: torch.Tensor) -> None:
     assert kind == LOGITS
     rows = int(numbers.view("int64")[0])
     hidden = group.first(none.new_empty(rows, none.shape[1]))
-    group.gathered(share_of_logits(forward, hidden, group.count))
+    given = as_array(hidden) if native else hidden
+    group.gathered(share_of_logits(forward, given, group.count))
 
 
 def _say_that_it_loads(ended: threading.Event) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ import transformers
 from transformers import PreTrainedModel
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.arrays import as_tensor, numpy_dtype
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import Progress
+from rootlace.runtime.model.checkpoint.opening import Progress
 from rootlace.runtime.model.decoder.interface import StepInput, StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import with_sinks
@@ -167,7 +169,8 @@ def check_parity(
     texts = [random.integers(0, config.spec.vocab_size, count) for count in LENGTHS]
     device = next(base.parameters()).device
     inputs = StepInputBuilder(config.spec, kernels, rotary, BLOCK_SIZE, decoder.dtype, device)
-    cache = kv_pool.allocate(config, len(texts), BLOCK_SIZE, device, decoder.dtype)
+    memory = kv_pool.allocate(config, len(texts), BLOCK_SIZE, numpy_dtype(decoder.dtype))
+    cache = as_tensor(memory).to(device)
     found: list[list[torch.Tensor]] = [[] for _ in texts]
     for begin, end in pairwise(CUTS):
         rows = [text[begin:end] for text in texts if begin < len(text)]
@@ -260,7 +263,7 @@ def load_transformers(
     device: torch.device,
     rotary: RotaryEmbedding,
     kernels: KernelSet,
-    kv_dtype: torch.dtype,
+    kv_dtype: np.dtype[Any],
     progress: Progress | None,
 ) -> TransformersDecoder:
     """Read the weights, and compare a few steps with transformers' own. Raises

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import PickRows
-from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.interface import HostSampling, PickRows
 from rootlace.runtime.contracts.plan import SampleRow
 from rootlace.runtime.model.automaton_table import HostMasks
+from rootlace.runtime.model.executor.torch_setup import host_sampling
 from rootlace.runtime.model.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
-from tests.native import native_kernel_set
+from tests.native import native_host_sampling
 
 PARAMS = [
     SamplingParams(temperature=1.0, seed=1),
@@ -32,8 +31,8 @@ PARAMS = [
 
 
 @pytest.fixture(scope="module")
-def native() -> KernelSet:
-    return native_kernel_set(threads=3)
+def native() -> HostSampling:
+    return native_host_sampling(threads=3)
 
 
 def rows(count: int, masks: list[np.ndarray | None] | None = None) -> list[SampleRow]:
@@ -44,9 +43,9 @@ def rows(count: int, masks: list[np.ndarray | None] | None = None) -> list[Sampl
     return found
 
 
-def drawn(logits: torch.Tensor, rows: list[SampleRow], kernels: KernelSet) -> list[int]:
+def drawn(logits: torch.Tensor, rows: list[SampleRow], kernels: HostSampling) -> list[int]:
     vocab = logits.shape[1]
-    return Sampler(vocab, kernels, HostMasks(vocab)).sample(logits, rows).tolist()
+    return Sampler(vocab, kernels, HostMasks(vocab)).sample(logits.numpy(), rows).tolist()
 
 
 def normal(count: int, vocab: int, scale: float, seed: int) -> torch.Tensor:
@@ -56,16 +55,16 @@ def normal(count: int, vocab: int, scale: float, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("vocab", [1, 2, 16, 1000, 1024, 1025, 32_000])
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 4.0, 30.0])
-def test_as_torch_draws(native: KernelSet, vocab: int, scale: float) -> None:
+def test_as_torch_draws(native: HostSampling, vocab: int, scale: float) -> None:
     """Flat distributions, where a cut goes through the middle of equals, to sharp ones."""
     asked = rows(45)
     logits = normal(len(asked), vocab, scale, seed=vocab)
-    assert drawn(logits, asked, native) == drawn(logits, asked, REFERENCE)
+    assert drawn(logits, asked, native) == drawn(logits, asked, host_sampling())
     rounded = logits.bfloat16().float()  # with many ties
-    assert drawn(rounded, asked, native) == drawn(rounded, asked, REFERENCE)
+    assert drawn(rounded, asked, native) == drawn(rounded, asked, host_sampling())
 
 
-def test_under_masks(native: KernelSet) -> None:
+def test_under_masks(native: HostSampling) -> None:
     vocab, count = 5003, 60
     random = np.random.default_rng(0)
     masks: list[np.ndarray | None] = []
@@ -81,10 +80,10 @@ def test_under_masks(native: KernelSet) -> None:
         for i, row in enumerate(asked)
     ]
     logits = normal(count, vocab, 3.0, seed=1)
-    assert drawn(logits, asked, native) == drawn(logits, asked, REFERENCE)
+    assert drawn(logits, asked, native) == drawn(logits, asked, host_sampling())
 
 
-def test_what_is_forbidden_may_be_anything(native: KernelSet) -> None:
+def test_what_is_forbidden_may_be_anything(native: HostSampling) -> None:
     vocab = 100
     mask = np.zeros(4, np.int32)
     mask[1] = 0b1010
@@ -95,7 +94,7 @@ def test_what_is_forbidden_may_be_anything(native: KernelSet) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number(native: KernelSet, value: float) -> None:
+def test_what_is_no_number(native: HostSampling, value: float) -> None:
     logits = normal(len(PARAMS), 1000, 1.0, seed=0)
     logits[:, 999] = value
     assert drawn(logits, rows(len(PARAMS)), native) == [-1] * len(PARAMS)
@@ -103,21 +102,21 @@ def test_what_is_no_number(native: KernelSet, value: float) -> None:
     assert drawn(logits, rows(len(PARAMS)), native) == [-1] * len(PARAMS)
 
 
-def test_most_tokens_impossible(native: KernelSet) -> None:
+def test_most_tokens_impossible(native: HostSampling) -> None:
     logits = torch.full((45, 32_000), -torch.inf)
     logits[:, 10_000:10_040] = normal(45, 40, 5.0, seed=3)
     asked = rows(45)
-    assert drawn(logits, asked, native) == drawn(logits, asked, REFERENCE)
+    assert drawn(logits, asked, native) == drawn(logits, asked, host_sampling())
 
 
-def test_a_row_is_drawn_alike_in_any_company(native: KernelSet) -> None:
+def test_a_row_is_drawn_alike_in_any_company(native: HostSampling) -> None:
     asked = rows(27)
     logits = normal(len(asked), 4099, 2.0, seed=5)
     alone = [drawn(logits[i : i + 1], asked[i : i + 1], native)[0] for i in range(len(asked))]
     assert drawn(logits, asked, native) == alone
 
 
-def test_frequencies(native: KernelSet) -> None:
+def test_frequencies(native: HostSampling) -> None:
     """Twenty thousand draws from ten tokens."""
     logits = torch.linspace(-2, 2, 10).expand(20_000, 10)
     params = SamplingParams(temperature=1.0, seed=11)
@@ -145,13 +144,13 @@ def pick_rows(count: int, top_k: int = 1000, masks: tuple[int, ...] | None = Non
     )
 
 
-def test_no_token_at_all_is_one(native: KernelSet) -> None:
+def test_no_token_at_all_is_one(native: HostSampling) -> None:
     logits = normal(4, 100, 1.0, seed=2)
     found = native.pick_tokens(logits, pick_rows(4, top_k=0), "cut")
     assert found.tolist() == logits.argmax(1).tolist()
 
 
-def test_other_parameters_than_the_kernel_reads_are_refused(native: KernelSet) -> None:
+def test_other_parameters_than_the_kernel_reads_are_refused(native: HostSampling) -> None:
     rows = pick_rows(4)
     for params in ({**rows.params, "another": rows.params["top_p"]}, {}):
         with pytest.raises(ValueError, match="the kernel reads"):
@@ -160,7 +159,7 @@ def test_other_parameters_than_the_kernel_reads_are_refused(native: KernelSet) -
             )
 
 
-def test_lengths_that_do_not_fit(native: KernelSet) -> None:
+def test_lengths_that_do_not_fit(native: HostSampling) -> None:
     logits = normal(4, 100, 1.0, seed=2)
     short = torch.empty(3, dtype=torch.int32)
     for given, out in (

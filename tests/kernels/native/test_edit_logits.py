@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rootlace.kernels.interface import LogitEdits
+from rootlace.kernels.interface import EditLogits, LogitEdits
 from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.sampling import NativeEditLogits
 from rootlace.kernels.reference.sampling import edit_logits
 from tests.kernels.logit_edits import edits_of, neutral_penalties
-from tests.native import TARGETS, library_for
+from tests.native import TARGETS, library_for, of_tensors
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def native(request: pytest.FixtureRequest) -> NativeEditLogits:
+def native(request: pytest.FixtureRequest) -> EditLogits:
     library = library_for(request.param)
-    return NativeEditLogits(library, Team(library, 2))
+    return of_tensors(NativeEditLogits(library, Team(library, 2)))
 
 
 @pytest.mark.parametrize("kinds", ["b", "m", "p", "bm", "bmp"])
 @pytest.mark.parametrize("vocab", [1, 33, 1000])
-def test_as_the_reference(native: NativeEditLogits, kinds: str, vocab: int) -> None:
+def test_as_the_reference(native: EditLogits, kinds: str, vocab: int) -> None:
     for seed in range(4):
         edits = edits_of(7, vocab, kinds, seed)
         generator = torch.Generator().manual_seed(seed)
@@ -41,7 +41,7 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def test_tokens_that_there_are_not_are_skipped(native: NativeEditLogits) -> None:
+def test_tokens_that_there_are_not_are_skipped(native: EditLogits) -> None:
     logits = torch.ones(1, 40)
     edits = LogitEdits(
         bias_start=ints(0, 3),
@@ -73,12 +73,12 @@ def test_tokens_that_there_are_not_are_skipped(native: NativeEditLogits) -> None
         LogitEdits(seen_start=ints(0, 0, 0), seen_token=ints(), seen_count=ints()),
     ],
 )
-def test_lengths_that_do_not_fit(native: NativeEditLogits, edits: LogitEdits) -> None:
+def test_lengths_that_do_not_fit(native: EditLogits, edits: LogitEdits) -> None:
     with pytest.raises(ValueError):
         native(torch.zeros(2, 40), edits)
 
 
-def test_other_penalties_than_the_kernel_reads_are_refused(native: NativeEditLogits) -> None:
+def test_other_penalties_than_the_kernel_reads_are_refused(native: EditLogits) -> None:
     edits = edits_of(2, 40, "p")
     for penalties in ({**edits.penalties, "echo_penalty": torch.zeros(2)}, {}):
         with pytest.raises(ValueError, match="the kernel reads"):

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
-import torch
 
+from rootlace.kernels.arrays import as_array, as_tensor, numpy_dtype
 from rootlace.kernels.native.machine import HUGE_PAGE, mapped
 
 MIB = 1 << 20
@@ -21,19 +23,22 @@ PAGEMAP = Path("/proc/self/pagemap")
 @pytest.mark.parametrize("size", [0, 1, 4097, HUGE_PAGE, HUGE_PAGE + 1])
 def test_is_zero_and_aligned(size: int) -> None:
     memory = mapped(size)
-    assert memory.dtype == torch.uint8 and memory.shape == (size,)
-    assert size == 0 or memory.data_ptr() % HUGE_PAGE == 0
-    stored = memory.untyped_storage().nbytes()
-    assert size == 0 or stored == size
+    assert memory.dtype == np.uint8 and memory.shape == (size,)
+    assert size == 0 or memory.ctypes.data % HUGE_PAGE == 0
     assert not memory.any()
-    memory.fill_(255)  # all of it may be written
-    assert int(memory.sum(dtype=torch.int64)) == 255 * size
+    memory.fill(255)  # all of it may be written
+    assert int(memory.sum(dtype=np.int64)) == 255 * size
 
 
-def test_takes_tensors_of_any_kind() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
-        tensor = mapped(24 * dtype.itemsize).view(dtype).view(2, 3, 4)
-        assert tensor.is_contiguous() and tensor.dtype == dtype
+def test_takes_numbers_of_any_kind() -> None:
+    for kind in (np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        dtype = np.dtype(kind)
+        array = mapped(24 * dtype.itemsize).view(dtype).reshape(2, 3, 4)
+        assert array.flags.c_contiguous and array.dtype == dtype
+        tensor = as_tensor(array)
+        array[1, 2, 3] = 1.5
+        assert numpy_dtype(tensor.dtype) == dtype and float(tensor[1, 2, 3]) == 1.5
+        assert as_array(tensor).ctypes.data == array.ctypes.data == tensor.data_ptr()
 
 
 def _pages() -> int:
@@ -49,7 +54,7 @@ def test_lives_as_long_as_a_view_of_it() -> None:
     before = _pages()
     memory = mapped(size)
     memory[5] = 7
-    view = memory[:64].view(torch.int32)
+    view = memory[:64].view(np.int32)
     del memory
     gc.collect()
     assert _pages() - before >= pages and view[1] == 7 << 8
@@ -79,11 +84,11 @@ def test_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_is_given_back_when_the_program_ends() -> None:
     """In whatever order modules, tensors and memory go: nothing is said and nothing crashes."""
     program = (
-        "import torch\n"
+        "import numpy as np\n"
         "from rootlace.kernels.native.machine import mapped\n"
-        f"kept = [mapped({3 * MIB}).view(torch.float32) for _ in range(3)]\n"
+        f"kept = [mapped({3 * MIB}).view(np.float32) for _ in range(3)]\n"
         "kept.append(kept)\n"
-        "kept[0].fill_(1)\n"
+        "kept[0].fill(1)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
@@ -103,10 +108,10 @@ def test_parts_begin_with_small_pages() -> None:
     assert _resident(memory) <= parts * mmap.PAGESIZE + HUGE_PAGE
 
 
-def _resident(memory: torch.Tensor) -> int:
+def _resident(memory: np.ndarray) -> int:
     """Bytes of the pages of `memory` in main memory; a neighbour may share its line in smaps."""
-    first, count = memory.data_ptr() // mmap.PAGESIZE, memory.numel() // mmap.PAGESIZE
+    first, count = memory.ctypes.data // mmap.PAGESIZE, memory.size // mmap.PAGESIZE
     with PAGEMAP.open("rb") as file:
         file.seek(8 * first)
-        entries = torch.frombuffer(bytearray(file.read(8 * count)), dtype=torch.int64)
+        entries = np.frombuffer(file.read(8 * count), np.int64)
     return int((entries < 0).sum()) * mmap.PAGESIZE  # bit 63: present

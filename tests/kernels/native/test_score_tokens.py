@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -10,13 +12,21 @@ from rootlace.kernels.interface import Scores, ScoreTokens
 from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.sampling import NativeScoreTokens
 from rootlace.kernels.reference.sampling import score_tokens
-from tests.native import TARGETS, library_for
+from tests.native import TARGETS, library_for, of_tensors
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def score(request: pytest.FixtureRequest) -> ScoreTokens:
-    library = library_for(request.param)
-    return NativeScoreTokens(library, Team(library, 2))
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return library_for(request.param)
+
+
+@pytest.fixture(scope="module")
+def score(library: ctypes.CDLL) -> ScoreTokens:
+    return scoring(library, 2)
+
+
+def scoring(library: ctypes.CDLL, threads: int) -> ScoreTokens:
+    return of_tensors(NativeScoreTokens(library, Team(library, threads)))
 
 
 def rows_of(count: int, vocab: int, scale: float, seed: int, ties: bool) -> torch.Tensor:
@@ -55,8 +65,9 @@ def test_against_float64(score: ScoreTokens, vocab: int, scale: float) -> None:
         torch.testing.assert_close(top_logprobs.double(), expected, atol=1e-6, rtol=3e-7)
 
 
-def test_bits_depend_neither_on_company_nor_on_threads(score: ScoreTokens) -> None:
-    assert isinstance(score, NativeScoreTokens)
+def test_bits_depend_neither_on_company_nor_on_threads(
+    library: ctypes.CDLL, score: ScoreTokens
+) -> None:
     logits = rows_of(9, 33_333, 5.0, seed=3, ties=False)
     tokens = torch.arange(9) * 3001
     together = score(logits, tokens, 6)
@@ -65,8 +76,7 @@ def test_bits_depend_neither_on_company_nor_on_threads(score: ScoreTokens) -> No
         alone = score(logits[part].clone(), tokens[part], 6)
         assert same(alone, tuple(each[part] for each in together))
     for threads in (1, 5):
-        library = score._library
-        assert same(NativeScoreTokens(library, Team(library, threads))(logits, tokens, 6), together)
+        assert same(scoring(library, threads)(logits, tokens, 6), together)
 
 
 def test_fewer_alternatives_are_the_first_of_more(score: ScoreTokens) -> None:

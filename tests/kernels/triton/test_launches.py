@@ -27,8 +27,8 @@ from rootlace.kernels.interface import (
     KVScaling,
     LogitEdits,
     PickRows,
+    slot_bytes,
 )
-from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.kv_storage import Stored
 from rootlace.kernels.triton.launching import TYPE_NAMES, Variant

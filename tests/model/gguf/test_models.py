@@ -28,6 +28,7 @@ from transformers import (
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable, read_processor
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner, chosen_dtype
@@ -255,14 +256,14 @@ V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (f"{V3} {V4} avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8", torch.bfloat16),
-        (f"{V3} {V4} avx512_bf16 avx512_vnni", torch.bfloat16),
-        (V3, torch.bfloat16),
-        ("sse2", torch.float32),
+        (f"{V3} {V4} avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8", BFLOAT16),
+        (f"{V3} {V4} avx512_bf16 avx512_vnni", BFLOAT16),
+        (V3, BFLOAT16),
+        ("sse2", FLOAT32),
     ],
 )
 def test_the_type_of_quantised_weights_is_what_the_processor_is_faster_at(
-    flags: str, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: str, expected: np.dtype[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(stated_by_gguf()["llama"], tmp_path / "hf")
     coded = ModelConfig.read(convert(tmp_path / "hf", tmp_path / "q.gguf", "Q4_1"))
@@ -271,23 +272,23 @@ def test_the_type_of_quantised_weights_is_what_the_processor_is_faster_at(
     (tmp_path / "proc/cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
     processor = read_processor(tmp_path, "x86_64")
 
-    def chosen(config: ModelConfig, **given: Any) -> torch.dtype:
+    def chosen(config: ModelConfig, **given: Any) -> np.dtype[Any]:
         return chosen_dtype(
             ExecutorConfig(device="cpu", **given), config, processor=processor, loads=True
         )
 
     assert chosen(coded) == chosen(dense, quantize="int8") == expected
-    assert chosen(dense) == chosen(coded, dtype="float32") == torch.float32
-    assert chosen(coded, dtype="bfloat16") == chosen(dense, dtype="bfloat16") == torch.bfloat16
+    assert chosen(dense) == chosen(coded, dtype="float32") == FLOAT32
+    assert chosen(coded, dtype="bfloat16") == chosen(dense, dtype="bfloat16") == BFLOAT16
     # What runs in torch keeps float32.
-    assert chosen(coded, kernels="reference") == torch.float32
-    assert chosen(coded, kv_dtype="fp8_e4m3") == torch.float32
+    assert chosen(coded, kernels="reference") == FLOAT32
+    assert chosen(coded, kv_dtype="fp8_e4m3") == FLOAT32
 
     def none(*_: object) -> NoReturn:
         raise NativeUnavailable("there is no compiler")
 
     monkeypatch.setattr(native, "load", none)
-    assert chosen(coded) == chosen(dense, quantize="int8") == torch.float32
+    assert chosen(coded) == chosen(dense, quantize="int8") == FLOAT32
 
 
 UNITS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -84,8 +85,8 @@ def divided_logprobs(
     def run(rank: int, ranks: LocalRank) -> torch.Tensor:
         shard = Shard(config.spec, rank, count)
         cache = CacheConfig(BLOCK_SIZE, blocks)
-        model = load_rank(config, executor, cache, shard, torch.float32, CPU, ranks)
-        model.pool.fill_(torch.nan)
+        model = load_rank(config, executor, cache, shard, FLOAT32, "cpu", ranks)
+        model.pool.fill(np.nan)
         row, found = Row(Blocks(blocks, BLOCK_SIZE), token_ids), []
         for tokens in (cut, len(token_ids) - cut):
             plan = replace(
@@ -94,7 +95,7 @@ def divided_logprobs(
                 pooled=[PooledRow(0, tokens)],
                 adapters=np.zeros(len(adapters), np.int32),
             )
-            found.append(model.forward.logits(model.forward.run(plan)).clone())
+            found.append(torch.tensor(model.forward.logits(model.forward.run(plan))))
         return torch.cat(found)
 
     threads = torch.get_num_threads()

@@ -1,0 +1,80 @@
+"""Weights packed for `src/linear.cpp`, as an engine without torch has them: see `linear`."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import ml_dtypes
+import numpy as np
+
+from rootlace.kernels.codes import Codes
+from rootlace.kernels.native import library as native
+
+FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+ACTIVATIONS: dict[np.dtype[Any], int] = {FLOAT32: native.FLOAT32, BFLOAT16: native.BFLOAT16}
+"""What activations may be in, and what C++ calls it."""
+LINE = 64
+KINDS = frozenset({"dense", *get_args(Codes)})
+"""The kinds of weights that the native kernels multiply by."""
+
+
+class ProductPath(enum.IntEnum):
+    """How products go through a weight: `RlPath` of api.h."""
+
+    BEST = 0
+    VECTORS = 1
+
+
+class Epilogue(enum.IntEnum):
+    """What follows a product: `Epilogue` of linear.h."""
+
+    STORE = 0
+    FLOAT32 = 1
+    ADD = 2
+    SILU_MUL = 3
+    GELU_MUL = 4
+    RELU = 5
+    GELU = 6
+    GELU_TANH = 7
+    CLAMPED_MUL = 8
+
+    @property
+    def gated(self) -> bool:
+        return self in (Epilogue.SILU_MUL, Epilogue.GELU_MUL, Epilogue.CLAMPED_MUL)
+
+    @property
+    def wide(self) -> bool:
+        """Whether it writes float32, whatever the activations are in."""
+        return self in (Epilogue.FLOAT32, Epilogue.ADD)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """W [outputs, inputs] as `src/linear.cpp` reads it. `schemes`: of codes, None for numbers."""
+
+    memory: np.ndarray  # uint8
+    outputs: int
+    inputs: int
+    bias: np.ndarray | None = None  # float32 [outputs]
+    order: np.ndarray | None = None  # int32 [inputs]
+    schemes: ctypes.Array[native.Scheme] | None = None
+    path: ProductPath = ProductPath.BEST
+
+    def structure(self, factor: float = 1.0) -> native.Linear:
+        """For C; valid as long as this object is. `factor`: what products are multiplied by where
+        they are float32."""
+        bias = None if self.bias is None else self.bias.ctypes.data
+        order = None if self.order is None else self.order.ctypes.data
+        return native.Linear(
+            packed=self.memory.ctypes.data,
+            bias=bias,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            schemes=self.schemes,
+            order=order,
+            factor=factor,
+            path=self.path,
+        )
