@@ -32,7 +32,7 @@ from benchmarks.ceilings import measure_apart
 from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.random_models import MODELS, SIZES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
-from rootlace.kernels.arrays import as_tensor
+from rootlace.kernels.arrays import as_tensor, numpy_dtype
 from rootlace.kernels.native.machine import usable_cores
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
@@ -122,8 +122,8 @@ def loaded(
     dtype: torch.dtype | None = None,
 ) -> tuple[LoadedModel, ModelSpec]:
     config = ModelConfig.read(folder)
-    dtype = dtype or chosen_dtype(executor, config)
-    model = on_cpu(ModelSetup(config, executor, cache, dtype, "cpu", weights_of))
+    kind = chosen_dtype(executor, config) if dtype is None else numpy_dtype(dtype)
+    model = on_cpu(ModelSetup(config, executor, cache, kind, "cpu", weights_of))
     # Products of zeros take less time.
     pool = as_tensor(model.pool)
     if pool.dtype == torch.uint8:
@@ -167,7 +167,7 @@ class Subject:
         self._forward = model.forward
         self._forward.nanos = self._nanos = np.zeros(len(PARTS), np.int64)
         vocab = self.spec.vocab_size
-        self._sampler = Sampler(vocab, model.kernels, HostMasks(vocab))
+        self._sampler = Sampler(vocab, model.sampling, HostMasks(vocab))
 
     def run(self, plan: StepPlan) -> tuple[float, dict[str, float]]:
         """Seconds of a step, and of its parts."""

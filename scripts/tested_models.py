@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedConfig
 
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.families.reading import Family
@@ -160,7 +160,7 @@ def _refused(tested: Mapping[Family, Mapping[str, object]]) -> set[tuple[Family,
             given = config.to_dict() | {"architectures": family.architectures[:1]}
             (Path(folder) / "config.json").write_text(json.dumps(given, default=str))
             spec = ModelConfig.read(folder).spec
-        if native_decoder.why_not(spec, torch.float32, 16) is None:
+        if native_decoder.why_not(spec, FLOAT32, 16) is None:
             native.add(family)
     readable = {one.model_type for one in ARCHITECTURES.values()}
     found = set()

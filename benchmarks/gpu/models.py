@@ -15,6 +15,7 @@ import torch
 from benchmarks.gpu.paged import BLOCK_SIZE
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import random_weights
+from rootlace.kernels.arrays import numpy_dtype
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor.ceilings import Elements, Row, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -74,7 +75,7 @@ class RandomModel:
             return int(step_work(spec, step, Elements(size, size)).read)
         # Of the embedding, which stays as it is beside a rounded head, a few rows are read.
         weights = rounded_bytes(spec, size, bits) - self.weights.embedding.nbytes
-        number = bytes_per_number(spec.attention, storage_dtype(bits, self.dtype))
+        number = bytes_per_number(spec.attention, storage_dtype(bits, numpy_dtype(self.dtype)))
         return weights + int(step_work(spec, step, Elements(0, number)).read)
 
 

@@ -60,7 +60,8 @@ class NoModel:
     one and its position. A step takes `STEP_SECONDS`, asleep, as on a device of its own."""
 
     overlaps = False
-    device = dtype = kernels = "none"
+    device = kernels = "none"
+    dtype = np.dtype(np.float32)
     num_blocks = context_length = 16384
     eos_token_ids = ()
     config = SimpleNamespace(spec=SimpleNamespace(labels=None, hidden_size=0))

@@ -339,7 +339,7 @@ class BlockMover:
         """`pool` and `work`: those of the runner."""
         planes = pool.shape[0] * pool.shape[1]
         self._on_gpu = bool(getattr(pool, "is_cuda", False))
-        whole = pool if self._on_gpu else np.asarray(pool)
+        whole: Any = pool if self._on_gpu else np.asarray(pool)
         flat = whole.reshape(planes, pool.shape[2], -1)
         self._planes: Any = _tensor_bytes(flat) if self._on_gpu else flat.view(np.uint8)
         self._stores = stores
