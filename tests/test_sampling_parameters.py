@@ -15,7 +15,6 @@ from unittest.mock import create_autospec
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 import rootlace as rl
 from rootlace.kernels.native.sampling import declared_columns
@@ -252,7 +251,7 @@ def test_native_kernels_read_the_parameters_that_are_described() -> None:
     read = declared_columns(library.rl_penalties()), declared_columns(library.rl_pick_params())
     described = (sampler.PENALTIES, sampler.DRAWS)
     for columns, parameters in zip(read, described, strict=True):
-        types = {p.name: torch.float64 if p.type is float else torch.int32 for p in parameters}
+        types = {p.name: np.dtype(np.float64 if p.type is float else np.int32) for p in parameters}
         assert columns == types
 
 
