@@ -554,10 +554,10 @@ def plain_samples(
     """`SampleRows.start`, with the rows of most steps made here."""
     samples: list[SampleRow] = []
     for index, s in rows:
-        if s.pending or not s.plain:
+        if s.pending or s.outputs < s.params.min_tokens:
             return sample_rows.start(rows)
         mask, matcher = None, s.matcher
-        if matcher is not None and (sample_rows.automata or (mask := matcher.ready) is None):
+        if matcher is not None and (sample_rows.automata or (mask := matcher.place.mask) is None):
             return sample_rows.start(rows)
         samples.append(
             SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len, mask, simple=s.simple)

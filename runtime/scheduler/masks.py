@@ -447,7 +447,7 @@ class SampleRows:
                 constraints[sequence] = state
             elif ahead:
                 continue
-            elif (ready := matcher.ready) is not None:
+            elif (ready := matcher.place.mask) is not None:
                 constraints[sequence] = ready
             else:
                 masked[sequence] = matcher

@@ -258,8 +258,6 @@ class RequestState:
             params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
         )
         """Whether sampling takes the best allowed token."""
-        self.plain = not (params.min_tokens or self.held)
-        """Whether no stop is banned and no rollback is possible: see `try_take_fast`."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
 
@@ -293,7 +291,7 @@ class RequestState:
 
     def fail(self, fault: BaseException) -> None:
         """End the sequence with its next token, as the constraint's state is unknown."""
-        self.fault, self.matcher, self.plain = fault, None, False
+        self.fault, self.matcher = fault, None
 
     def admitted(self) -> None:
         """Follow texts from the first admission on; waiting requests follow none."""
@@ -315,31 +313,17 @@ class RequestState:
     def begin_draft(self, tokens: list[int], cost: float, source: int) -> None:
         """Draft `tokens` behind the known tokens, to be computed in the next step."""
         end = self.length + len(tokens)
-        if end > len(self.tokens):
-            self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
+        self.reserve_tokens(len(tokens))
         self.tokens[self.length : end] = tokens
         self.draft = Draft(tokens, self.length, self.length, len(tokens), cost, source)
         self.stands_by = True
 
-    def append(self, token: int) -> None:
-        """Append one token, in amortised O(1)."""
-        if self.length == len(self.tokens):
+    def reserve_tokens(self, count: int) -> None:
+        """Make room for `count` tokens behind the known ones, in amortised O(count)."""
+        if self.length + count > len(self.tokens):
             # Plans in flight keep views of the old buffer.
-            self.tokens = np.concatenate((self.tokens, np.empty(self.length, np.int32)))
-        self.tokens[self.length] = token
-        self.last = token
-        self.length += 1
-        self.outputs += 1
-
-    def extend(self, tokens: list[int]) -> None:
-        """Append at least one token."""
-        end = self.length + len(tokens)
-        if end > len(self.tokens):
-            self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
-        self.tokens[self.length : end] = tokens
-        self.last = tokens[-1]
-        self.outputs += len(tokens)
-        self.length = end
+            more = np.empty(max(self.length, count), np.int32)
+            self.tokens = np.concatenate((self.tokens, more))
 
     def reserve_table(self, count: int) -> None:
         """Make `table` at least `count` long."""

@@ -17,7 +17,7 @@ from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler import output
 from rootlace.runtime.scheduler.admission import (
     Headroom,
@@ -31,7 +31,7 @@ from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
-from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
+from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake, Verdict
 from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace, StepBudget
 from rootlace.runtime.scheduler.queue import WaitingQueue
 from rootlace.runtime.scheduler.request import (
@@ -364,16 +364,16 @@ class Scheduler:
             if sequence.draft is not None and len(sample.token_ids) < sequence.length:
                 dropped += 1  # a forced token took the place
                 continue
-            if sequence.plain and intake.try_take_fast(sequence, token, scored):
-                if sequence.drafter is not None:
-                    self._drafting.settle(sequence)
-                if sequence.draft is not None:
-                    continue
+            length = sequence.length
+            verdict = intake.take(sequence, token, scored)
+            sequence.pending -= 1
+            update = None
+            if verdict is not None or sequence.length > length + 1:
+                update = self._turn(sequence, length, verdict)
+            elif sequence.drafter is not None:
+                self._drafting.settle(sequence)
+            if update is None and sequence.draft is None:
                 update = output.next_update(sequence, now, spacing)
-            else:
-                update = self._take(sequence, token, scored)
-                if update is None and sequence.draft is None:
-                    update = output.next_update(sequence, now, spacing)
             if update is not None:
                 updates.append(update)
         self._count.dropped_samples += dropped
@@ -382,15 +382,11 @@ class Scheduler:
             self.check()
         return updates
 
-    def _take(
-        self, sequence: RequestState, token: int, scores: TokenScores | None
-    ) -> EngineOutput | None:
-        """Append a token to `sequence`; return the last update if the sequence ends."""
-        sequence.pending -= 1
-        start = sequence.length
-        verdict = self._intake.take(sequence, token, scores)
+    def _turn(self, sequence: RequestState, start: int, verdict: Verdict) -> EngineOutput | None:
+        """Note a token at `start` that had a consequence, or forced others behind it; return the
+        last update if the sequence ends."""
         jumped = sequence.length > start + 1
-        if verdict is not None or (jumped and sequence.scores_missing):
+        if verdict is not None or sequence.scores_missing:
             if sequence.draft is not None:
                 self._drafting.close(sequence)
             sequence.drop_pending()

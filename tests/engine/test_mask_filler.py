@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from rootlace.runtime.contracts.matcher import UNKNOWN
 from rootlace.runtime.contracts.plan import MaskRow
 from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.scheduler import masks as masks_module
@@ -36,7 +37,7 @@ class Table:
 class Counting(Plain):
     """Token i follows token i - 1; in a shared table or in masks of its own."""
 
-    ready = None
+    place = UNKNOWN
 
     def __init__(self, table: Table | None = None, fails: bool = False) -> None:
         self.table, self.fails, self.at = table, fails, 0
@@ -63,9 +64,6 @@ class Counting(Plain):
         assert token_id == self.at
         self.at += 1
         return True
-
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        return False
 
     def is_finished(self) -> bool:
         return self.at == 6

@@ -12,7 +12,7 @@ import pytest
 
 from rootlace.runtime.scheduler.admission import Headroom
 from rootlace.wire.errors import ConstraintNotMet, InternalError
-from tests.scheduler.matchers import Plain, Script, Stepped
+from tests.scheduler.matchers import Asked, Plain, Script, Stepped
 from tests.scheduler.world import World
 
 VOCAB = 4
@@ -321,7 +321,7 @@ class Panic(BaseException):
 @pytest.mark.parametrize("method", ["advance", "forced_tokens", "is_finished", "fill_bitmask"])
 def test_a_matcher_that_raises_fails_alone(method, error) -> None:
     world = World(vocab_size=VOCAB)
-    script = Script(3, 14, VOCAB, 6)
+    script = Asked(3, 14, VOCAB, 6)
     healthy = 1 if method == "fill_bitmask" else 4
     calls = 0
 
