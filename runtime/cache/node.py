@@ -97,16 +97,6 @@ class Node:
             node = node.parent
         return node
 
-    def used_by(self, program: int, tick: int) -> None:
-        """Note a use at time `tick`; program 0 means no particular program."""
-        self.last_use = tick
-        self.uses += 1
-        if not program:
-            self.shared = True
-        elif program not in self.programs:
-            self.shared = self.shared or bool(self.programs)
-            self.programs = (program, *self.programs[: MAX_PROGRAMS - 1])
-
     def absorb(self, upper: Node) -> None:
         """Take over the history of `upper`, which has the same users where that favours it."""
         self.last_use = max(self.last_use, upper.last_use)
@@ -222,8 +212,16 @@ class EvictionPolicy:
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
 
-    def used(self, node: Node) -> None:
-        """Note that a request matched or added `node`, which is locked now."""
+    def used(self, node: Node, program: int, tick: int) -> None:
+        """Note that a request matched or added `node`, which is locked now, at time `tick`; program
+        0 means no particular program."""
+        node.last_use = tick
+        node.uses += 1
+        if not program:
+            node.shared = True
+        elif program not in node.programs:
+            node.shared = node.shared or bool(node.programs)
+            node.programs = (program, *node.programs[: MAX_PROGRAMS - 1])
 
     def rank(self, node: Node) -> tuple[float, ...]:
         """The node's rank: tuples of one length. Of equal ranks the older node goes first."""
@@ -256,7 +254,8 @@ class LeastFrequentlyUsed(EvictionPolicy):
 
     _age = 0.0
 
-    def used(self, node: Node) -> None:
+    def used(self, node: Node, program: int, tick: int) -> None:
+        super().used(node, program, tick)
         node.worth = self._age + node.uses
 
     def rank(self, node: Node) -> tuple[float, ...]:

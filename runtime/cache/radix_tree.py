@@ -236,13 +236,12 @@ class RadixTree:
             child.locks += 1
             if child.locks == 1:
                 self.pool.pin(child.blocks)
-            child.used_by(program, self.tick)
-            self._policy.used(child)
+            self._policy.used(child, program, self.tick)
             passed.append(child)
             current = child
         if current is not node:
             for link in passed:
-                if len(link.children) == 1:
+                if len(link.children) == 1 and not link.is_root:
                     self._merge_if_possible(link)
         return current
 
@@ -265,8 +264,7 @@ class RadixTree:
         blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
         self.num_tokens += len(rest)
         fresh = Node(next(self._uids), node, position, rest, blocks)
-        fresh.used_by(program, self.tick)
-        self._policy.used(fresh)
+        self._policy.used(fresh, program, self.tick)
         if not node.children and node.locks == 1 and not node.is_root and node.same_users(fresh):
             self._grow(node, rest, blocks)
             return node
@@ -408,8 +406,8 @@ class RadixTree:
         return upper
 
     def _merge_if_possible(self, node: Node) -> None:
-        """Merge a node into its only child, unless the node has a reason to exist."""
-        if node.is_root or not node.alive:
+        """Merge a node, no root, into its only child, unless the node has a reason to exist."""
+        if not node.alive:
             return
         (child,) = node.children.values()
         if child.locks != node.locks or not child.same_users(node):
@@ -484,10 +482,9 @@ class RadixTree:
         """Queue, merge or drop `node`, which lost a handle or a child."""
         if not node.alive:
             return
-        if len(node.children) == 1:
-            self._merge_if_possible(node)
-        elif node.children:
-            return
+        if node.children:
+            if len(node.children) == 1 and not node.is_root:
+                self._merge_if_possible(node)
         elif not node.locks:
             if node.namespace is not None:
                 del self.roots[node.namespace]

@@ -45,6 +45,8 @@ class Matcher(Protocol):
     """The place behind the text."""
     free: bool = False
     """Whether any token may follow from here on: the request needs no matcher any more."""
+    can_rollback: bool = False
+    """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
 
     def allowed_mask(self) -> np.ndarray:
         """bool [vocab_size]: the tokens that may come next.
@@ -125,10 +127,6 @@ class Matcher(Protocol):
 
     def reset(self) -> None:
         """Undo all tokens and forget what `rollback_refused` excluded."""
-
-    def can_rollback(self) -> bool:
-        """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
-        return False
 
     def settled(self) -> int:
         """Count of leading tokens that no `rollback_refused` undoes, if `can_rollback`."""

@@ -319,7 +319,9 @@ class KVStore:
         gained = node.end - sequence.tree_len
         if not gained:
             return 0
-        self.pool.drop(self._held(sequence), pinned=True)  # the partial block about to be continued
+        if sequence.table_len * self.block_size > sequence.tree_len:
+            # The partial block about to be continued.
+            self.pool.drop(self._held(sequence), pinned=True)
         self.version += 1
         whole = node.end // self.block_size
         sequence.reserve_table(whole)
@@ -331,7 +333,8 @@ class KVStore:
 
     def room(self, sequence: RequestState) -> int:
         """Further tokens the sequence can have at most, with all available blocks."""
-        blocks = sequence.table_len + self._can_adopt(sequence) + self.pool.available
+        pool = self.pool
+        blocks = sequence.table_len + self._can_adopt(sequence) + pool.free + pool.evictable
         return blocks * self.block_size - sequence.computed
 
     def grow(self, sequence: RequestState, count: int, builder: PlanBuilder) -> None:
@@ -349,11 +352,12 @@ class KVStore:
             self.pool.retain(tail, pinned=True)
             sequence.extend_table(tail)
             partial = False
-        needed = self.blocks_for(sequence.computed + count) - sequence.table_len
+        needed = -(-(sequence.computed + count) // self.block_size) - sequence.table_len
         if needed <= 0:
             return
         self.version += 1
-        self.make_room(needed, sequence)
+        if self.pool.free < needed:
+            self.make_room(needed, sequence)
         blocks = self.pool.allocate(needed)
         self.tiering.fetching.restored[blocks] = False
         sequence.extend_table(blocks)

@@ -194,13 +194,13 @@ class RequestState:
         self.stops = frozenset(params.stop_token_ids)
         self.matcher = matcher
         self.jumps = matcher is not None and jumps
-        self.held = matcher is not None and matcher.can_rollback()
+        self.held = matcher is not None and matcher.can_rollback
         """Whether the constraint may roll outputs back; the outputs are then emitted at the end."""
         self.ending: Ending | None = None
         """Set when nothing more is sampled, though tokens are still to be computed."""
         if outputs >= self.max_tokens:
             self.ending = Ending("length")
-        elif matcher is not None and matcher.is_finished():
+        elif matcher is not None and not matcher.place.unfinished and matcher.is_finished():
             self.ending = Ending("stop")
 
         # A resumed request emitted its prompt's scores before.
@@ -356,7 +356,7 @@ class RequestState:
         self.forced = [at for at in self.forced if at < length]
         self.score_stop = min(self.score_stop, length)
         self.score_next = min(self.score_next, self.score_stop)
-        keep = min(self.score_next, length) if self.scores_missing else length
+        keep = min(self.score_next, length) if self.score_next < self.score_stop else length
         self._cut_scores(keep - self.emitted)
 
     def _cut_scores(self, count: int) -> None:
@@ -370,13 +370,9 @@ class RequestState:
 
     def want_scores(self, start: int) -> None:
         """Request scores of the tokens from `start` to the end as they are computed."""
-        if not self.scores_missing:
+        if self.score_next >= self.score_stop:
             self.score_next = start
         self.score_stop = self.length
-
-    @property
-    def scores_missing(self) -> bool:
-        return self.score_next < self.score_stop
 
     def take_scores(self, scores: TokenScores, stop: int) -> None:
         """Add the scores of the tokens up to `stop`, which follow the tokens scored before."""

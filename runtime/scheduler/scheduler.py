@@ -20,26 +20,26 @@ from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler import output
 from rootlace.runtime.scheduler.admission import (
+    BY_ORDER,
     Headroom,
     Limits,
     Prefill,
     RunningSet,
-    by_order,
+    StepBudget,
 )
-from rootlace.runtime.scheduler.batch import DecodeRows, PlanBuilder
+from rootlace.runtime.scheduler.batch import PlanBuilder, depth_first
 from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake, Verdict
-from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace, StepBudget
+from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace
 from rootlace.runtime.scheduler.queue import WaitingQueue
 from rootlace.runtime.scheduler.request import (
     Counters,
     Ending,
     InFlightStep,
     RequestState,
-    place_of,
 )
 from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
@@ -101,7 +101,6 @@ class Scheduler:
                 raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
         self.config = config
         self._checks = config.check_invariants
-        self._have_adapters = bool(adapters)
         self.pace = pace = PromptPace()
         self.cost = MeasuredCost(config.max_step_tokens)
         self._step_seconds = config.step_seconds or 0.0
@@ -118,7 +117,7 @@ class Scheduler:
         self.view = CacheView(self.kv, self._running, clock, pace)
         self._service = ServicePace()
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
-        self._decode_rows = DecodeRows(cache.block_size)
+        self._builder = PlanBuilder(self.kv.pool, self._sample_rows, adapters=bool(adapters))
         self._intake = TokenIntake()
         self._by_rid: dict[int, RequestState] = {}
         self.cache = CacheControl(self.kv, self._by_rid, self._check_if_asked)
@@ -173,9 +172,6 @@ class Scheduler:
                 retention.expire()
                 limits = limits.beside(retention.pins.blocks * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
-            place = place_of(request)
-            if not request.resumed and self._waiting.crowds_out(place, self.config.max_waiting):
-                raise Overloaded(f"{self._waiting.count} requests are waiting already")
             sequence = RequestState(
                 request,
                 matcher,
@@ -185,6 +181,9 @@ class Scheduler:
                 max_length=limits.longest(request, self.kv.block_size),
                 adapter=limits.adapter(request) if request.adapter else -1,
             )
+            most = self.config.max_waiting
+            if not request.resumed and self._waiting.crowds_out(sequence.place, most):
+                raise Overloaded(f"{self._waiting.count} requests are waiting already")
             if not sequence.pinned:
                 retention.check_pin(sequence, self._longest())
             self._intake.begin(sequence)
@@ -261,7 +260,7 @@ class Scheduler:
             self.kv.retention.expire()
         if self.kv.tiering.active:
             self.kv.tiering.poll()
-        running = self._running
+        running, builder = self._running, self._builder
         others = self._waiting.count and running.sequences
         for sequence in self._waiting.late(now, self._duration) if others else ():
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
@@ -279,12 +278,6 @@ class Scheduler:
                 cleared = self._suspects.turn(alone, running.sequences)
             ready = running.secure(alone, others=cleared, may_preempt=not self._flights)
             if ready is not None:  # otherwise the step in flight may free the missing blocks
-                builder = PlanBuilder(
-                    self._count.steps,
-                    self.kv.pool,
-                    feeding=bool(self._flights),
-                    adapters=self._have_adapters,
-                )
                 budget = self.config.max_step_tokens - len(ready)
                 draft_budget = budget // 2  # the other half is for prefill
                 ready, left = self._drafting.plan(ready, builder, draft_budget)
@@ -306,8 +299,11 @@ class Scheduler:
             raise RuntimeError(f"no progress with {len(running.sequences)} running sequences")
         if self._flights:
             self._drafting.launched(running.sequences)
-        order = running.ordered or running.depth_first()
-        flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
+        if running.ordered is None:
+            running.ordered = depth_first(running.sequences)
+        flight = builder.build(
+            self._count.steps, running.ordered, self.kv.version, feeding=bool(self._flights)
+        )
         flight.begun = self._clock()
         flight.work, flight.plan.forecast = self.cost.forecast(flight.plan)
         if self.kv.tiering.active:
@@ -386,7 +382,7 @@ class Scheduler:
         """Note a token at `start` that had a consequence, or forced others behind it; return the
         last update if the sequence ends."""
         jumped = sequence.length > start + 1
-        if verdict is not None or sequence.scores_missing:
+        if verdict is not None or sequence.score_next < sequence.score_stop:
             if sequence.draft is not None:
                 self._drafting.close(sequence)
             sequence.drop_pending()
@@ -401,7 +397,8 @@ class Scheduler:
             self._running.rollback(sequence, verdict.length)
             return None
         sequence.ending = verdict
-        if verdict is not None and (verdict.finish == "error" or not sequence.scores_missing):
+        scored = sequence.score_next >= sequence.score_stop
+        if verdict is not None and (verdict.finish == "error" or scored):
             return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
             self._running.jumped(sequence)
@@ -471,7 +468,7 @@ class Scheduler:
         for sequence in everyone:
             assert self._by_rid[sequence.rid] is sequence and not sequence.finished
         for queue in (running, preempted):
-            assert queue == sorted(queue, key=by_order), "sequences are out of order"
+            assert queue == sorted(queue, key=BY_ORDER), "sequences are out of order"
         for sequence in (*preempted, *self._waiting):
             assert not sequence.table_len and sequence.node is None, f"{sequence} has KV"
         assert len(running) <= self._max_rows
@@ -520,7 +517,8 @@ class Scheduler:
             self.kv.tiering.let_go(sequence)
         del self._by_rid[sequence.rid]
         self.streams -= sequence.request.emit_seconds > 0
-        self._waiting.ended(sequence)
+        if self._waiting.count:
+            self._waiting.ended(sequence)
         if sequence.queued is not None:
             seconds = self._clock() - sequence.arrived - sequence.queued
             rows, whole = len(self._running.sequences) + 1, update.finish in ("stop", "length")

@@ -312,6 +312,8 @@ class CheckedMatcher(Matcher):
 
     def __init__(self, grammar: CheckedGrammar) -> None:
         self._grammar = grammar
+        self.can_rollback = not grammar.keys_only
+        """Otherwise it draws a token anew, but takes nothing back."""
         self._vocabulary = grammar.vocabulary
         self._inner = grammar.inner.matcher()
         self._verifier = grammar.verifier_factory()
@@ -474,9 +476,6 @@ class CheckedMatcher(Matcher):
         self._failures.clear()
         self._restarts.clear()
         self._rollbacks = 0
-
-    def can_rollback(self) -> bool:
-        return not self._grammar.keys_only  # it draws a token anew, but takes nothing back
 
     def rollback_refused(self) -> int | None:
         if self._refused is None:

@@ -109,6 +109,7 @@ class DfaGrammar:
         self.forced: dict[tuple[int, bytes], list[int]] = {}
         """Maps a state and the relevant end of the text before to the forced tokens."""
         self._final: dict[int, bool] = {}
+        self.start.unfinished = self.is_final(dfa.start) is False
         # Both refer in circles, and would outlive this until a full collection of garbage.
         weakref.finalize(self, _forget, self.states, self.table)
 
@@ -116,6 +117,9 @@ class DfaGrammar:
     def nbytes(self) -> int:
         memos = 300 * len(self.forced) + self.states.nbytes
         return self.dfa.nbytes + self.table.nbytes + memos
+
+    def matcher(self) -> Matcher:
+        return DfaMatcher(self) if self.trusted else self.other()
 
     # ------------------------------------------------------------ answers for matchers
 

@@ -123,6 +123,7 @@ class ThoughtMatcher(Matcher):
         self, inner: Matcher | None, thoughts: ThoughtTokens, vocabulary: Vocabulary
     ) -> None:
         self._inner = inner
+        self.can_rollback = inner is not None and inner.can_rollback
         self._thoughts = thoughts
         self._vocabulary = vocabulary
         self._watch = Watch(thoughts, vocabulary.token_bytes)
@@ -340,9 +341,6 @@ class ThoughtMatcher(Matcher):
         self._error = ""
         if self._inner is not None:
             self._inner.reset()
-
-    def can_rollback(self) -> bool:
-        return self._inner is not None and self._inner.can_rollback()
 
     def settled(self) -> int:
         return len(self._tokens) - self._state.taken

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.scheduler.pacing import DraftPace
+from rootlace.runtime.scheduler.speculation import DraftPace
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.demo import prompts_about

@@ -17,6 +17,7 @@ class Plain:
 
     place = UNKNOWN
     free = False
+    can_rollback = False
 
     def mask_row(self) -> MaskRow | None:
         return None
@@ -35,9 +36,6 @@ class Plain:
 
     def settled(self) -> int:
         return 0
-
-    def can_rollback(self) -> bool:
-        return False
 
     def rollback_refused(self) -> int | None:
         return None
@@ -84,6 +82,7 @@ class Script(Plain):
     ) -> None:
         self.seed, self.length, self.vocab = seed, length, vocab
         self.forcing, self.checking, self.tries = forcing, checking, tries
+        self.can_rollback = checking
         self.seen: list[int] = []
         self.excluded: dict[tuple[int, ...], set[int]] = {}
         self.refused = -1
@@ -136,9 +135,6 @@ class Script(Plain):
                 break
             run.append(allowed[0])
         return run
-
-    def can_rollback(self) -> bool:
-        return self.checking
 
     def rollback_refused(self) -> int | None:
         self.tries -= 1

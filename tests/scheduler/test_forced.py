@@ -246,6 +246,8 @@ def test_a_jump_never_computes_again_what_the_sequence_has() -> None:
 class Refusing(Fixed):
     """Refuses `bad` once the token behind it has come, which takes both back."""
 
+    can_rollback = True
+
     def __init__(self, *places: int | list[int], bad: int, tries: int = 3) -> None:
         super().__init__(*places)
         self.bad, self.tries, self.seen = bad, tries, [-1]
@@ -254,9 +256,6 @@ class Refusing(Fixed):
         if self.seen[-1] == self.bad or not super().advance(token_id):
             return False
         self.seen.append(token_id)
-        return True
-
-    def can_rollback(self) -> bool:
         return True
 
     def rollback_refused(self) -> int | None:

@@ -203,7 +203,7 @@ def test_a_check_takes_back_no_thoughts() -> None:
     ids = [*ids_of(compiler, "ab\n</think>\n\n"), *ids_of(compiler, "[1,")]
     for token in ids:
         assert matcher.advance(token)
-    assert matcher.can_rollback() and matcher.settled() == len(ids) - 3
+    assert matcher.can_rollback and matcher.settled() == len(ids) - 3
     refused = ids_of(compiler, "1")[0]
     taken = matcher.allowed_mask()[refused] and matcher.advance(refused)
     if taken:  # it may be part of a longer number
