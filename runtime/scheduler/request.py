@@ -258,7 +258,7 @@ class RequestState:
             params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
         )
         """Whether sampling takes the best allowed token."""
-        self.table = np.empty(0, np.int32)
+        self.table = np.empty(8, np.int32)
         self.forget_kv()
 
     def lose_pin(self) -> None:
@@ -326,11 +326,10 @@ class RequestState:
             self.tokens = np.concatenate((self.tokens, more))
 
     def reserve_table(self, count: int) -> None:
-        """Make `table` at least `count` long."""
-        if count > len(self.table):
-            grown = np.zeros(max(count, 2 * len(self.table), 8), np.int32)
-            grown[: self.table_len] = self.table[: self.table_len]
-            self.table = grown
+        """Make `table` at least `count` long, which is more than there is."""
+        grown = np.zeros(max(count, 2 * len(self.table)), np.int32)
+        grown[: self.table_len] = self.table[: self.table_len]
+        self.table = grown
 
     def add_block(self, block: int) -> None:
         """Append one block to the table."""
@@ -342,7 +341,8 @@ class RequestState:
 
     def extend_table(self, blocks: np.ndarray) -> None:
         end = self.table_len + len(blocks)
-        self.reserve_table(end)
+        if end > len(self.table):
+            self.reserve_table(end)
         self.table[self.table_len : end] = blocks
         self.table_len = end
 

@@ -119,8 +119,9 @@ class Scheduler:
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._builder = PlanBuilder(self.kv.pool, self._sample_rows, adapters=bool(adapters))
         self._intake = TokenIntake()
-        self._by_rid: dict[int, RequestState] = {}
-        self.cache = CacheControl(self.kv, self._by_rid, self._check_if_asked)
+        self.by_rid: dict[int, RequestState] = {}
+        """All unfinished requests."""
+        self.cache = CacheControl(self.kv, self.by_rid, self._check_if_asked)
         self._updates: list[EngineOutput] = []
         self._flights: deque[InFlightStep] = deque()
         self._suspects = Suspects()
@@ -165,7 +166,7 @@ class Scheduler:
         ConstraintNotMet if a forced text fails its check. After an error nothing has changed.
         """
         try:
-            if request.rid in self._by_rid:
+            if request.rid in self.by_rid:
                 raise InvalidRequest(f"request id {request.rid} is in use")
             limits, retention = self._limits, self.kv.retention
             if retention.pins.blocks:
@@ -195,7 +196,7 @@ class Scheduler:
         self._arrivals += 1
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len
-        self._by_rid[request.rid] = sequence
+        self.by_rid[request.rid] = sequence
         self.streams += request.emit_seconds > 0
         self._drafting.added(sequence)
         self._waiting.add(sequence)
@@ -207,7 +208,7 @@ class Scheduler:
     def abort(self, rid: int) -> EngineOutput | None:
         """End a request now, with the tokens not yet emitted; None if the id is unknown. Computed
         tokens stay cached."""
-        sequence = self._by_rid.get(rid)
+        sequence = self.by_rid.get(rid)
         if sequence is None:
             return None
         if sequence.order < 0:
@@ -224,7 +225,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether there is a request, an update or a step in flight."""
-        return bool(self._by_rid or self._updates or self._flights)
+        return bool(self.by_rid or self._updates or self._flights)
 
     def take_updates(self) -> list[EngineOutput]:
         """Updates that no `commit` has returned yet."""
@@ -266,11 +267,11 @@ class Scheduler:
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
             update = EngineOutput(sequence.rid, finish="error", code=late.code, error=str(late))
             self._updates.append(self._end(sequence, update))
-        if not self._by_rid or (self._flights and self._suspects.queue):
+        if not self.by_rid or (self._flights and self._suspects.queue):
             return None
         # An attempt without rows evicted or preempted. The bound turns a mistake into an error
         # instead of a hang.
-        for _ in range(3 * len(self._by_rid) + 3):
+        for _ in range(3 * len(self.by_rid) + 3):
             alone = self._suspects.first() if self._suspects.queue else None
             cleared = False
             if alone is not None:
@@ -425,7 +426,7 @@ class Scheduler:
             ending = Ending("error", code=error.code, error=str(error))
             updates.append(self._end(sequence, output.last_update(sequence, ending)))
         self._running.restart()
-        for sequence in self._by_rid.values():
+        for sequence in self.by_rid.values():
             sequence.lose_pin()
         if self._checks:
             self.check()
@@ -464,9 +465,9 @@ class Scheduler:
         running, preempted = self._running.sequences, self._running.preempted
         self.kv.check(running)
         everyone = [*running, *preempted, *self._waiting]
-        assert len(everyone) == len(self._by_rid), "a sequence is in two places or in none"
+        assert len(everyone) == len(self.by_rid), "a sequence is in two places or in none"
         for sequence in everyone:
-            assert self._by_rid[sequence.rid] is sequence and not sequence.finished
+            assert self.by_rid[sequence.rid] is sequence and not sequence.finished
         for queue in (running, preempted):
             assert queue == sorted(queue, key=BY_ORDER), "sequences are out of order"
         for sequence in (*preempted, *self._waiting):
@@ -515,7 +516,7 @@ class Scheduler:
         sequence.finished = True
         if self.kv.tiering.active:
             self.kv.tiering.let_go(sequence)
-        del self._by_rid[sequence.rid]
+        del self.by_rid[sequence.rid]
         self.streams -= sequence.request.emit_seconds > 0
         if self._waiting.count:
             self._waiting.ended(sequence)
@@ -544,7 +545,7 @@ class Scheduler:
 
     def _longest(self, except_for: RequestState | None = None) -> int:
         """The maximum length of any unfinished sequence, except `but`."""
-        return max((one.full for one in self._by_rid.values() if one is not except_for), default=0)
+        return max((one.full for one in self.by_rid.values() if one is not except_for), default=0)
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

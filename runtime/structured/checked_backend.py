@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -318,7 +319,6 @@ class CheckedMatcher(Matcher):
         self._inner = grammar.inner.matcher()
         self._verifier = grammar.verifier_factory()
         self._tokens: list[int] = []
-        self._lengths = [0]  # of the text before each place on the way
         self._way = [0]  # the nodes on the way; the last is where we stand
         self._nodes: dict[tuple[int, int], int] = {}
         self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
@@ -327,7 +327,10 @@ class CheckedMatcher(Matcher):
         self._failures: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._restarts: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._rollbacks = 0
-        self._look()
+        self.place = self._inner.place
+        self._limits: _Limits | None = None
+        if not grammar.keys_only:
+            self._look()
 
     def _look(self) -> None:
         """Work out what mask and check say of this place."""
@@ -341,11 +344,13 @@ class CheckedMatcher(Matcher):
         is_number = False
         if self._verifier.has_ahead:
             endings, digits = self._verifier.ahead()
-            taken = [found for end in endings if len(found := order.beginning_with(end))]
-            if digits is not None:
-                longer = self._vocabulary.beginning_with_digits(digits + 1)
-                is_number = len(longer) > 0
-                taken += [longer] if is_number else []
+            for end in endings:
+                if len(found := order.beginning_with(end)):
+                    taken.append(found)
+            longer = self._vocabulary.digits
+            if digits is not None and digits + 1 < len(longer) - 1:
+                taken.append(longer[digits + 1])
+                is_number = True
         self._limits = None
         self.place = self._inner.place
         if early or taken or excluded is not None:
@@ -406,21 +411,19 @@ class CheckedMatcher(Matcher):
         if violation is not None:
             self._inner.rollback(1)
             return self._refuse(token_id, violation)
-        self._go(token_id)
-        if not (self._limits is None or ends or self._can_follow()):
-            violation = self._verifier.violation()
-            self._back(1)
-            return self._refuse(token_id, violation)
-        self._error = ""
-        return True
-
-    def _go(self, token_id: int) -> None:
-        """Note a token that `inner` and `verifier` have taken in."""
         way = self._way
         way.append(self._nodes.setdefault((way[-1], token_id), len(self._nodes) + 1))
         self._tokens.append(token_id)
-        self._lengths.append(self._lengths[-1] + len(self._vocabulary.token_bytes[token_id]))
+        self._error = ""
+        if self._grammar.keys_only and not (self._verifier.has_ahead or self._remaining):
+            self._limits, self.place = None, self._inner.place
+            return True
         self._look()
+        if self._limits is None or ends or self._can_follow():
+            return True
+        violation = self._verifier.violation()
+        self._back(1)
+        return self._refuse(token_id, violation)
 
     def _refuse(self, token_id: int, violation: Violation | None) -> bool:
         if violation is None:
@@ -464,8 +467,7 @@ class CheckedMatcher(Matcher):
         if count:
             self._inner.rollback(count)
             self._verifier.undo(count)
-            for path in (self._tokens, self._lengths, self._way):
-                del path[len(path) - count :]
+            del self._tokens[-count:], self._way[-count:]
             self._look()
 
     def reset(self) -> None:
@@ -532,8 +534,9 @@ class CheckedMatcher(Matcher):
         starts = [violation.start]
         starts += [start for start in self._verifier.open_starts() if start < violation.start]
         counts = self._failures
+        lengths = self._lengths()
         for start in starts:
-            place, before = self._beginning(start)
+            place, before = self._beginning(start, lengths)
             key = (self._way[place], before)
             counts[key] += 1
             if counts[key] % PATIENCE and violation.length:  # without: there is no way on
@@ -542,21 +545,26 @@ class CheckedMatcher(Matcher):
             if self._restarts[key] % PATIENCE == PATIENCE - 1 and start != starts[-1]:
                 self._restarts[key] += 1
                 continue
-            if self._begin_differently(place, start):
+            if self._begin_differently(place, start - lengths[place]):
                 return True
         return False
 
-    def _beginning(self, start: int) -> tuple[int, int]:
+    def _lengths(self) -> list[int]:
+        """Of the text before each place."""
+        sizes = (len(self._vocabulary.token_bytes[token]) for token in self._tokens)
+        return list(accumulate(sizes, initial=0))
+
+    def _beginning(self, start: int, lengths: list[int]) -> tuple[int, int]:
         """The place before the value that starts at byte `start`, and before the white space ahead
         of that value; and the bytes of other text between the two.
 
         Values that differ in that white space alone have these in common.
         """
-        place = bisect_right(self._lengths, start) - 1
+        place = bisect_right(lengths, start) - 1
         while place > 0 and self._vocabulary.token_bytes[self._tokens[place - 1]].isspace():
             place -= 1
         between = self._text_from(place)
-        return place, len(between[: max(start - self._lengths[place], 0)].rstrip())
+        return place, len(between[: max(start - lengths[place], 0)].rstrip())
 
     def _text_from(self, place: int) -> bytes:
         return b"".join(self._vocabulary.token_bytes[token] for token in self._tokens[place:])
@@ -564,10 +572,10 @@ class CheckedMatcher(Matcher):
     def _begin_differently(self, place: int, start: int) -> bool:
         """Go back to the first place from `place` on (but before this one) where something can
         follow once the earlier attempts are excluded. False, with nothing changed, if there is
-        none."""
+        none. The value starts `start` bytes behind `place`."""
         tried, text = self._tokens[place:], self._text_from(place)
         self._back(len(tried))
-        begun = text[: start - self._lengths[-1] + 1]
+        begun = text[: start + 1]
         for index, token in enumerate(tried):
             data = self._vocabulary.token_bytes[token]
             kept = self._remaining.get(self._way[-1])
@@ -591,7 +599,9 @@ class CheckedMatcher(Matcher):
                 self._look()
             self._inner.advance(token)
             self._verifier.feed(data)
-            self._go(token)
+            self._tokens.append(token)
+            self._way.append(self._nodes[self._way[-1], token])
+            self._look()
         return False
 
     def error(self) -> str:

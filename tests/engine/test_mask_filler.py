@@ -11,9 +11,8 @@ import pytest
 
 from rootlace.runtime.contracts.matcher import UNKNOWN
 from rootlace.runtime.contracts.plan import MaskRow
-from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.scheduler import masks as masks_module
-from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, StepMasks
+from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, MaskThreads, StepMasks
 from rootlace.runtime.scheduler.masks import Job as MaskingJob
 from rootlace.wire.errors import InternalError
 from tests.scheduler.matchers import Plain
@@ -71,7 +70,7 @@ class Counting(Plain):
 
 @pytest.fixture
 def filler():
-    filler = MaskFiller(2)
+    filler = MaskThreads(2)
     yield filler
     filler.close()
 
@@ -260,4 +259,4 @@ def test_a_step_that_fails_while_masks_are_filled_disturbs_no_later_one(filler) 
 
 def test_a_filler_needs_a_thread() -> None:
     with pytest.raises(ValueError, match="mask_threads"):
-        MaskFiller(0)
+        MaskThreads(0)

@@ -206,9 +206,6 @@ class _Scalar(Enum):
     LITERAL = auto()
 
 
-_HAVE_AHEAD = (_Scalar.KEY, _Scalar.NUMBER)
-
-
 class _Open(NamedTuple):
     """A container that is being read: its first byte, the schemas it must satisfy, the key or index
     of the member that is being read (None: a key comes next), its keys so far or the items that
@@ -439,7 +436,9 @@ class Verifier:
             del self._text[before:]
             return replace(refused.violation, length=at + 1)
         self._states.append(state._replace(length=len(self._text)))
-        self.has_ahead = state.scalar in _HAVE_AHEAD
+        opened, scalar = state.open, state.scalar
+        is_later_key = scalar is _Scalar.KEY and opened is not None and bool(opened.seen)
+        self.has_ahead = is_later_key or scalar is _Scalar.NUMBER
         return None
 
     def is_plain(self, data: bytes) -> bool:
@@ -453,7 +452,7 @@ class Verifier:
         if count:
             del self._states[len(self._states) - count :]
             del self._text[self._states[-1].length :]
-            self.has_ahead = self._states[-1].scalar in _HAVE_AHEAD
+            self.has_ahead = True
 
     def violation(self) -> Violation | None:
         """Why the text may not end here; None if it may."""
