@@ -12,9 +12,6 @@ import numpy as np
 
 _NO_TOKENS = np.empty(0, np.int32)
 
-MAX_PROGRAMS = 4
-"""Programs remembered per node; a node with more programs counts as shared by all."""
-
 
 class Node:
     """An edge of tokens and the blocks with their KV.
@@ -65,7 +62,7 @@ class Node:
         self.uses = 0
         """Count of requests that matched or added the node."""
         self.worth = 0.0
-        """A value of the eviction policy."""
+        """`uses`, and the age of the eviction policy at the last of them."""
         self.programs: tuple[int, ...] = ()
         self.shared = False
         self.digest: int | None = None
@@ -96,25 +93,6 @@ class Node:
         while not node.alive and node.parent is not None:
             node = node.parent
         return node
-
-    def used_by(self, program: int, tick: int) -> None:
-        """Note a use at time `tick`; program 0 means no particular program."""
-        self.last_use = tick
-        self.uses += 1
-        if not program:
-            self.shared = True
-        elif program not in self.programs:
-            self.shared = self.shared or bool(self.programs)
-            self.programs = (program, *self.programs[: MAX_PROGRAMS - 1])
-
-    def absorb(self, upper: Node) -> None:
-        """Take over the history of `upper`, which has the same users where that favours it."""
-        self.last_use = max(self.last_use, upper.last_use)
-        self.uses = max(self.uses, upper.uses)
-        self.worth = max(self.worth, upper.worth)
-
-    def same_users(self, other: Node) -> bool:
-        return self.shared == other.shared and self.programs == other.programs
 
     def __repr__(self) -> str:
         return f"<Node {self.uid} [{self.start}:{self.end}) locks={self.locks}>"
@@ -215,15 +193,15 @@ class Programs:
 class EvictionPolicy:
     """Ranks unlocked leaves; the leaf of the lowest rank is evicted first.
 
-    A node carries what policies build on: `last_use`, `uses`, its programs, and `worth`, a value of
-    the policy. A rank may change only when the node is used or a program is closed.
+    A node carries what policies build on: `last_use`, `uses`, its programs, and `worth`: its uses
+    and the policy's `age` at the last of them. A rank may change only when the node is used or a
+    program is closed.
     """
+
+    age = 0.0
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
-
-    def used(self, node: Node) -> None:
-        """Note that a request matched or added `node`, which is locked now."""
 
     def rank(self, node: Node) -> tuple[float, ...]:
         """The node's rank: tuples of one length. Of equal ranks the older node goes first."""
@@ -254,20 +232,15 @@ class LeastFrequentlyUsed(EvictionPolicy):
     does not evict frequent prefixes. Ties go least recently used first.
     """
 
-    _age = 0.0
-
-    def used(self, node: Node) -> None:
-        node.worth = self._age + node.uses
-
     def rank(self, node: Node) -> tuple[float, ...]:
         return self._programs.tier(node), node.worth, node.last_use
 
     def evicted(self, node: Node) -> None:
         # Tiers may evict a worthier node before others.
-        self._age = max(self._age, node.worth)
+        self.age = max(self.age, node.worth)
 
     def reset(self) -> None:
-        self._age = 0.0
+        self.age = 0.0
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {

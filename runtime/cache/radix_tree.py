@@ -15,6 +15,9 @@ import numpy as np
 from rootlace.runtime.cache.journal import Cause, Evicted, Journal
 from rootlace.runtime.cache.node import POLICIES, EvictionQueue, Node, Programs
 
+MAX_PROGRAMS = 4
+"""Programs remembered per node; a node with more programs counts as shared by all."""
+
 
 class PoolExhausted(RuntimeError):
     """Raised when more blocks are allocated than are free; the caller did not make room first."""
@@ -132,6 +135,10 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return first if not equal[first] else len(a)
 
 
+def _same_users(one: Node, other: Node) -> bool:
+    return one.shared == other.shared and one.programs == other.programs
+
+
 class RadixTree:
     """Cached prefixes, exact to the token. See "Tree and pool" in docs/cache.md.
 
@@ -236,13 +243,12 @@ class RadixTree:
             child.locks += 1
             if child.locks == 1:
                 self.pool.pin(child.blocks)
-            child.used_by(program, self.tick)
-            self._policy.used(child)
+            self._use(child, program)
             passed.append(child)
             current = child
         if current is not node:
             for link in passed:
-                if len(link.children) == 1:
+                if len(link.children) == 1 and not link.is_root:
                     self._merge_if_possible(link)
         return current
 
@@ -265,9 +271,8 @@ class RadixTree:
         blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
         self.num_tokens += len(rest)
         fresh = Node(next(self._uids), node, position, rest, blocks)
-        fresh.used_by(program, self.tick)
-        self._policy.used(fresh)
-        if not node.children and node.locks == 1 and not node.is_root and node.same_users(fresh):
+        self._use(fresh, program)
+        if not node.children and node.locks == 1 and not node.is_root and _same_users(node, fresh):
             self._grow(node, rest, blocks)
             return node
         fresh.locks = 1
@@ -384,6 +389,18 @@ class RadixTree:
 
     # ------------------------------------------------------------ structure
 
+    def _use(self, node: Node, program: int) -> None:
+        """Note that a request matched or added `node`, which is locked now; program 0 means no
+        particular program."""
+        node.last_use = self.tick
+        node.uses += 1
+        node.worth = self._policy.age + node.uses
+        if not program:
+            node.shared = True
+        elif program not in node.programs:
+            node.shared = node.shared or bool(node.programs)
+            node.programs = (program, *node.programs[: MAX_PROGRAMS - 1])
+
     def _split(self, node: Node, count: int) -> Node:
         """Split `node` behind its first `count` tokens; return the new upper half."""
         parent = node.parent
@@ -408,11 +425,11 @@ class RadixTree:
         return upper
 
     def _merge_if_possible(self, node: Node) -> None:
-        """Merge a node into its only child, unless the node has a reason to exist."""
-        if node.is_root or not node.alive:
+        """Merge a node, no root, into its only child, unless the node has a reason to exist."""
+        if not node.alive:
             return
         (child,) = node.children.values()
-        if child.locks != node.locks or not child.same_users(node):
+        if child.locks != node.locks or not _same_users(child, node):
             return
         parent = node.parent
         assert parent is not None
@@ -423,7 +440,9 @@ class RadixTree:
         child.tokens = np.concatenate((node.tokens, child.tokens))
         child.blocks = np.concatenate((blocks, child.blocks))
         child.start = node.start
-        child.absorb(node)
+        # The child has the history of both where that favours it.
+        child.last_use = max(child.last_use, node.last_use)
+        child.uses, child.worth = max(child.uses, node.uses), max(child.worth, node.worth)
         child.parent = parent
         parent.children[int(child.tokens[0])] = child
         node.alive = False
@@ -484,10 +503,9 @@ class RadixTree:
         """Queue, merge or drop `node`, which lost a handle or a child."""
         if not node.alive:
             return
-        if len(node.children) == 1:
-            self._merge_if_possible(node)
-        elif node.children:
-            return
+        if node.children:
+            if len(node.children) == 1 and not node.is_root:
+                self._merge_if_possible(node)
         elif not node.locks:
             if node.namespace is not None:
                 del self.roots[node.namespace]
@@ -557,7 +575,9 @@ def _check_locks(node: Node, ending: int) -> None:
     )
     if len(node.children) == 1 and not node.is_root:
         (child,) = node.children.values()
-        assert ending or not node.same_users(child), f"the edges of {node} and {child} are not one"
+        assert ending or not _same_users(node, child), (
+            f"the edges of {node} and {child} are not one"
+        )
 
 
 def _check_edge(node: Node, block_size: int) -> None:

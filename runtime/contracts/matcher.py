@@ -16,6 +16,23 @@ import numpy as np
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
 
 
+class Place:
+    """What is known of a place in a text without asking a matcher. Requests may share places."""
+
+    __slots__ = ("mask", "unfinished", "unforced")
+
+    def __init__(self, *, unfinished: bool = False, unforced: bool = False) -> None:
+        self.mask: MaskRow | None = None
+        """The row that `Matcher.mask_row` would name, if known to be filled."""
+        self.unfinished = unfinished
+        """Whether `Matcher.is_finished` is known to be False."""
+        self.unforced = unforced
+        """Whether `Matcher.forced_tokens` is known to be empty."""
+
+
+UNKNOWN = Place()
+
+
 class Matcher(Protocol):
     """The state of one request in its constraint. Not thread-safe; one per request.
 
@@ -24,10 +41,12 @@ class Matcher(Protocol):
     has no shared masks and no automaton, and `advance` refuses no token that the mask allowed.
     """
 
-    ready: MaskRow | None = None
-    """The row that `mask_row` would name, if known to be filled; else None. Cheap to read."""
+    place: Place = UNKNOWN
+    """The place behind the text."""
     free: bool = False
     """Whether any token may follow from here on: the request needs no matcher any more."""
+    can_rollback: bool = False
+    """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
 
     def allowed_mask(self) -> np.ndarray:
         """bool [vocab_size]: the tokens that may come next.
@@ -77,15 +96,6 @@ class Matcher(Protocol):
         useful.
         """
 
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        """`advance` for the common case, as cheap as possible.
-
-        Takes in an allowed token that plainly neither completes the text nor, with `jumps`, leads
-        to forced tokens. Otherwise returns False, with nothing changed: call `advance` and the
-        other methods. `token_id` is in the vocabulary.
-        """
-        return False
-
     def ignores(self, token_id: int) -> bool:
         """Whether this stop token would end nothing here, within thoughts."""
         return False
@@ -117,10 +127,6 @@ class Matcher(Protocol):
 
     def reset(self) -> None:
         """Undo all tokens and forget what `rollback_refused` excluded."""
-
-    def can_rollback(self) -> bool:
-        """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
-        return False
 
     def settled(self) -> int:
         """Count of leading tokens that no `rollback_refused` undoes, if `can_rollback`."""

@@ -21,21 +21,18 @@ import zmq
 from rootlace.runtime import processes
 from rootlace.runtime.config import SPECULATION_TOKENS, LogConfig
 from rootlace.runtime.contracts.messages import (
-    FromEngine,
     Heartbeat,
     Ready,
     StepRecord,
-    ToEngine,
-    decode_to_engine,
     encode,
 )
 from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.runtime.engine.core import EngineLoop, MaskFiller, collect_when_idle
+from rootlace.runtime.engine.core import EngineLoop, Pipes, collect_when_idle, connect
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.model.options import check_options, read_adapters
-from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.masks import MaskThreads, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
 
@@ -123,7 +120,7 @@ def _serve(
     )
     overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
-    filler = MaskFiller(engine.constraints.mask_threads)
+    filler = MaskThreads(engine.constraints.mask_threads)
     below: OpenTiers | None = None
     if cache.tiered or (cache.enabled and config.transfer is not None):
         from rootlace.runtime.engine.offload import open_tiers
@@ -150,21 +147,7 @@ def _serve(
     )
     if below is not None:
         below.begin(scheduler, runner, cache.block_size)
-    inbox = _connect(context, zmq.PULL, config.inbox)
-    outbox = _connect(context, zmq.PUSH, config.outbox)
-
-    def receive(timeout_ms: int) -> list[ToEngine]:
-        received: list[ToEngine] = []
-        while inbox.poll(0 if received else timeout_ms):
-            try:
-                received.extend(decode_to_engine(inbox.recv()))
-            except msgspec.DecodeError:
-                log.exception("a message from the gateway could not be read")
-        return received
-
-    def send(said: list[FromEngine]) -> None:
-        outbox.send(encode(said))
-
+    pipes = Pipes(context, config.inbox, config.outbox)
     capacity = min(runner.context_length, runner.num_blocks * cache.block_size)
     ready = Ready(
         pid=os.getpid(),
@@ -183,7 +166,7 @@ def _serve(
         adapter_contents={} if below is None else below.adapters,
     )
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
-    send([ready])
+    pipes.send([ready])
     # Late import: runs while the gateway opens its ports.
     from rootlace.runtime.engine.constraints import compile_service
 
@@ -194,8 +177,8 @@ def _serve(
         scheduler,
         runner,
         service,
-        receive,
-        send,
+        pipes.receive,
+        pipes.send,
         jump_forward,
         overlap,
         record=record,
@@ -226,7 +209,7 @@ def heartbeat(
     ended = threading.Event()
 
     def run() -> None:
-        with _connect(context, zmq.PUSH, address) as socket:
+        with connect(context, zmq.PUSH, address) as socket:
             while True:
                 socket.send(encode([loops[0].heartbeat() if loops else Heartbeat(0)]))
                 if ended.wait(HEARTBEAT_SECONDS):
@@ -239,13 +222,6 @@ def heartbeat(
     finally:
         ended.set()
         thread.join()
-
-
-def _connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
-    socket.set_hwm(0)
-    socket.connect(address)
-    return socket
 
 
 def _abandon(socket_folder: str) -> None:

@@ -4,21 +4,20 @@
  with overlap      plan 1 | run 1 ........... | run 2 ........... | run 3
                           | plan 2            | commit 1, plan 3  | commit 2
 
-Sections: steps, resuming, mask filler, garbage, loop.
+Sections: steps, resuming, garbage, pipes, loop.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
+import msgspec
 import numpy as np
+import zmq
 
 from rootlace.runtime import processes
 from rootlace.runtime.contracts.matcher import Matcher
@@ -52,11 +51,12 @@ from rootlace.runtime.contracts.messages import (
     Tree,
     Unpin,
     Unpinned,
+    decode_to_engine,
+    encode,
     kv_namespace,
 )
 from rootlace.runtime.contracts.plan import Executor, ExecutorLost, Launched, StepPlan
 from rootlace.runtime.engine.process import FIRST, Compiler, CompilingRequests, Telling
-from rootlace.runtime.scheduler.masks import Job
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured.thoughts import ThoughtGrammar
 from rootlace.wire.errors import (
@@ -128,6 +128,10 @@ class Steps:
                 self._move(self._scheduler.kv.tiering.take_moves())
             except Exception as error:  # the content of the pool is unknown now
                 raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
+        if plan is not None:
+            self._forecasts[plan.step % 2] = plan.forecast
+            if self._record is not None:
+                self._record.begin(plan.step, plan.rids, plan.context_len)
         if self._overlap:
             updates = self._overlapped(plan)
         elif plan is None:
@@ -155,7 +159,6 @@ class Steps:
         scheduler = self._scheduler
         if scheduler.streams and (updates := scheduler.held_back(plan)):
             self._send(updates)
-        self._begin(plan)
         before = time.perf_counter()
         try:
             result = self._executor.run(plan)
@@ -193,11 +196,6 @@ class Steps:
 
     # ------------------------------------------------------------ parts of a step
 
-    def _begin(self, plan: StepPlan) -> None:
-        self._forecasts[plan.step % 2] = plan.forecast
-        if self._record is not None:
-            self._record.begin(plan.step, plan.rids, plan.context_len)
-
     def _over(self, plan: StepPlan) -> None:
         """Record that a step is no longer in flight."""
         self.count += 1
@@ -209,7 +207,6 @@ class Steps:
         if plan is None:
             return None, None
         before = time.perf_counter()
-        self._begin(plan)
         try:
             return self._executor.launch(plan), None
         except Exception as error:
@@ -303,72 +300,6 @@ class Resuming:
         return self._taken - begun
 
 
-# Mask filler --------------------------------------------------------------------------------------
-
-
-class MaskFiller:
-    """A `scheduler.masks.MaskFiller` on threads; slow matchers release the GIL.
-
-    The thread that waits for masks fills some itself, so a worker that is scheduled late delays
-    nothing.
-    """
-
-    def __init__(self, threads: int) -> None:
-        """Raises ValueError for fewer than one thread."""
-        if threads < 1:
-            raise ValueError(f"mask_threads must be at least 1, not {threads}")
-        self._work: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"masks-{i}", daemon=True)
-            for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
-        batch = _Batch(jobs)
-        for _ in range(min(len(jobs), len(self._threads))):
-            self._work.put(batch)
-        return batch.wait
-
-    def close(self) -> None:
-        """End the threads after all started jobs."""
-        for _ in self._threads:
-            self._work.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while (batch := self._work.get()) is not None:
-            batch.work()
-
-
-class _Batch:
-    """The jobs of one step."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._open = len(jobs)
-        self._todo = deque(jobs)
-        self._done: SimpleQueue[Job] = SimpleQueue()
-
-    def work(self) -> None:
-        """Run jobs until every job was begun."""
-        while True:
-            try:
-                job = self._todo.popleft()
-            except IndexError:
-                return
-            job.run()
-            self._done.put(job)
-
-    def wait(self) -> None:
-        """Wait until all jobs are done."""
-        self.work()
-        while self._open:
-            self._done.get()
-            self._open -= 1
-
-
 # Garbage ------------------------------------------------------------------------------------------
 
 
@@ -412,10 +343,42 @@ def collect() -> bool:
     return True
 
 
-# Loop ---------------------------------------------------------------------------------------------
+# Pipes --------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
+
+
+class Pipes:
+    """The engine's ends of the pipes between server and engine."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], inbox: str, outbox: str) -> None:
+        self._inbox = connect(context, zmq.PULL, inbox)
+        self._outbox = connect(context, zmq.PUSH, outbox)
+
+    def receive(self, timeout_ms: int) -> list[ToEngine]:
+        """The messages that have come; waits at most so long for the first."""
+        received: list[ToEngine] = []
+        while self._inbox.poll(0 if received else timeout_ms):
+            try:
+                received.extend(decode_to_engine(self._inbox.recv()))
+            except msgspec.DecodeError:
+                log.exception("a message from the gateway could not be read")
+        return received
+
+    def send(self, said: list[FromEngine]) -> None:
+        self._outbox.send(encode(said))
+
+
+def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.connect(address)
+    return socket
+
+
+# Loop ---------------------------------------------------------------------------------------------
+
 
 IDLE_SECONDS = 1.0
 """Seconds an idle loop sleeps before its next turn."""
@@ -482,9 +445,9 @@ class EngineLoop:
         # With work to do, only look; without, sleep until a message comes.
         tiering = self._scheduler.kv.tiering
         compiling, resuming = self._compiling, self._resuming
-        idle = self._paused or not (
-            self._scheduler.has_work or (tiering.active and tiering.handing.busy)
-        )
+        scheduler = self._scheduler
+        busy = scheduler.by_rid or scheduler.has_work
+        idle = self._paused or not (busy or (tiering.active and tiering.handing.busy))
         if idle and compiling.by_rid:
             compiling.wait(COMPILING_SECONDS)
             idle = False

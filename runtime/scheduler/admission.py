@@ -4,24 +4,27 @@
                                 ^                         |
                                 +-- preempt, rollback ----+
 
-Sections: running set, prefill, limits.
+Sections: running set, budget of a step, prefill, limits.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import msgspec
 
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.contracts.messages import EngineRequest
-from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder, depth_first
+from rootlace.runtime.contracts.plan import StepCost
+from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
-from rootlace.runtime.scheduler.pacing import PromptPace, StepBudget
+from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace
 from rootlace.runtime.scheduler.queue import WaitingQueue, first_victim
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
 from rootlace.wire.errors import (
@@ -31,6 +34,8 @@ from rootlace.wire.errors import (
 )
 from rootlace.wire.protocol import CacheReport
 
+BY_ORDER = attrgetter("order")
+
 
 @dataclass(frozen=True)
 class Headroom:
@@ -39,10 +44,6 @@ class Headroom:
     least: float = 8.0
     most: float = 4096.0
     decay: float = 0.998
-
-
-def by_order(sequence: RequestState) -> int:
-    return sequence.order
 
 
 class RunningSet:
@@ -68,7 +69,7 @@ class RunningSet:
         self.prefilling = False
         """Whether a running sequence still had prompt to compute at the last `secure`."""
         self.ordered: DepthFirst | None = None
-        """The result of `depth_first`, until the order may have changed."""
+        """The running sequences in depth-first order; None once the order may have changed."""
         self._admissions = 0
 
     # ------------------------------------------------------------ coming and going
@@ -82,26 +83,22 @@ class RunningSet:
         else:
             self.preempted.remove(sequence)
         self._kv.attach(sequence)
-        insort(self.sequences, sequence, key=by_order)
+        insort(self.sequences, sequence, key=BY_ORDER)
         self.ordered = None
 
     def remove(self, sequence: RequestState) -> None:
         """End `sequence`, running or preempted; its computed tokens stay cached."""
         if sequence in self.preempted:
             self.preempted.remove(sequence)
-        else:
-            self.leave(sequence)
-
-    def leave(self, sequence: RequestState) -> None:
-        """Stop running `sequence`; its computed tokens stay cached."""
+            return
         self.sequences.remove(sequence)
         self._kv.release(sequence)
         self.ordered = None
 
     def preempt(self, sequence: RequestState) -> None:
         """Release the blocks of `sequence` and queue it before any new request."""
-        self.leave(sequence)
-        insort(self.preempted, sequence, key=by_order)
+        self.remove(sequence)
+        insort(self.preempted, sequence, key=BY_ORDER)
         self.preemptions += 1
         self.reserve = min(2 * self.reserve, self.headroom.most)
 
@@ -112,8 +109,8 @@ class RunningSet:
         room = alone in self.sequences or self.fits(alone, self.promises())
         for sequence in others:
             if not (room and sequence.decoding and len(others) < max_rows):
-                self.leave(sequence)
-                insort(self.preempted, sequence, key=by_order)
+                self.remove(sequence)
+                insort(self.preempted, sequence, key=BY_ORDER)
 
     def jumped(self, sequence: RequestState) -> None:
         """Compute appended tokens of a decoding sequence as a chunk.
@@ -134,7 +131,7 @@ class RunningSet:
         """
         self.remove(sequence)
         sequence.shorten(length)
-        insort(self.preempted, sequence, key=by_order)
+        insort(self.preempted, sequence, key=BY_ORDER)
 
     def forget(self, sequence: RequestState) -> None:
         """End `sequence` after all KV was lost."""
@@ -144,18 +141,9 @@ class RunningSet:
         """Make every running sequence compute its tokens again after all KV was lost."""
         for sequence in self.sequences:
             sequence.forget_kv()
-            insort(self.preempted, sequence, key=by_order)
+            insort(self.preempted, sequence, key=BY_ORDER)
         self.sequences = []
         self.ordered = None
-
-    # ------------------------------------------------------------ order
-
-    def depth_first(self) -> DepthFirst:
-        """The running sequences in depth-first order; a new object whenever the order may have
-        changed."""
-        if self.ordered is None:
-            self.ordered = depth_first(self.sequences)
-        return self.ordered
 
     # ------------------------------------------------------------ blocks
 
@@ -233,6 +221,104 @@ class RunningSet:
         return self._kv.cost(sequence, self._ahead(sequence))
 
 
+# Budget of a step ---------------------------------------------------------------------------------
+
+
+_LEAST_CHUNK = 32
+"""Tokens that a step computes of a prompt, whatever they cost. To read the weights once takes as
+long as to compute some 5 tokens on a CPU, so a large model spends little of its time on that."""
+_FIRST_CHUNK = 64
+"""Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
+largest lately, so that no forecast goes far beyond what it follows from."""
+_LENGTH = attrgetter("length")
+LEAST = 0.25
+"""Share of a step's bound that prompts have beside any decode rows."""
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
+
+    `cost` None: the tokens alone are bounded.
+    """
+
+    tokens: int
+    seconds: float = math.inf
+    cost: StepCost | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether another token fits."""
+        return self.tokens > 0 and self.seconds > 0
+
+    @classmethod
+    def of(
+        cls, tokens: int, limit: float, measured: MeasuredCost, rows: list[RequestState]
+    ) -> StepBudget:
+        """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
+
+        A quarter of the limit at least, so that prompts go on. And as much as a step costs that
+        computes nothing, within the limit: steps of one size do not tell the two apart.
+        """
+        if not limit:
+            return cls(tokens)
+        tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
+        cost = measured.cost
+        if not measured.steps:
+            return cls(tokens, cost=cost)
+        lengths = sum(map(_LENGTH, rows))
+        decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
+        seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
+        return cls(tokens, seconds, cost)
+
+    def split(self, parts: int) -> StepBudget:
+        """Take one of `parts` equal parts out, of at least one token."""
+        part = replace(self, tokens=-(-self.tokens // parts), seconds=self.seconds / parts)
+        self.tokens -= part.tokens
+        self.seconds -= part.seconds if math.isfinite(part.seconds) else 0.0
+        return part
+
+    def give_back(self, part: StepBudget) -> None:
+        """Add what is left of a part."""
+        self.tokens += part.tokens
+        if math.isfinite(part.seconds):
+            self.seconds += part.seconds
+
+    def room(self, sequence: RequestState, start: int) -> int:
+        """Tokens of `sequence` from `start` on that fit."""
+        cost = self.cost
+        if cost is None or math.isinf(self.seconds):
+            return self.tokens
+        least = min(_LEAST_CHUNK, self.tokens)
+        count = _within(self.seconds, cost.prefill + cost.pair * start, cost.pair)
+        # Tokens before the first scored one cost less.
+        plain = max(sequence.score_next - 1 - start, 0)
+        if count > plain and sequence.score_next < sequence.score_stop:
+            left = self.seconds - self._price(start, plain, 0)
+            each = cost.prefill + cost.score + cost.pair * (start + plain)
+            count = plain + _within(left, each, cost.pair)
+        return int(max(min(count, self.tokens), least))
+
+    def spend(self, start: int, count: int, scored: int) -> None:
+        """Note a chunk of `count` tokens from `start` on, `scored` of which get scores."""
+        self.tokens -= count
+        if self.cost is not None:
+            self.seconds = max(self.seconds - self._price(start, count, scored), 0.0)
+
+    def _price(self, start: int, count: int, scored: int) -> float:
+        cost = self.cost
+        assert cost is not None
+        pairs = count * (start + count / 2)
+        return cost.prefill * count + cost.pair * pairs + cost.score * scored
+
+
+def _within(seconds: float, each: float, pair: float) -> float:
+    """Tokens that fit into `seconds`: the first costs `each`, and every one `pair` more."""
+    if pair > 0:
+        return (math.sqrt(each * each + 2 * pair * max(seconds, 0.0)) - each) / pair
+    return seconds / each if each > 0 else math.inf
+
+
 # Prefill ------------------------------------------------------------------------------------------
 
 
@@ -292,7 +378,9 @@ class Prefill:
     ) -> None:
         """Add chunks within `budget`; if `alone` is given, admit no other sequence."""
         running = self._running
-        begun = [one for one in running.sequences if not one.decoding]
+        begun: list[RequestState] = []
+        if running.prefilling:
+            begun = [one for one in running.sequences if not one.decoding]
         if alone is not None:
             begun = [one for one in begun if one is alone]
         may_admit = running.preempted or self._waiting.count
@@ -300,7 +388,7 @@ class Prefill:
             self._go_on(begun, budget, builder)
             return
         if not begun or budget.cost is None:
-            if self._go_on(begun, budget, builder):
+            if not begun or self._go_on(begun, budget, builder):
                 self._admit(builder, budget, alone, [])
             return
         long = [
@@ -343,7 +431,8 @@ class Prefill:
         Later ones are admitted while others are deferred: sequences whose blocks are being read,
         with their room reserved, and those of which `_waits` says so.
         """
-        self._waiting.refresh()
+        if self._waiting.count > 1:
+            self._waiting.refresh()
         deferred: list[RequestState] = []
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
@@ -427,8 +516,9 @@ class Prefill:
                 self.pin(sequence)
                 self._complete(sequence)
             return True
+        within = budget.room(sequence, sequence.computed)
         room = self._kv.room(sequence)
-        count = min(wanted, budget.room(sequence, sequence.computed), room)
+        count = min(wanted, within, room)
         if count <= 0:
             return False
         if not sequence.pinned and not self._may_pin(sequence, count):
@@ -443,7 +533,6 @@ class Prefill:
         pool = sequence.pool
         pooled = (0, 0) if pool is None else pool.plan(sequence.computed, end)
         builder.add_chunk(sequence, count, complete=complete, scores=scores, pooled=pooled)
-        budget.spend(sequence.computed, count, max(scores[1] - scores[0], 0))
         sequence.score_next = max(scores)
         sequence.computed = end
         sequence.decoding = complete
@@ -458,6 +547,7 @@ class Prefill:
             self._running.ordered = None
             sequence.count_prompt(cached=False)
         self._count.computed_tokens += count
+        budget.spend(end - count, count, max(scores[1] - scores[0], 0))
         return complete or count < room
 
     def pin(self, sequence: RequestState) -> None:

@@ -262,25 +262,27 @@ class _Origin:
 
 
 class PlanBuilder:
-    """One step under construction.
+    """The step under construction; one after another.
 
     The builder knows which rows of which block this step writes. So a block shared within the step
     gets each row from the place of the row when copies run (see "Same-step sharing").
     """
 
-    def __init__(
-        self, step: int, pool: BlockPool, *, feeding: bool = True, adapters: bool = True
-    ) -> None:
-        """`feeding`: a step in flight may supply tokens. `adapters`: rows may have adapters."""
-        self.step = step
-        self._feeding = feeding
-        self._have_adapters = adapters
-        self.decoding: list[RequestState] = []
-        """Sequences with one next token, known or pending; the table has the slot."""
-        self.chunks: list[_Chunk] = []
-        self._complete: list[RequestState] = []
+    def __init__(self, pool: BlockPool, sample_rows: SampleRows, *, adapters: bool = True) -> None:
+        """`adapters`: rows may have adapters."""
         self._pool = pool
         self._block_size = pool.block_size
+        self._have_adapters = adapters
+        self._sample_rows = sample_rows
+        self._decode_rows = DecodeRows(pool.block_size)
+        self.decoding: list[RequestState] = []
+        """Sequences with one next token, known or pending; the table has the slot."""
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget all of a step but `decoding`."""
+        self.chunks: list[_Chunk] = []
+        self._complete: list[RequestState] = []
         self._flat = 0
         self._copies: list[tuple[int, int, int]] = []
         self._duplicates: list[tuple[np.ndarray, np.ndarray]] = []
@@ -381,21 +383,20 @@ class PlanBuilder:
 
     # ------------------------------------------------------------ layout
 
-    def build(
-        self, order: DepthFirst, decode_rows: DecodeRows, sample_rows: SampleRows, version: int
-    ) -> InFlightStep:
-        """Lay the rows out in `order`, which has every row's sequence.
+    def build(self, step: int, order: DepthFirst, version: int, *, feeding: bool) -> InFlightStep:
+        """Lay the rows out in `order`, which has every row's sequence, and begin another step.
 
-        `version`: see `DecodeRows.lay_out`.
+        `version`: see `DecodeRows.lay_out`. `feeding`: a step in flight may supply tokens.
         """
-        decode = decode_rows.lay_out(self.decoding, order, version)
+        decode = self._decode_rows.lay_out(self.decoding, order, version)
         if self.chunks:
-            flight = self._mixed(order, decode, sample_rows)
+            flight = self._mixed(step, order, decode, feeding)
         else:
             sequences = decode.sequences
-            samples, wait_for_masks = plain_samples(list(enumerate(sequences)), sample_rows)
+            rows = list(enumerate(sequences))
+            samples, wait_for_masks = plain_samples(rows, self._sample_rows)
             plan = StepPlan(
-                step=self.step,
+                step=step,
                 token_ids=decode.token_ids,
                 positions=decode.positions,
                 slots=decode.slots,
@@ -407,22 +408,20 @@ class PlanBuilder:
                 duplicate_slots=_NONE,
                 samples=samples,
                 wait_for_masks=wait_for_masks,
-                feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
+                feeds=_feeds(sequences, range(len(sequences))) if feeding else _NO_FEEDS,
                 adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
                 common_blocks=decode.common_blocks,
                 rids=decode.rids,
             )
             sampled = list(zip(sequences, map(_EPOCH, sequences), strict=True))
             flight = InFlightStep(plan, sequences, sampled, [], [])
-        for blocks in self._guards:  # held while planning
-            self._pool.drop(blocks, pinned=True)
         for at, (sequence, _) in enumerate(flight.sampled):
             sequence.pending += 1
             sequence.sampled_at = at
         return flight
 
     def _mixed(
-        self, order: DepthFirst, decode: DecodeLayout, sample_rows: SampleRows
+        self, step: int, order: DepthFirst, decode: DecodeLayout, feeding: bool
     ) -> InFlightStep:
         size, chunks = self._block_size, self.chunks
         members = set(decode.sequences)
@@ -485,8 +484,8 @@ class PlanBuilder:
                 flat, states = at + chunk.pool_start - start, chunk.pool_stop - chunk.pool_start
                 pooled.append(PooledRow(flat, states, sequence.pool.labels))
                 pooling.append((sequence, chunk.pool_start))
-        rows = sorted(sampling)
-        sampled = [sequences[row] for row in rows]
+        rows, sample_rows = sorted(sampling), self._sample_rows
+        sampled = list(map(sequences.__getitem__, rows))
         pairs = list(zip(rows, sampled, strict=True))
         samples, wait_for_masks = plain_samples(pairs, sample_rows)
         for chunk in chunks:
@@ -504,7 +503,7 @@ class PlanBuilder:
             duplicate_tokens = remap[np.concatenate(written)].astype(np.int32)
             duplicate_slots = np.concatenate(targets)
         plan = StepPlan(
-            step=self.step,
+            step=step,
             token_ids=token_ids,
             positions=positions,
             slots=slots,
@@ -518,12 +517,12 @@ class PlanBuilder:
             wait_for_masks=wait_for_masks,
             prompt_scores=scores,
             pooled=pooled,
-            feeds=_feeds(decode.sequences, flats.tolist()) if self._feeding else _NO_FEEDS,
+            feeds=_feeds(decode.sequences, flats.tolist()) if feeding else _NO_FEEDS,
             adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
             common_blocks=np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size,
             rids=np.fromiter(map(_RID, sequences), np.int64, len(sequences)),
         )
-        return InFlightStep(
+        flight = InFlightStep(
             plan=plan,
             rows=sequences,
             sampled=list(zip(sampled, map(_EPOCH, sampled), strict=True)),
@@ -531,6 +530,10 @@ class PlanBuilder:
             complete=self._complete,
             pooled=pooling,
         )
+        for blocks in self._guards:  # held while planning
+            self._pool.drop(blocks, pinned=True)
+        self._clear()
+        return flight
 
     def _adapters(self, sequences: list[RequestState]) -> np.ndarray:
         """Adapter index of each row."""
@@ -554,10 +557,10 @@ def plain_samples(
     """`SampleRows.start`, with the rows of most steps made here."""
     samples: list[SampleRow] = []
     for index, s in rows:
-        if s.pending or not s.plain:
+        if s.pending or s.outputs < s.params.min_tokens:
             return sample_rows.start(rows)
         mask, matcher = None, s.matcher
-        if matcher is not None and (sample_rows.automata or (mask := matcher.ready) is None):
+        if matcher is not None and (sample_rows.automata or (mask := matcher.place.mask) is None):
             return sample_rows.start(rows)
         samples.append(
             SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len, mask, simple=s.simple)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -25,7 +26,7 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.scheduler.admission import RunningSet
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.levels import Level
-from rootlace.runtime.scheduler.pacing import PromptPace, TickTimes
+from rootlace.runtime.scheduler.pacing import PromptPace
 from rootlace.runtime.scheduler.request import OneRequest, RequestState
 from rootlace.wire.protocol import CacheReport, Scope
 
@@ -133,6 +134,29 @@ def _name(node: Node) -> tuple[str, str]:
 
 
 # Cache view ---------------------------------------------------------------------------------------
+
+
+class TickTimes:
+    """The time of each tick, to a second, for the last hour of use."""
+
+    def __init__(self) -> None:
+        self._ticks: deque[int] = deque(maxlen=3600)
+        self._times: deque[float] = deque(maxlen=3600)
+        self.due = 0.0
+        """The time before which `note` does nothing."""
+
+    def note(self, tick: int, now: float) -> None:
+        if now >= self.due:
+            self.due = now + 1.0
+            self._ticks.append(tick)
+            self._times.append(now)
+
+    def seconds_since(self, tick: int, now: float) -> float:
+        """Upper bound on the seconds since `tick`: older ticks count as the first known one."""
+        if not self._times:
+            return 0.0
+        at = bisect_right(self._ticks, tick) - 1
+        return max(now - self._times[max(at, 0)], 0.0)
 
 
 class CacheView:

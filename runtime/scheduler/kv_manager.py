@@ -110,7 +110,7 @@ class Retention:
     def released(self, sequence: RequestState) -> None:
         """Start the time to live, if any, of the tokens that the sequence added to the tree."""
         cache = sequence.request.handling.cache
-        if cache.ttl is not None and not cache.pin:
+        if cache.ttl is not None and not cache.pin:  # with a pin, `ttl` is the pin's time
             known = sequence.tokens[: sequence.tree_len]
             self._expiry.keep(sequence.namespace, known, sequence.found, cache.ttl)
             self.due = min(self.due, self._expiry.next_end)
@@ -319,10 +319,13 @@ class KVStore:
         gained = node.end - sequence.tree_len
         if not gained:
             return 0
-        self.pool.drop(self._held(sequence), pinned=True)  # the partial block about to be continued
+        if sequence.table_len * self.block_size > sequence.tree_len:
+            # The partial block about to be continued.
+            self.pool.drop(self._held(sequence), pinned=True)
         self.version += 1
         whole = node.end // self.block_size
-        sequence.reserve_table(whole)
+        if whole > len(sequence.table):
+            sequence.reserve_table(whole)
         node.fill_table(sequence.table, whole, self.block_size, sequence.tree_len)
         sequence.table_len = whole
         sequence.node = node
@@ -331,7 +334,8 @@ class KVStore:
 
     def room(self, sequence: RequestState) -> int:
         """Further tokens the sequence can have at most, with all available blocks."""
-        blocks = sequence.table_len + self._can_adopt(sequence) + self.pool.available
+        pool = self.pool
+        blocks = sequence.table_len + self._can_adopt(sequence) + pool.free + pool.evictable
         return blocks * self.block_size - sequence.computed
 
     def grow(self, sequence: RequestState, count: int, builder: PlanBuilder) -> None:
@@ -349,11 +353,12 @@ class KVStore:
             self.pool.retain(tail, pinned=True)
             sequence.extend_table(tail)
             partial = False
-        needed = self.blocks_for(sequence.computed + count) - sequence.table_len
+        needed = -(-(sequence.computed + count) // self.block_size) - sequence.table_len
         if needed <= 0:
             return
         self.version += 1
-        self.make_room(needed, sequence)
+        if self.pool.free < needed:
+            self.make_room(needed, sequence)
         blocks = self.pool.allocate(needed)
         self.tiering.fetching.restored[blocks] = False
         sequence.extend_table(blocks)
@@ -416,10 +421,12 @@ class KVStore:
         if sequence.detached and self.enabled:
             sequence.node = self.tree.enter(sequence.namespace)
         self.store(sequence)
-        self.pool.drop(self._held(sequence), pinned=True)
+        held = sequence.table[sequence.tree_len // self.block_size : sequence.table_len]
+        self.pool.drop(held, pinned=True)
         if sequence.node is not None:
             self.tree.leave(sequence.node, sequence.program)
-            self.retention.released(sequence)
+            if sequence.request.handling.cache.ttl is not None:
+                self.retention.released(sequence)
         sequence.forget_kv()
 
     def isolate(self, sequence: RequestState) -> None:

@@ -6,9 +6,12 @@ Sections: mask jobs, masks, sample rows.
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Protocol
 from weakref import WeakSet
 
@@ -174,6 +177,69 @@ class InlineFiller:
         for job in jobs:
             job.run()
         return None
+
+
+class MaskThreads:
+    """Fills masks on threads; slow matchers release the GIL.
+
+    The thread that waits for masks fills some itself, so a worker that is scheduled late delays
+    nothing.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """Raises ValueError for fewer than one thread."""
+        if threads < 1:
+            raise ValueError(f"mask_threads must be at least 1, not {threads}")
+        self._work: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"masks-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
+        batch = _Batch(jobs)
+        for _ in range(min(len(jobs), len(self._threads))):
+            self._work.put(batch)
+        return batch.wait
+
+    def close(self) -> None:
+        """End the threads after all started jobs."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._work.get()) is not None:
+            batch.work()
+
+
+class _Batch:
+    """The jobs of one step."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._open = len(jobs)
+        self._todo = deque(jobs)
+        self._done: SimpleQueue[Job] = SimpleQueue()
+
+    def work(self) -> None:
+        """Run jobs until every job was begun."""
+        while True:
+            try:
+                job = self._todo.popleft()
+            except IndexError:
+                return
+            job.run()
+            self._done.put(job)
+
+    def wait(self) -> None:
+        """Wait until all jobs are done."""
+        self.work()
+        while self._open:
+            self._done.get()
+            self._open -= 1
 
 
 class StepMasks:
@@ -447,7 +513,7 @@ class SampleRows:
                 constraints[sequence] = state
             elif ahead:
                 continue
-            elif (ready := matcher.ready) is not None:
+            elif (ready := matcher.place.mask) is not None:
                 constraints[sequence] = ready
             else:
                 masked[sequence] = matcher

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.scheduler.request import Ending, InFlightStep, RequestState
@@ -256,10 +257,11 @@ class TokenIntake:
 
         Raises the constraint's error.
         """
-        if sequence.ending is not None or not sequence.jumps:
+        matcher = sequence.matcher
+        if sequence.ending is not None or not sequence.jumps or matcher is None:
             return
         try:
-            verdict = self._jump(sequence)
+            verdict = self._jump(sequence, matcher)
         except BaseException as error:  # a panic in a compiled library is no Exception
             verdict = _failed(sequence, error)
         if isinstance(verdict, Rollback):
@@ -269,36 +271,16 @@ class TokenIntake:
         else:
             sequence.ending = verdict
 
-    def try_take_fast(self, sequence: RequestState, token: int, scores: TokenScores | None) -> bool:
-        """`take` for the common case, called once per row and step.
-
-        Only for a `plain` sequence. Returns False, with nothing done, if the token may end the
-        sequence or the constraint needs a closer look: call `take` then.
-        """
-        if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
-            return False
-        matcher = sequence.matcher
-        if matcher is not None:
-            try:
-                if not matcher.try_advance_fast(token, sequence.jumps):
-                    return False
-            except BaseException:  # `take` meets the same exception again
-                return False
-        sequence.pending -= 1
-        length = sequence.length
-        if length == len(sequence.tokens):
-            sequence.append(token)
-        else:
-            sequence.tokens[length] = token
-            sequence.last = token
-            sequence.length = length + 1
-            sequence.outputs += 1
-        if scores is not None:
-            sequence.output_scores.append(scores)
-        return True
-
-    def take(self, sequence: RequestState, token: int, scores: TokenScores | None) -> Verdict:
-        """Append `token`, whose log-probabilities are `scores`, and the tokens forced behind it.
+    def take(
+        self,
+        sequence: RequestState,
+        token: int,
+        scores: TokenScores | None = None,
+        *,
+        forced: bool = False,
+    ) -> Verdict:
+        """Append `token`, whose log-probabilities are `scores`, and, unless it was `forced`, the
+        tokens forced behind it.
 
         A token of -1 (see `StepResult`) ends the request with an error that names the reason.
         """
@@ -307,36 +289,37 @@ class TokenIntake:
         if token < 0:
             return _nothing(sequence)
         matcher, length = sequence.matcher, sequence.length
+        stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
         try:
-            verdict = self._append(sequence, token)
-            if scores is not None and sequence.length > length:
+            if matcher is not None:
+                stops = stops and not matcher.ignores(token)
+                # A checked constraint must see the end of the text, too.
+                if (not stops or sequence.held) and not matcher.advance(token):
+                    return self._refused(sequence, token)
+            if length == len(sequence.tokens):
+                sequence.reserve_tokens(1)
+            sequence.tokens[length] = token
+            sequence.last = token
+            sequence.length = length + 1
+            sequence.outputs += 1
+            if scores is not None:
                 sequence.output_scores.append(scores)
-            return verdict if verdict is not None or matcher is None else self._jump(sequence)
-        except BaseException as error:
+            if stops:
+                return Ending("stop", token)
+            if matcher is not None and not matcher.place.unfinished:
+                if matcher.is_finished():
+                    return Ending("stop")
+                if matcher.free:
+                    sequence.matcher = matcher = None
+            if length + 1 >= sequence.full:
+                return Ending("length")
+            if forced or matcher is None or not sequence.jumps or matcher.place.unforced:
+                return None
+            return self._jump(sequence, matcher)
+        except BaseException as error:  # a panic in a compiled library is no Exception
             if matcher is None:
                 raise
             return _failed(sequence, error)
-
-    def _append(self, sequence: RequestState, token: int) -> Verdict:
-        """Append `token` unless the constraint refuses it."""
-        matcher = sequence.matcher
-        stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
-        if matcher is not None:
-            stops = stops and not matcher.ignores(token)
-            # A checked constraint must see the end of the text, too.
-            if (not stops or sequence.held) and not matcher.advance(token):
-                return self._refused(sequence, token)
-        sequence.append(token)
-        if stops:
-            return Ending("stop", token)
-        if matcher is not None:
-            if matcher.is_finished():
-                return Ending("stop")
-            if matcher.free:
-                sequence.matcher = None
-        if sequence.length >= sequence.full:
-            return Ending("length")
-        return None
 
     def _refused(self, sequence: RequestState, token: int) -> Verdict:
         matcher = sequence.matcher
@@ -352,47 +335,26 @@ class TokenIntake:
         self.rollbacks += 1
         return Rollback(sequence.length - undone)
 
-    def _jump(self, sequence: RequestState) -> Verdict:
-        matcher = sequence.matcher
-        if matcher is None or not sequence.jumps:
-            return None
-        start = sequence.length
+    def _jump(self, sequence: RequestState, matcher: Matcher) -> Verdict:
+        """Append the tokens that are forced now, until one may be sampled again."""
+        start, early = sequence.length, sequence.params.min_tokens
         verdict: Verdict = None
-        while verdict is None and (tokens := matcher.forced_tokens()):
-            verdict, done = self._take_forced(sequence, tokens)
-            if done:
-                break
-        if sequence.length > start:
-            count = sequence.length - start
+        banned = False
+        while not (verdict or banned or matcher.place.unforced) and (
+            tokens := matcher.forced_tokens()
+        ):
+            for token in tokens:
+                banned = token in sequence.stops and sequence.outputs < early
+                if banned or (verdict := self.take(sequence, token, forced=True)) is not None:
+                    break
+        count = sequence.length - start
+        if count > 0:
             sequence.forced.extend(range(start, sequence.length))
             if sequence.params.logprobs:
                 sequence.want_scores(start)
             self.forced_tokens += count
             self.jumps += 1
         return verdict
-
-    def _take_forced(self, sequence: RequestState, tokens: list[int]) -> tuple[Verdict, bool]:
-        """Append `tokens`; the flag says whether to stop here and sample next."""
-        early = sequence.request.params.min_tokens
-        matcher = sequence.matcher
-        if sequence.plain and matcher is not None:
-            # The common case: tokens that neither stop nor complete the request.
-            room = sequence.full - sequence.length - 1
-            count = 0
-            for token in tokens[: max(room, 0)]:
-                if token in sequence.stops or not matcher.try_advance_fast(token, False):
-                    break
-                count += 1
-            if count:
-                sequence.extend(tokens[:count])
-                tokens = tokens[count:]
-        for token in tokens:
-            if token in sequence.stops and sequence.outputs < early:
-                return None, True
-            verdict = self._append(sequence, token)
-            if verdict is not None:
-                return verdict, True
-        return None, False
 
 
 def _failed(sequence: RequestState, error: BaseException) -> Ending:

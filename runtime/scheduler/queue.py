@@ -494,9 +494,8 @@ class WaitingQueue:
         return self._queues[priority, tuple(place)]
 
     def refresh(self) -> None:
-        """Renew some estimates; call once per step with room for more requests."""
-        if self.count > 1:
-            self._next(self._by_turn()[0]).refresh()
+        """Renew some estimates; call once per step with room for more of several requests."""
+        self._next(self._by_turn()[0]).refresh()
 
     def computed(self, sequence: RequestState) -> None:
         """Update estimates after all tokens of `sequence` entered the tree, or will this step."""
@@ -534,7 +533,7 @@ class WaitingQueue:
 
     def ended(self, sequence: RequestState) -> None:
         """Charge the outputs of an ended `sequence` to its client."""
-        if self._queues and sequence.outputs:
+        if sequence.outputs:
             for turns, name in self._path(sequence.place):
                 turns.charge_late(name, COMPUTED * sequence.outputs)
 

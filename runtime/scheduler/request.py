@@ -194,13 +194,13 @@ class RequestState:
         self.stops = frozenset(params.stop_token_ids)
         self.matcher = matcher
         self.jumps = matcher is not None and jumps
-        self.held = matcher is not None and matcher.can_rollback()
+        self.held = matcher is not None and matcher.can_rollback
         """Whether the constraint may roll outputs back; the outputs are then emitted at the end."""
         self.ending: Ending | None = None
         """Set when nothing more is sampled, though tokens are still to be computed."""
         if outputs >= self.max_tokens:
             self.ending = Ending("length")
-        elif matcher is not None and matcher.is_finished():
+        elif matcher is not None and not matcher.place.unfinished and matcher.is_finished():
             self.ending = Ending("stop")
 
         # A resumed request emitted its prompt's scores before.
@@ -258,9 +258,7 @@ class RequestState:
             params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
         )
         """Whether sampling takes the best allowed token."""
-        self.plain = not (params.min_tokens or self.held)
-        """Whether no stop is banned and no rollback is possible: see `try_take_fast`."""
-        self.table = np.empty(0, np.int32)
+        self.table = np.empty(8, np.int32)
         self.forget_kv()
 
     def lose_pin(self) -> None:
@@ -293,7 +291,7 @@ class RequestState:
 
     def fail(self, fault: BaseException) -> None:
         """End the sequence with its next token, as the constraint's state is unknown."""
-        self.fault, self.matcher, self.plain = fault, None, False
+        self.fault, self.matcher = fault, None
 
     def admitted(self) -> None:
         """Follow texts from the first admission on; waiting requests follow none."""
@@ -315,38 +313,23 @@ class RequestState:
     def begin_draft(self, tokens: list[int], cost: float, source: int) -> None:
         """Draft `tokens` behind the known tokens, to be computed in the next step."""
         end = self.length + len(tokens)
-        if end > len(self.tokens):
-            self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
+        self.reserve_tokens(len(tokens))
         self.tokens[self.length : end] = tokens
         self.draft = Draft(tokens, self.length, self.length, len(tokens), cost, source)
         self.stands_by = True
 
-    def append(self, token: int) -> None:
-        """Append one token, in amortised O(1)."""
-        if self.length == len(self.tokens):
+    def reserve_tokens(self, count: int) -> None:
+        """Make room for `count` tokens behind the known ones, in amortised O(count)."""
+        if self.length + count > len(self.tokens):
             # Plans in flight keep views of the old buffer.
-            self.tokens = np.concatenate((self.tokens, np.empty(self.length, np.int32)))
-        self.tokens[self.length] = token
-        self.last = token
-        self.length += 1
-        self.outputs += 1
-
-    def extend(self, tokens: list[int]) -> None:
-        """Append at least one token."""
-        end = self.length + len(tokens)
-        if end > len(self.tokens):
-            self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
-        self.tokens[self.length : end] = tokens
-        self.last = tokens[-1]
-        self.outputs += len(tokens)
-        self.length = end
+            more = np.empty(max(self.length, count), np.int32)
+            self.tokens = np.concatenate((self.tokens, more))
 
     def reserve_table(self, count: int) -> None:
-        """Make `table` at least `count` long."""
-        if count > len(self.table):
-            grown = np.zeros(max(count, 2 * len(self.table), 8), np.int32)
-            grown[: self.table_len] = self.table[: self.table_len]
-            self.table = grown
+        """Make `table` at least `count` long, which is more than there is."""
+        grown = np.zeros(max(count, 2 * len(self.table)), np.int32)
+        grown[: self.table_len] = self.table[: self.table_len]
+        self.table = grown
 
     def add_block(self, block: int) -> None:
         """Append one block to the table."""
@@ -358,7 +341,8 @@ class RequestState:
 
     def extend_table(self, blocks: np.ndarray) -> None:
         end = self.table_len + len(blocks)
-        self.reserve_table(end)
+        if end > len(self.table):
+            self.reserve_table(end)
         self.table[self.table_len : end] = blocks
         self.table_len = end
 
@@ -372,7 +356,7 @@ class RequestState:
         self.forced = [at for at in self.forced if at < length]
         self.score_stop = min(self.score_stop, length)
         self.score_next = min(self.score_next, self.score_stop)
-        keep = min(self.score_next, length) if self.scores_missing else length
+        keep = min(self.score_next, length) if self.score_next < self.score_stop else length
         self._cut_scores(keep - self.emitted)
 
     def _cut_scores(self, count: int) -> None:
@@ -386,13 +370,9 @@ class RequestState:
 
     def want_scores(self, start: int) -> None:
         """Request scores of the tokens from `start` to the end as they are computed."""
-        if not self.scores_missing:
+        if self.score_next >= self.score_stop:
             self.score_next = start
         self.score_stop = self.length
-
-    @property
-    def scores_missing(self) -> bool:
-        return self.score_next < self.score_stop
 
     def take_scores(self, scores: TokenScores, stop: int) -> None:
         """Add the scores of the tokens up to `stop`, which follow the tokens scored before."""

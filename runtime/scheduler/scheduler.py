@@ -17,29 +17,29 @@ from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler import output
 from rootlace.runtime.scheduler.admission import (
+    BY_ORDER,
     Headroom,
     Limits,
     Prefill,
     RunningSet,
-    by_order,
+    StepBudget,
 )
-from rootlace.runtime.scheduler.batch import DecodeRows, PlanBuilder
+from rootlace.runtime.scheduler.batch import PlanBuilder, depth_first
 from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
-from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
-from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace, StepBudget
+from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake, Verdict
+from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace
 from rootlace.runtime.scheduler.queue import WaitingQueue
 from rootlace.runtime.scheduler.request import (
     Counters,
     Ending,
     InFlightStep,
     RequestState,
-    place_of,
 )
 from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
@@ -101,7 +101,6 @@ class Scheduler:
                 raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
         self.config = config
         self._checks = config.check_invariants
-        self._have_adapters = bool(adapters)
         self.pace = pace = PromptPace()
         self.cost = MeasuredCost(config.max_step_tokens)
         self._step_seconds = config.step_seconds or 0.0
@@ -118,10 +117,11 @@ class Scheduler:
         self.view = CacheView(self.kv, self._running, clock, pace)
         self._service = ServicePace()
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
-        self._decode_rows = DecodeRows(cache.block_size)
+        self._builder = PlanBuilder(self.kv.pool, self._sample_rows, adapters=bool(adapters))
         self._intake = TokenIntake()
-        self._by_rid: dict[int, RequestState] = {}
-        self.cache = CacheControl(self.kv, self._by_rid, self._check_if_asked)
+        self.by_rid: dict[int, RequestState] = {}
+        """All unfinished requests."""
+        self.cache = CacheControl(self.kv, self.by_rid, self._check_if_asked)
         self._updates: list[EngineOutput] = []
         self._flights: deque[InFlightStep] = deque()
         self._suspects = Suspects()
@@ -166,16 +166,13 @@ class Scheduler:
         ConstraintNotMet if a forced text fails its check. After an error nothing has changed.
         """
         try:
-            if request.rid in self._by_rid:
+            if request.rid in self.by_rid:
                 raise InvalidRequest(f"request id {request.rid} is in use")
             limits, retention = self._limits, self.kv.retention
             if retention.pins.blocks:
                 retention.expire()
                 limits = limits.beside(retention.pins.blocks * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
-            place = place_of(request)
-            if not request.resumed and self._waiting.crowds_out(place, self.config.max_waiting):
-                raise Overloaded(f"{self._waiting.count} requests are waiting already")
             sequence = RequestState(
                 request,
                 matcher,
@@ -185,6 +182,9 @@ class Scheduler:
                 max_length=limits.longest(request, self.kv.block_size),
                 adapter=limits.adapter(request) if request.adapter else -1,
             )
+            most = self.config.max_waiting
+            if not request.resumed and self._waiting.crowds_out(sequence.place, most):
+                raise Overloaded(f"{self._waiting.count} requests are waiting already")
             if not sequence.pinned:
                 retention.check_pin(sequence, self._longest())
             self._intake.begin(sequence)
@@ -196,7 +196,7 @@ class Scheduler:
         self._arrivals += 1
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len
-        self._by_rid[request.rid] = sequence
+        self.by_rid[request.rid] = sequence
         self.streams += request.emit_seconds > 0
         self._drafting.added(sequence)
         self._waiting.add(sequence)
@@ -208,7 +208,7 @@ class Scheduler:
     def abort(self, rid: int) -> EngineOutput | None:
         """End a request now, with the tokens not yet emitted; None if the id is unknown. Computed
         tokens stay cached."""
-        sequence = self._by_rid.get(rid)
+        sequence = self.by_rid.get(rid)
         if sequence is None:
             return None
         if sequence.order < 0:
@@ -225,7 +225,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether there is a request, an update or a step in flight."""
-        return bool(self._by_rid or self._updates or self._flights)
+        return bool(self.by_rid or self._updates or self._flights)
 
     def take_updates(self) -> list[EngineOutput]:
         """Updates that no `commit` has returned yet."""
@@ -261,17 +261,17 @@ class Scheduler:
             self.kv.retention.expire()
         if self.kv.tiering.active:
             self.kv.tiering.poll()
-        running = self._running
+        running, builder = self._running, self._builder
         others = self._waiting.count and running.sequences
         for sequence in self._waiting.late(now, self._duration) if others else ():
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
             update = EngineOutput(sequence.rid, finish="error", code=late.code, error=str(late))
             self._updates.append(self._end(sequence, update))
-        if not self._by_rid or (self._flights and self._suspects.queue):
+        if not self.by_rid or (self._flights and self._suspects.queue):
             return None
         # An attempt without rows evicted or preempted. The bound turns a mistake into an error
         # instead of a hang.
-        for _ in range(3 * len(self._by_rid) + 3):
+        for _ in range(3 * len(self.by_rid) + 3):
             alone = self._suspects.first() if self._suspects.queue else None
             cleared = False
             if alone is not None:
@@ -279,12 +279,6 @@ class Scheduler:
                 cleared = self._suspects.turn(alone, running.sequences)
             ready = running.secure(alone, others=cleared, may_preempt=not self._flights)
             if ready is not None:  # otherwise the step in flight may free the missing blocks
-                builder = PlanBuilder(
-                    self._count.steps,
-                    self.kv.pool,
-                    feeding=bool(self._flights),
-                    adapters=self._have_adapters,
-                )
                 budget = self.config.max_step_tokens - len(ready)
                 draft_budget = budget // 2  # the other half is for prefill
                 ready, left = self._drafting.plan(ready, builder, draft_budget)
@@ -306,8 +300,11 @@ class Scheduler:
             raise RuntimeError(f"no progress with {len(running.sequences)} running sequences")
         if self._flights:
             self._drafting.launched(running.sequences)
-        order = running.ordered or running.depth_first()
-        flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
+        if running.ordered is None:
+            running.ordered = depth_first(running.sequences)
+        flight = builder.build(
+            self._count.steps, running.ordered, self.kv.version, feeding=bool(self._flights)
+        )
         flight.begun = self._clock()
         flight.work, flight.plan.forecast = self.cost.forecast(flight.plan)
         if self.kv.tiering.active:
@@ -364,16 +361,16 @@ class Scheduler:
             if sequence.draft is not None and len(sample.token_ids) < sequence.length:
                 dropped += 1  # a forced token took the place
                 continue
-            if sequence.plain and intake.try_take_fast(sequence, token, scored):
-                if sequence.drafter is not None:
-                    self._drafting.settle(sequence)
-                if sequence.draft is not None:
-                    continue
+            length = sequence.length
+            verdict = intake.take(sequence, token, scored)
+            sequence.pending -= 1
+            update = None
+            if verdict is not None or sequence.length > length + 1:
+                update = self._turn(sequence, length, verdict)
+            elif sequence.drafter is not None:
+                self._drafting.settle(sequence)
+            if update is None and sequence.draft is None:
                 update = output.next_update(sequence, now, spacing)
-            else:
-                update = self._take(sequence, token, scored)
-                if update is None and sequence.draft is None:
-                    update = output.next_update(sequence, now, spacing)
             if update is not None:
                 updates.append(update)
         self._count.dropped_samples += dropped
@@ -382,15 +379,11 @@ class Scheduler:
             self.check()
         return updates
 
-    def _take(
-        self, sequence: RequestState, token: int, scores: TokenScores | None
-    ) -> EngineOutput | None:
-        """Append a token to `sequence`; return the last update if the sequence ends."""
-        sequence.pending -= 1
-        start = sequence.length
-        verdict = self._intake.take(sequence, token, scores)
+    def _turn(self, sequence: RequestState, start: int, verdict: Verdict) -> EngineOutput | None:
+        """Note a token at `start` that had a consequence, or forced others behind it; return the
+        last update if the sequence ends."""
         jumped = sequence.length > start + 1
-        if verdict is not None or (jumped and sequence.scores_missing):
+        if verdict is not None or sequence.score_next < sequence.score_stop:
             if sequence.draft is not None:
                 self._drafting.close(sequence)
             sequence.drop_pending()
@@ -405,7 +398,8 @@ class Scheduler:
             self._running.rollback(sequence, verdict.length)
             return None
         sequence.ending = verdict
-        if verdict is not None and (verdict.finish == "error" or not sequence.scores_missing):
+        scored = sequence.score_next >= sequence.score_stop
+        if verdict is not None and (verdict.finish == "error" or scored):
             return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
             self._running.jumped(sequence)
@@ -432,7 +426,7 @@ class Scheduler:
             ending = Ending("error", code=error.code, error=str(error))
             updates.append(self._end(sequence, output.last_update(sequence, ending)))
         self._running.restart()
-        for sequence in self._by_rid.values():
+        for sequence in self.by_rid.values():
             sequence.lose_pin()
         if self._checks:
             self.check()
@@ -471,11 +465,11 @@ class Scheduler:
         running, preempted = self._running.sequences, self._running.preempted
         self.kv.check(running)
         everyone = [*running, *preempted, *self._waiting]
-        assert len(everyone) == len(self._by_rid), "a sequence is in two places or in none"
+        assert len(everyone) == len(self.by_rid), "a sequence is in two places or in none"
         for sequence in everyone:
-            assert self._by_rid[sequence.rid] is sequence and not sequence.finished
+            assert self.by_rid[sequence.rid] is sequence and not sequence.finished
         for queue in (running, preempted):
-            assert queue == sorted(queue, key=by_order), "sequences are out of order"
+            assert queue == sorted(queue, key=BY_ORDER), "sequences are out of order"
         for sequence in (*preempted, *self._waiting):
             assert not sequence.table_len and sequence.node is None, f"{sequence} has KV"
         assert len(running) <= self._max_rows
@@ -522,9 +516,10 @@ class Scheduler:
         sequence.finished = True
         if self.kv.tiering.active:
             self.kv.tiering.let_go(sequence)
-        del self._by_rid[sequence.rid]
+        del self.by_rid[sequence.rid]
         self.streams -= sequence.request.emit_seconds > 0
-        self._waiting.ended(sequence)
+        if self._waiting.count:
+            self._waiting.ended(sequence)
         if sequence.queued is not None:
             seconds = self._clock() - sequence.arrived - sequence.queued
             rows, whole = len(self._running.sequences) + 1, update.finish in ("stop", "length")
@@ -550,7 +545,7 @@ class Scheduler:
 
     def _longest(self, except_for: RequestState | None = None) -> int:
         """The maximum length of any unfinished sequence, except `but`."""
-        return max((one.full for one in self._by_rid.values() if one is not except_for), default=0)
+        return max((one.full for one in self.by_rid.values() if one is not except_for), default=0)
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

@@ -2,6 +2,8 @@
 
 row    last d1 d2 d3        one known token and a draft of 3
 samples  s1 s2 s3 s4        s2 counts if s1 == d1, s3 if s2 == d2 too, and so on
+
+Sections: cost of drafts (measured), drafts.
 """
 
 from __future__ import annotations
@@ -18,8 +20,116 @@ from rootlace.runtime.scheduler.batch import PlanBuilder
 from rootlace.runtime.scheduler.drafter import MAX_DRAFT, Drafter, PredictedText, Recalled
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows
-from rootlace.runtime.scheduler.pacing import DraftPace
 from rootlace.runtime.scheduler.request import Counters, RequestState
+
+# Cost of drafts -----------------------------------------------------------------------------------
+
+
+_KEPT = 0.9
+"""Weight of the older steps beside the next one."""
+_DRAFTED_PER_STEP = 16
+"""Prior: drafted tokens that take as long as a step."""
+_MOST_PER_STEP = 64
+"""Upper bound of the prior on drafted tokens per step time."""
+_BELIEVED = 0.25
+"""Weight of the prior, in steps with one drafted token and with many."""
+_LEARNT, _LEARNT_LONGER = 0.2, 0.05
+"""Weight of a step without drafts beside those before, and of a step that took longer.
+
+Another request's prefill or work before the step may have slowed the longer one.
+"""
+_DRAFTED_STEPS = 24
+"""Steps with drafts before one step without drafts is measured."""
+_REMEMBERED = 0.995
+"""Share of the drafts' measured cost that remains after a step without drafts."""
+_HELD_UP = 3.0
+"""Upper bound of a step's duration, as a multiple of the expected one."""
+
+
+class DraftPace:
+    """Extra time of drafts in a step, lately: a fixed part and a part per drafted token.
+
+    A step much slower than expected was delayed by other work, so its time is bounded. A delayed
+    step without drafts makes drafts look free. Drafts that look too expensive are not made, so no
+    step would correct the estimate: the estimate therefore decays. Where every step has drafts, one
+    step now and then runs without, to measure its time.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, float] = {}
+        """Row count -> seconds of a step without drafts."""
+        self._drafted_steps = 0
+        """Steps since the last one without drafts, or since one was requested."""
+        self._sums = [0.0] * 5
+        """Decaying sums over steps with drafts: 1, drafted tokens, tokens squared, extra seconds,
+        product.
+
+        The product is that of extra seconds and drafted tokens.
+        """
+
+    def note(self, rows: int, drafted: int, seconds: float) -> float:
+        """Record a step of `rows` rows with `drafted` tokens; return actual over expected draft
+        cost."""
+        if not rows or seconds <= 0:
+            return 1.0
+        usual = self._steps.get(rows)
+        if usual is None:
+            usual = seconds * _DRAFTED_PER_STEP / (_DRAFTED_PER_STEP + drafted)
+            self._steps[rows] = usual
+        if drafted:
+            self._drafted_steps += 1
+            step, token = self._costs(usual)
+            expected = max(step + drafted * token, 1e-9)
+            longest = max(expected * _HELD_UP, usual)
+            took = min(max(seconds - usual, expected / _HELD_UP), longest)
+            seen = (1, drafted, drafted * drafted, took, drafted * took)
+            self._sums = [_KEPT * old + new for old, new in zip(self._sums, seen, strict=True)]
+            return took / expected
+        self._drafted_steps = 0
+        learnt = _LEARNT if seconds < usual else _LEARNT_LONGER
+        self._steps[rows] += learnt * (min(seconds, _HELD_UP * usual) - usual)
+        if self._sums[0]:
+            self._sums = [_REMEMBERED * old for old in self._sums]
+        return 1.0
+
+    def wants_none(self) -> bool:
+        """Whether the next step should have no drafts, to measure its time.
+
+        True once per request: a step with prefill measures nothing, and drafts must not wait for
+        the end of a prefill.
+        """
+        if self._drafted_steps < _DRAFTED_STEPS:
+            return False
+        self._drafted_steps = 0
+        return True
+
+    def price(self, rows: int) -> tuple[float, float]:
+        """Cost of having drafts, and of one drafted token, as parts of a row's share of a step."""
+        if not self._steps:
+            return 0.0, rows / _DRAFTED_PER_STEP
+        usual = self._steps.get(rows)
+        if usual is None:
+            usual = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
+        step, token = self._costs(usual)
+        share = max(usual, 1e-9) / rows
+        return step / share, token / share
+
+    def _costs(self, usual: float) -> tuple[float, float]:
+        """Seconds for having drafts, and per token: a line through measurements and prior."""
+        believed = usual / _DRAFTED_PER_STEP
+        n, d, dd, y, dy = self._sums
+        for drafted in (1, _DRAFTED_PER_STEP):
+            took = drafted * believed
+            n, d, dd = n + _BELIEVED, d + _BELIEVED * drafted, dd + _BELIEVED * drafted * drafted
+            y, dy = y + _BELIEVED * took, dy + _BELIEVED * drafted * took
+        least = usual / _MOST_PER_STEP
+        token = max((n * dy - d * y) / (n * dd - d * d), least)
+        step = (y - token * d) / n
+        return (step, token) if step > 0 else (0.0, max(dy / dd, least))
+
+
+# Drafts -------------------------------------------------------------------------------------------
+
 
 MARGIN = 1.7
 """Minimum ratio of a draft's savings to its cost: the cost is known roughly."""

@@ -11,13 +11,14 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.contracts.matcher import Grammar, Matcher
+from rootlace.runtime.contracts.matcher import UNKNOWN, Grammar, Matcher
 from rootlace.runtime.contracts.plan import MaskRow
 from rootlace.runtime.structured.gbnf import with_exact_schemas
 from rootlace.runtime.structured.json_schema.json_text import WHITESPACES
@@ -133,6 +134,8 @@ class _Snapshot(NamedTuple):
 class Islands:
     """One text, read as a `Verifier` reads one. Not thread-safe."""
 
+    has_ahead = True
+
     def __init__(self, grammar: IslandGrammar) -> None:
         self._grammar = grammar
         self._readings = [_Reading(Parser(grammar.lexer, grammar.size))]
@@ -239,205 +242,6 @@ class Islands:
         return []
 
 
-# Checked text -------------------------------------------------------------------------------------
-#
-# The text of a checked constraint, in which mask and check go forwards and back together.
-
-
-_GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
-"""White space that may stand before a value, and its endings."""
-
-
-class _Here(NamedTuple):
-    """What mask and check say of a place.
-
-    `early`: the mask alone would let the text end. `taken`: tokens that make a key one that is
-    there already, or a number too long. `excluded`: int32 mask of all tokens but those excluded.
-    `own`: the mask is not that of `inner`. `open`: something may surely follow.
-    """
-
-    early: bool
-    taken: list[np.ndarray]
-    excluded: np.ndarray | None
-    own: bool
-    open: bool
-
-
-class CheckedText:
-    """The tokens taken in, and what is excluded after them.
-
-    Places are the nodes of the tree of all token sequences tried, so that what was excluded after
-    one sequence is excluded after no other.
-    """
-
-    def __init__(
-        self, grammar: CheckedGrammar, inner: Matcher, verifier: Verifier | Islands
-    ) -> None:
-        self._grammar = grammar
-        self._inner = inner
-        self._verifier = verifier
-        self._vocabulary = grammar.vocabulary
-        self.tokens: list[int] = []
-        self.lengths = [0]  # of the text before each place on the way
-        self.way = [0]  # the nodes on the way; the last is where we stand
-        self._nodes: dict[tuple[int, int], int] = {}
-        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
-        self._look()
-
-    def forget(self) -> None:
-        """Forget what is excluded. The text must be empty."""
-        self._nodes.clear()
-        self._remaining.clear()
-        self._look()
-
-    # ------------------------------------------------------------ what may follow
-
-    def fill_bitmask(self, out: np.ndarray) -> None:
-        self._inner.fill_bitmask(out)
-        here = self.here
-        if here.excluded is not None:
-            out &= here.excluded
-        if here.early:
-            out &= _without(len(out), self._vocabulary.eos_token_ids)
-        for tokens in here.taken:
-            np.bitwise_and.at(out, tokens >> 5, ~(np.int32(1) << (tokens & 31)))
-
-    def _look(self) -> None:
-        """Work out what mask and check say of this place."""
-        grammar, vocabulary = self._grammar, self._vocabulary
-        excluded = self._remaining.get(self.way[-1])
-        # Where only keys are checked the mask knows where the text may end.
-        early = (
-            not grammar.keys_only and self._inner.is_accepting() and not self._verifier.accepts()
-        )
-        endings, digits = self._verifier.ahead()
-        taken = []
-        for end in endings:
-            if len(tokens := vocabulary.order.beginning_with(end)):
-                taken.append(tokens)
-        # What the mask allows can go on; and behind a key that may not end, any may be longer.
-        is_open = not early and excluded is None and (grammar.long_keys or not taken)
-        if digits is not None and len(longer := vocabulary.beginning_with_digits(digits + 1)):
-            taken.append(longer)
-            is_open = False
-        own = early or excluded is not None or bool(taken)
-        self.here = _Here(early, taken, excluded, own, is_open)
-
-    def can_follow(self) -> bool:
-        """Whether there is anything that may follow, the end included."""
-        if self.here.open:
-            return True
-        words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
-        self.fill_bitmask(words)
-        return bool(words.any())
-
-    def not_excluded(self, tokens: list[int]) -> list[int]:
-        """The leading `tokens`, up to the first one that is excluded at its place."""
-        node: int | None = self.way[-1]
-        for index, token in enumerate(tokens if self._remaining else ()):
-            if node is None:
-                break
-            remaining = self._remaining.get(node)
-            if remaining is not None and not bitmask.allows(remaining, token):
-                return tokens[:index]
-            node = self._nodes.get((node, token))
-        return tokens
-
-    # ------------------------------------------------------------ forwards and back
-
-    def go(self, token_id: int) -> bool:
-        """Note a token that `inner` and `verifier` have taken in; return `_Here.open`."""
-        step = (self.way[-1], token_id)
-        self.way.append(self._nodes.setdefault(step, len(self._nodes) + 1))
-        self.tokens.append(token_id)
-        ends = token_id in self._vocabulary.eos_token_ids
-        length = 0 if ends else len(self._vocabulary.token_bytes[token_id])
-        self.lengths.append(self.lengths[-1] + length)
-        self._look()
-        return self.here.open
-
-    def back(self, count: int) -> None:
-        if count:
-            self._inner.rollback(count)
-            self._verifier.undo(count)
-            for path in (self.tokens, self.lengths, self.way):
-                del path[len(path) - count :]
-            self._look()
-
-    def exclude(self, tokens: np.ndarray) -> None:
-        """Never again at this place."""
-        mask = _without(bitmask.words_of(self._vocabulary.size), tokens)
-        kept = self.here.excluded
-        self._remaining[self.way[-1]] = mask if kept is None else kept & mask
-        self._look()
-
-    def try_another_token(self) -> bool:
-        """Go back to the nearest place where something can follow."""
-        while not self.can_follow():
-            if not self.tokens:
-                return False
-            token = self.tokens[-1]
-            self.back(1)
-            self.exclude(np.array([token], np.int32))
-        return True
-
-    def beginning(self, start: int) -> tuple[int, int]:
-        """The place before the value that starts at byte `start`, and before the white space ahead
-        of that value; and the bytes of other text between the two.
-
-        Values that differ in that white space alone have these in common.
-        """
-        place = bisect_right(self.lengths, start) - 1
-        while 0 < place <= len(self.tokens) and self._token(place - 1).isspace():
-            place -= 1
-        between = b"".join(map(self._token, range(place, len(self.tokens))))
-        return place, len(between[: max(start - self.lengths[place], 0)].rstrip())
-
-    def _token(self, index: int) -> bytes:
-        return self._vocabulary.token_bytes[self.tokens[index]]
-
-    def begin_differently(self, place: int, start: int) -> bool:
-        """Go back to the first place from `place` on (but before this one) where something can
-        follow once the earlier attempts are excluded. False, with nothing changed, if there is
-        none."""
-        tried = self.tokens[place:]
-        text = b"".join(map(self._token, range(place, len(self.tokens))))
-        self.back(len(tried))
-        begun = text[: start - self.lengths[-1] + 1]
-        for index, token in enumerate(tried):
-            data = self._vocabulary.token_bytes[token]
-            kept = self.here.excluded
-            order, blanks = self._vocabulary.order, np.zeros(0, np.int32)
-            same = np.array([token], np.int32)
-            alike = order.beginning_with(begun if index == 0 else data[:1])
-            if index == 0 and len(begun.strip()) == 1:
-                # White space begins no other value.
-                known = self._vocabulary.token_of
-                blanks = np.array([known[gap] for gap in _GAPS if gap in known], np.int32)
-                ways = [gap + begun.strip() for gap in (b"", *_GAPS)]
-                alike = np.concatenate([alike, *map(order.beginning_with, ways)])
-            for excluded in (alike, same):
-                self.exclude(np.concatenate([excluded, blanks]))
-                if self.can_follow():
-                    return True
-                if kept is None:
-                    del self._remaining[self.way[-1]]
-                else:
-                    self._remaining[self.way[-1]] = kept
-                self._look()
-            self._inner.advance(token)
-            self._verifier.feed(data)
-            self.go(token)
-        return False
-
-
-def _without(words: int, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
-    """int32 [words]: a packed mask of all tokens but these."""
-    bits = np.ones(words * 32, np.uint8)
-    bits[np.asarray(tokens, np.int64)] = 0
-    return bitmask.packed(bits)
-
-
 # Checked ------------------------------------------------------------------------------------------
 
 
@@ -445,6 +249,8 @@ PATIENCE = 3
 """After so many refusals of one value it is begun anew; after so many beginnings, the value that
 contains it."""
 BASE_BYTES = 1 << 14
+_GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
+"""White space that may stand before a value, and its endings."""
 _NOT_NUMBER = [bytes((byte,)) for byte in range(256) if byte not in NUMBER_BYTES]
 
 
@@ -484,76 +290,140 @@ class CheckedGrammar:
         return CheckedMatcher(self)
 
 
+class _Limits(NamedTuple):
+    """What else than the mask of `inner` holds of a place.
+
+    `early`: the mask alone would let the text end. `taken`: tokens that make a key one that is
+    there already, or a number too long. `excluded`: int32 mask of all tokens but those excluded.
+    `open`: something may surely follow.
+    """
+
+    early: bool
+    taken: list[np.ndarray]
+    excluded: np.ndarray | None
+    open: bool
+
+
 class CheckedMatcher(Matcher):
-    """See `contracts.matcher.Matcher`. It decides what a refusal excludes, and where to go on."""
+    """See `contracts.matcher.Matcher`. Mask and check go forwards and back together.
+
+    Places are the nodes of the tree of all token sequences tried, so that what was excluded after
+    one sequence is excluded after no other.
+    """
 
     def __init__(self, grammar: CheckedGrammar) -> None:
         self._grammar = grammar
+        self.can_rollback = not grammar.keys_only
+        """Otherwise it draws a token anew, but takes nothing back."""
+        self._vocabulary = grammar.vocabulary
         self._inner = grammar.inner.matcher()
         self._verifier = grammar.verifier_factory()
-        self._vocabulary = grammar.vocabulary
-        self._text = CheckedText(grammar, self._inner, self._verifier)
+        self._tokens: list[int] = []
+        self._way = [0]  # the nodes on the way; the last is where we stand
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
         self._refused: tuple[int, Violation] | None = None
         self._error = ""
         self._failures: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._restarts: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._rollbacks = 0
+        self.place = self._inner.place
+        self._limits: _Limits | None = None
+        if not grammar.keys_only:
+            self._look()
+
+    def _look(self) -> None:
+        """Work out what mask and check say of this place."""
+        grammar, order = self._grammar, self._vocabulary.order
+        excluded = self._remaining.get(self._way[-1])
+        # Where only keys are checked the mask knows where the text may end.
+        early = (
+            not grammar.keys_only and self._inner.is_accepting() and not self._verifier.accepts()
+        )
+        taken: list[np.ndarray] = []
+        is_number = False
+        if self._verifier.has_ahead:
+            endings, digits = self._verifier.ahead()
+            for end in endings:
+                if len(found := order.beginning_with(end)):
+                    taken.append(found)
+            longer = self._vocabulary.digits
+            if digits is not None and digits + 1 < len(longer) - 1:
+                taken.append(longer[digits + 1])
+                is_number = True
+        self._limits = None
+        self.place = self._inner.place
+        if early or taken or excluded is not None:
+            # What the mask allows can go on; and behind a key that may not end, any may be longer.
+            is_open = not (early or is_number) and excluded is None and grammar.long_keys
+            self._limits, self.place = _Limits(early, taken, excluded, is_open), UNKNOWN
 
     # ------------------------------------------------------------ masks
 
-    @property
-    def ready(self) -> MaskRow | None:  # type: ignore[override]
-        return None if self._text.here.own else self._inner.ready
-
     def allowed_mask(self) -> np.ndarray:
-        return bitmask.filled(self._text.fill_bitmask, self._vocabulary.size)
+        return bitmask.filled(self.fill_bitmask, self._vocabulary.size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
-        self._text.fill_bitmask(bitmask.writable(out, self._vocabulary.size))
+        out = bitmask.writable(out, self._vocabulary.size)
+        self._inner.fill_bitmask(out)
+        limits = self._limits
+        if limits is None:
+            return
+        if limits.excluded is not None:
+            out &= limits.excluded
+        if limits.early:
+            out &= _without(len(out), self._vocabulary.eos_token_ids)
+        for tokens in limits.taken:
+            np.bitwise_and.at(out, tokens >> 5, ~(np.int32(1) << (tokens & 31)))
 
     def mask_row(self) -> MaskRow | None:
-        return None if self._text.here.own else self._inner.mask_row()
+        return self._inner.mask_row() if self._limits is None else None
 
     def prepare_mask(self) -> None:
         self._inner.prepare_mask()
+
+    def _can_follow(self) -> bool:
+        """Whether there is anything that may follow, the end included."""
+        if self._limits is None or self._limits.open:
+            return True
+        words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
+        self.fill_bitmask(words)
+        return bool(words.any())
 
     # ------------------------------------------------------------ forwards
 
     def advance(self, token_id: int) -> bool:
         self._refused = None
-        here, known = self._text.here, 0 <= token_id < self._vocabulary.size
-        if here.excluded is not None and known and not bitmask.allows(here.excluded, token_id):
-            self._error = f"token {token_id} was excluded here by an earlier check"
-            return False
-        ends = token_id in self._vocabulary.eos_token_ids
-        if ends and here.early:
-            return self._refuse(token_id, self._verifier.violation())
+        vocabulary, limits = self._vocabulary, self._limits
+        ends = token_id in vocabulary.eos_token_ids
+        if limits is not None:
+            excluded, known = limits.excluded, 0 <= token_id < vocabulary.size
+            if excluded is not None and known and not bitmask.allows(excluded, token_id):
+                self._error = f"token {token_id} was excluded here by an earlier check"
+                return False
+            if ends and limits.early:
+                return self._refuse(token_id, self._verifier.violation())
         if not self._inner.advance(token_id):
             self._error = self._inner.error()
             return False
-        data = b"" if ends else self._vocabulary.token_bytes[token_id] or b"\xff[%d]" % token_id
+        data = b"" if ends else vocabulary.token_bytes[token_id] or b"\xff[%d]" % token_id
         violation = self._verifier.feed(data)
         if violation is not None:
             self._inner.rollback(1)
             return self._refuse(token_id, violation)
-        if not (self._text.go(token_id) or ends or self._text.can_follow()):
-            violation = self._verifier.violation()
-            self._text.back(1)
-            return self._refuse(token_id, violation)
+        way = self._way
+        way.append(self._nodes.setdefault((way[-1], token_id), len(self._nodes) + 1))
+        self._tokens.append(token_id)
         self._error = ""
-        return True
-
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        if self._text.here.own or not self._inner.try_advance_fast(token_id, jumps):
-            return False
-        if self._verifier.feed(self._vocabulary.token_bytes[token_id]) is not None:
-            self._inner.rollback(1)
-            return False
-        if not (self._text.go(token_id) or self._text.can_follow()):
-            self._text.back(1)
-            return False
-        self._refused, self._error = None, ""
-        return True
+        if self._grammar.keys_only and not (self._verifier.has_ahead or self._remaining):
+            self._limits, self.place = None, self._inner.place
+            return True
+        self._look()
+        if self._limits is None or ends or self._can_follow():
+            return True
+        violation = self._verifier.violation()
+        self._back(1)
+        return self._refuse(token_id, violation)
 
     def _refuse(self, token_id: int, violation: Violation | None) -> bool:
         if violation is None:
@@ -573,28 +443,41 @@ class CheckedMatcher(Matcher):
 
     def forced_tokens(self) -> list[int]:
         tokens = self._inner.forced_tokens()
-        # Where one of them is excluded, the text needs another spelling.
-        return self._text.not_excluded(tokens) if tokens else tokens
+        node: int | None = self._way[-1]
+        for index, token in enumerate(tokens if self._remaining else ()):
+            if node is None:
+                break
+            remaining = self._remaining.get(node)
+            if remaining is not None and not bitmask.allows(remaining, token):
+                return tokens[:index]  # the text needs another spelling
+            node = self._nodes.get((node, token))
+        return tokens
 
     # ------------------------------------------------------------ backwards
 
     def rollback(self, count: int) -> None:
-        taken = len(self._text.tokens)
+        taken = len(self._tokens)
         if not 0 <= count <= taken:
             raise ValueError(f"cannot undo {count} of {taken} tokens")
         self._refused = None
         self._error = ""
-        self._text.back(count)
+        self._back(count)
+
+    def _back(self, count: int) -> None:
+        if count:
+            self._inner.rollback(count)
+            self._verifier.undo(count)
+            del self._tokens[-count:], self._way[-count:]
+            self._look()
 
     def reset(self) -> None:
-        self.rollback(len(self._text.tokens))
-        self._text.forget()
+        self.rollback(len(self._tokens))
+        self._nodes.clear()
+        self._remaining.clear()
+        self._look()
         self._failures.clear()
         self._restarts.clear()
         self._rollbacks = 0
-
-    def can_rollback(self) -> bool:
-        return not self._grammar.keys_only  # it draws a token anew, but takes nothing back
 
     def rollback_refused(self) -> int | None:
         if self._refused is None:
@@ -606,41 +489,17 @@ class CheckedMatcher(Matcher):
             self._error = f"json_schema: {violation} (given up after {self._rollbacks} tries)"
             return None
         self._rollbacks += 1
-        text = self._text
-        before = len(text.tokens)
-        text.exclude(self._refused_with(token_id, violation))
-        if not self._grammar.keys_only and self._another_beginning(violation):
+        before = len(self._tokens)
+        self._exclude(self._refused_with(token_id, violation))
+        begun = not self._grammar.keys_only and self._another_beginning(violation)
+        if begun or self._another_token():
             self._error = ""
-            return before - len(text.tokens)
-        if text.try_another_token():
-            self._error = ""
-            return before - len(text.tokens)
-        text.back(len(text.tokens))
+            return before - len(self._tokens)
+        self._back(len(self._tokens))
         self._error = (
             f"json_schema: {violation} (nothing else is left to try after {self._rollbacks} tries)"
         )
         return None
-
-    def _another_beginning(self, violation: Violation) -> bool:
-        """If the value has failed often enough, go back to the first place in it, or in a value
-        around it, where it can begin differently. False if it is not time, or there is none."""
-        starts = [violation.start]
-        starts += [start for start in self._verifier.open_starts() if start < violation.start]
-        counts = self._failures
-        way = self._text.way
-        for start in starts:
-            place, before = self._text.beginning(start)
-            key = (way[min(place, len(way) - 1)], before)
-            counts[key] += 1
-            if counts[key] % PATIENCE and violation.length:  # without: there is no way on
-                return False
-            counts = self._restarts
-            if self._restarts[key] % PATIENCE == PATIENCE - 1 and start != starts[-1]:
-                self._restarts[key] += 1
-                continue
-            if self._text.begin_differently(place, start):
-                return True
-        return False
 
     def _refused_with(self, token_id: int, violation: Violation) -> np.ndarray:
         """int32: the tokens that are wrong here for the same reason."""
@@ -652,5 +511,105 @@ class CheckedMatcher(Matcher):
             return np.concatenate([order.beginning_with(prefix[:-1] + b) for b in _NOT_NUMBER])
         return order.beginning_with(prefix)
 
+    def _exclude(self, tokens: np.ndarray) -> None:
+        """Never again at this place."""
+        mask = _without(bitmask.words_of(self._vocabulary.size), tokens)
+        kept = self._remaining.get(self._way[-1])
+        self._remaining[self._way[-1]] = mask if kept is None else kept & mask
+        self._look()
+
+    def _another_token(self) -> bool:
+        """Go back to the nearest place where something can follow."""
+        while not self._can_follow():
+            if not self._tokens:
+                return False
+            token = self._tokens[-1]
+            self._back(1)
+            self._exclude(np.array([token], np.int32))
+        return True
+
+    def _another_beginning(self, violation: Violation) -> bool:
+        """If the value has failed often enough, go back to the first place in it, or in a value
+        around it, where it can begin differently. False if it is not time, or there is none."""
+        starts = [violation.start]
+        starts += [start for start in self._verifier.open_starts() if start < violation.start]
+        counts = self._failures
+        lengths = self._lengths()
+        for start in starts:
+            place, before = self._beginning(start, lengths)
+            key = (self._way[place], before)
+            counts[key] += 1
+            if counts[key] % PATIENCE and violation.length:  # without: there is no way on
+                return False
+            counts = self._restarts
+            if self._restarts[key] % PATIENCE == PATIENCE - 1 and start != starts[-1]:
+                self._restarts[key] += 1
+                continue
+            if self._begin_differently(place, start - lengths[place]):
+                return True
+        return False
+
+    def _lengths(self) -> list[int]:
+        """Of the text before each place."""
+        sizes = (len(self._vocabulary.token_bytes[token]) for token in self._tokens)
+        return list(accumulate(sizes, initial=0))
+
+    def _beginning(self, start: int, lengths: list[int]) -> tuple[int, int]:
+        """The place before the value that starts at byte `start`, and before the white space ahead
+        of that value; and the bytes of other text between the two.
+
+        Values that differ in that white space alone have these in common.
+        """
+        place = bisect_right(lengths, start) - 1
+        while place > 0 and self._vocabulary.token_bytes[self._tokens[place - 1]].isspace():
+            place -= 1
+        between = self._text_from(place)
+        return place, len(between[: max(start - lengths[place], 0)].rstrip())
+
+    def _text_from(self, place: int) -> bytes:
+        return b"".join(self._vocabulary.token_bytes[token] for token in self._tokens[place:])
+
+    def _begin_differently(self, place: int, start: int) -> bool:
+        """Go back to the first place from `place` on (but before this one) where something can
+        follow once the earlier attempts are excluded. False, with nothing changed, if there is
+        none. The value starts `start` bytes behind `place`."""
+        tried, text = self._tokens[place:], self._text_from(place)
+        self._back(len(tried))
+        begun = text[: start + 1]
+        for index, token in enumerate(tried):
+            data = self._vocabulary.token_bytes[token]
+            kept = self._remaining.get(self._way[-1])
+            order, blanks = self._vocabulary.order, np.zeros(0, np.int32)
+            same = np.array([token], np.int32)
+            alike = order.beginning_with(begun if index == 0 else data[:1])
+            if index == 0 and len(begun.strip()) == 1:
+                # White space begins no other value.
+                known = self._vocabulary.token_of
+                blanks = np.array([known[gap] for gap in _GAPS if gap in known], np.int32)
+                ways = [gap + begun.strip() for gap in (b"", *_GAPS)]
+                alike = np.concatenate([alike, *map(order.beginning_with, ways)])
+            for excluded in (alike, same):
+                self._exclude(np.concatenate([excluded, blanks]))
+                if self._can_follow():
+                    return True
+                if kept is None:
+                    del self._remaining[self._way[-1]]
+                else:
+                    self._remaining[self._way[-1]] = kept
+                self._look()
+            self._inner.advance(token)
+            self._verifier.feed(data)
+            self._tokens.append(token)
+            self._way.append(self._nodes[self._way[-1], token])
+            self._look()
+        return False
+
     def error(self) -> str:
         return self._error or self._inner.error()
+
+
+def _without(words: int, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
+    """int32 [words]: a packed mask of all tokens but these."""
+    bits = np.ones(words * 32, np.uint8)
+    bits[np.asarray(tokens, np.int64)] = 0
+    return bitmask.packed(bits)

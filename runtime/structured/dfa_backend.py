@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.contracts.matcher import ForcedTokenizer, Grammar, Matcher
+from rootlace.runtime.contracts.matcher import ForcedTokenizer, Grammar, Matcher, Place
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
@@ -39,19 +39,14 @@ MAX_FORCED = 1 << 12
 """Memos are emptied when they have so many entries."""
 
 
-class DfaState:
+class DfaState(Place):
     """A state with memos for requests: a token is one lookup in a small table."""
 
-    __slots__ = ("after", "mask", "number", "unfinished", "unforced")
+    __slots__ = ("after", "number")
 
     def __init__(self, number: int) -> None:
+        super().__init__()
         self.number = number
-        self.unfinished = False
-        """Whether more text has to follow here, or may."""
-        self.mask: MaskRow | None = None
-        """The filled row with the mask of this state; None before."""
-        self.unforced = False
-        """Whether no text is forced here."""
         self.after: dict[int, DfaState] = {}
         """Maps an allowed token to the state after the token."""
 
@@ -114,6 +109,7 @@ class DfaGrammar:
         self.forced: dict[tuple[int, bytes], list[int]] = {}
         """Maps a state and the relevant end of the text before to the forced tokens."""
         self._final: dict[int, bool] = {}
+        self.start.unfinished = self.is_final(dfa.start) is False
         # Both refer in circles, and would outlive this until a full collection of garbage.
         weakref.finalize(self, _forget, self.states, self.table)
 
@@ -121,6 +117,9 @@ class DfaGrammar:
     def nbytes(self) -> int:
         memos = 300 * len(self.forced) + self.states.nbytes
         return self.dfa.nbytes + self.table.nbytes + memos
+
+    def matcher(self) -> Matcher:
+        return DfaMatcher(self) if self.trusted else self.other()
 
     # ------------------------------------------------------------ answers for matchers
 
@@ -222,7 +221,7 @@ class DfaMatcher(Matcher):
     def __init__(self, grammar: DfaGrammar) -> None:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
-        self.state = grammar.start
+        self.place: DfaState = grammar.start
         """The state of the text; the number is negative if the automaton does not know the text."""
         self._tokens: list[int] = []
         self._before: list[DfaState] = []  # the state before each of them
@@ -233,16 +232,12 @@ class DfaMatcher(Matcher):
 
     # ------------------------------------------------------------ masks
 
-    @property
-    def ready(self) -> MaskRow | None:  # type: ignore[override]
-        return self.state.mask
-
     def allowed_mask(self) -> np.ndarray:
         return vocabulary.filled(self.fill_bitmask, self._size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         out = vocabulary.writable(out, self._size)
-        number = self.state.number
+        number = self.place.number
         if number >= 0 and self._grammar.write(number, out):
             return
         other = self._other_here() if number not in _OVER else None
@@ -255,89 +250,78 @@ class DfaMatcher(Matcher):
             self._grammar.keep(number, out, failed=bool(self._error))
 
     def mask_row(self) -> MaskRow | None:
-        state = self.state
-        if state.mask is not None or state.number < 0:
-            return state.mask
-        row = self._grammar.row(state.number)
+        place = self.place
+        if place.mask is not None or place.number < 0:
+            return place.mask
+        row = self._grammar.row(place.number)
         if row is not None and row.address:
-            state.mask = row
+            place.mask = row
             if not self._grammar.trusted:  # lost meanwhile: masks may be forgotten already
-                state.mask = row = None
+                place.mask = row = None
         return row
 
     def prepare_mask(self) -> None:
-        state = self.state
-        unknown = state.mask is None and state.number >= 0
-        if unknown and not self._grammar.write(state.number, None) and self.mask_row() is not None:
+        place = self.place
+        unknown = place.mask is None and place.number >= 0
+        if unknown and not self._grammar.write(place.number, None) and self.mask_row() is not None:
             self.fill_bitmask(np.zeros(vocabulary.words_of(self._size), np.int32))
 
     def automaton(self) -> AutomatonState | None:
-        number = self.state.number
+        number = self.place.number
         stepped = self._grammar.stepped() if number >= 0 else None
         return AutomatonState(stepped, number) if stepped is not None else None
 
     # ------------------------------------------------------------ the text
 
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        state = self.state
-        after = state.after.get(token_id)
-        if after is None or not after.unfinished or (jumps and not after.unforced):
-            return False
-        self._tokens.append(token_id)
-        self._before.append(state)
-        self.state = after
-        return True
-
     def advance(self, token_id: int) -> bool:
-        state = self.state
-        number = state.number
-        if number in _OVER or not 0 <= token_id < self._size:
-            return self._refuse(token_id)
-        following = state.after.get(token_id)
+        place = self.place
+        following = place.after.get(token_id)
         if following is None:
-            after = self._step(number, token_id)
-            if after is None:
+            following = self._found(place, token_id)
+            if following is None:
                 return False
-            if after == DEAD:
-                return self._refuse(token_id)
-            following = self._grammar.states.of(after)
-            if number >= 0 and self._grammar.trusted:
-                following.unfinished = after >= 0 and self._grammar.is_final(after) is False
-                self._grammar.states.remember(state, token_id, following)
         self._tokens.append(token_id)
-        self._before.append(state)
-        self.state = following
+        self._before.append(place)
+        self.place = following
         self._error = ""
         return True
 
-    def _step(self, number: int, token_id: int) -> int | None:
-        """The number of the state after a token; None, with `error` set, if that is refused."""
-        after = self._grammar.step(number, token_id) if number >= 0 else None
-        if after is not None:
-            return after
-        other = self._other_here()
-        if other is None:
+    def _found(self, place: DfaState, token_id: int) -> DfaState | None:
+        """The state after a token, remembered from now on; None, with `error` set, if refused."""
+        number, grammar = place.number, self._grammar
+        if number in _OVER or not 0 <= token_id < self._size:
+            after: int | None = DEAD
+        else:
+            after = grammar.step(number, token_id) if number >= 0 else None
+        if after is None:
+            other = self._other_here()
+            if other is None:
+                return None
+            if not other.advance(token_id):
+                self._error = other.error()
+                return None
+            self._taken += 1
+            after = grammar.after(number, token_id)
+        if after == DEAD:
+            taken = len(self._tokens)
+            self._error = f"the constraint forbids token {token_id} after {taken} tokens"
             return None
-        if not other.advance(token_id):
-            self._error = other.error()
-            return None
-        self._taken += 1
-        return self._grammar.after(number, token_id)
-
-    def _refuse(self, token_id: int) -> bool:
-        self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
-        return False
+        following = grammar.states.of(after)
+        if number >= 0 and grammar.trusted:
+            following.unfinished = after >= 0 and grammar.is_final(after) is False
+            grammar.states.remember(place, token_id, following)
+        return following
 
     def is_accepting(self) -> bool:
-        number = self.state.number
+        number = self.place.number
         if number != BEYOND:
             return number == ENDED or self._grammar.dfa.accepting(number)
         other = self._other_here()
         return other is not None and other.is_accepting()
 
     def is_finished(self) -> bool:
-        number = self.state.number
-        if self.state.unfinished or number in _OVER:
+        number = self.place.number
+        if self.place.unfinished or number in _OVER:
             return number == ENDED
         known = self._grammar.is_final(number) if number >= 0 else None
         if known is not None:
@@ -346,7 +330,7 @@ class DfaMatcher(Matcher):
         return other is not None and other.is_finished()
 
     def forced_text(self) -> bytes:
-        number = self.state.number
+        number = self.place.number
         if number in _OVER:
             return b""
         known = self._grammar.forced_text(number) if number >= 0 else None
@@ -361,9 +345,9 @@ class DfaMatcher(Matcher):
         return text
 
     def forced_tokens(self) -> list[int]:
-        state, grammar = self.state, self._grammar
-        number = state.number
-        if state.unforced:
+        place, grammar = self.place, self._grammar
+        number = place.number
+        if place.unforced:
             return []
         if number < 0:
             other = self._other_here() if number == BEYOND else None
@@ -372,7 +356,7 @@ class DfaMatcher(Matcher):
         known = None if tail is None else grammar.forced.get((number, tail))
         if known is None:
             if not self.forced_text():
-                state.unforced = grammar.forced_text(number) is not None
+                place.unforced = grammar.forced_text(number) is not None
                 return []
             if tail is None:
                 return []
@@ -392,7 +376,7 @@ class DfaMatcher(Matcher):
             raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
         self._error = ""
         if count:
-            self.state = self._before[-count]
+            self.place = self._before[-count]
             del self._tokens[-count:], self._before[-count:]
         if self._other is not None:  # it may have come to an error behind what is undone
             self._other.rollback(max(self._taken - len(self._tokens), 0))

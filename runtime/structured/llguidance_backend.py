@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
 from rootlace.runtime.contracts.plan import MaskRow
-from rootlace.runtime.structured.dfa_backend import BEYOND, DfaGrammar, DfaMatcher
+from rootlace.runtime.structured.dfa_backend import BEYOND, DfaGrammar
 from rootlace.runtime.structured.json_schema.to_regex import MARK
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
@@ -526,9 +526,6 @@ class HybridGrammar(DfaGrammar):
     @property
     def nbytes(self) -> int:
         return super().nbytes + self.inner.nbytes
-
-    def matcher(self) -> Matcher:
-        return DfaMatcher(self) if self.trusted else self.inner.matcher()
 
     def other(self) -> Matcher:
         return self.inner.matcher()

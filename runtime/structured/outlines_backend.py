@@ -15,8 +15,8 @@ import numpy as np
 import outlines_core
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
-from rootlace.runtime.structured.dfa_backend import ENDED, DfaGrammar, DfaMatcher
+from rootlace.runtime.contracts.matcher import ForcedTokenizer
+from rootlace.runtime.structured.dfa_backend import ENDED, DfaGrammar
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look
@@ -81,9 +81,6 @@ class OutlinesGrammar(DfaGrammar):
     @property
     def nbytes(self) -> int:
         return super().nbytes + self._index_bytes
-
-    def matcher(self) -> Matcher:
-        return DfaMatcher(self)
 
     # ------------------------------------------------------------ answers for matchers
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.matcher import UNKNOWN, Matcher, Place
 from rootlace.runtime.contracts.messages import ThoughtTokens
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
@@ -106,6 +106,10 @@ class _State(NamedTuple):
     rewound: bool = False
 
 
+_THINKING = Place(unfinished=True, unforced=True)
+"""Within thoughts."""
+
+
 class ThoughtMatcher(Matcher):
     """See `contracts.matcher.Matcher`.
 
@@ -119,6 +123,7 @@ class ThoughtMatcher(Matcher):
         self, inner: Matcher | None, thoughts: ThoughtTokens, vocabulary: Vocabulary
     ) -> None:
         self._inner = inner
+        self.can_rollback = inner is not None and inner.can_rollback
         self._thoughts = thoughts
         self._vocabulary = vocabulary
         self._watch = Watch(thoughts, vocabulary.token_bytes)
@@ -140,8 +145,10 @@ class ThoughtMatcher(Matcher):
     # ------------------------------------------------------------ masks
 
     @property
-    def ready(self) -> MaskRow | None:  # type: ignore[override]
-        return self._inner.ready if self._inner is not None and self._is_inner else None
+    def place(self) -> Place:  # type: ignore[override]
+        if self._state.position.phase is Phase.INSIDE:
+            return _THINKING
+        return self._inner.place if self._inner is not None and self._is_inner else UNKNOWN
 
     @property
     def _is_inner(self) -> bool:
@@ -273,24 +280,6 @@ class ThoughtMatcher(Matcher):
         if self._inner is not None:
             self._inner.rollback(max(taken - own, 0) - max(keep - own, 0))
 
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        state = self._state
-        if state.position.phase is Phase.INSIDE:
-            position = self._watch.after(state.position, token_id)
-            after = self._begun(state._replace(position=position, thought=state.thought + 1))
-            if after.position.phase is not Phase.INSIDE or token_id in self._eos:
-                return False
-        elif self._inner is not None and self._is_inner:
-            if not self._inner.try_advance_fast(token_id, jumps):
-                return False
-            after = state._replace(taken=state.taken + 1)
-        else:
-            return False
-        self._before.append(state)
-        self._tokens.append(token_id)
-        self._state = after
-        return True
-
     def ignores(self, token_id: int) -> bool:
         state = self._state
         thinks = state.position.phase is Phase.INSIDE or bool(state.left)
@@ -352,9 +341,6 @@ class ThoughtMatcher(Matcher):
         self._error = ""
         if self._inner is not None:
             self._inner.reset()
-
-    def can_rollback(self) -> bool:
-        return self._inner is not None and self._inner.can_rollback()
 
     def settled(self) -> int:
         return len(self._tokens) - self._state.taken

@@ -131,7 +131,7 @@ class _Run:
         self.stops = stops
         self.matcher = matcher
         self.jumps = jumps
-        self.held = matcher is not None and matcher.can_rollback()
+        self.held = matcher is not None and matcher.can_rollback
 
     def go(self) -> Expected:
         if not self.most:

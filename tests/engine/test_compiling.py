@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.matcher import UNKNOWN
 from rootlace.runtime.contracts.messages import (
     Abort,
     EngineOutput,
@@ -40,7 +41,7 @@ VOCAB = 32
 class OnlySeven(Plain):
     """7, three times; forced where that may show."""
 
-    ready = None
+    place = UNKNOWN
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,9 +52,6 @@ class OnlySeven(Plain):
     def advance(self, token_id: int) -> bool:
         self.count += token_id == 7
         return token_id == 7
-
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        return False
 
     def is_finished(self) -> bool:
         return self.count == 3

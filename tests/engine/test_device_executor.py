@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.scheduler.pacing import DraftPace
+from rootlace.runtime.scheduler.masks import MaskThreads
+from rootlace.runtime.scheduler.speculation import DraftPace
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.demo import prompts_about
@@ -56,7 +56,7 @@ def compare(
     plain: ModelRunner,
     device: ModelRunner,
     fill: Callable[[Harness], None],
-    filler: MaskFiller | None = None,
+    filler: MaskThreads | None = None,
     num_blocks: int | None = None,
 ) -> Harness:
     harnesses = []
@@ -150,7 +150,7 @@ def test_constrained(
         params = greedy(30, logprobs=True, top_logprobs=2)
         harness.add(prompts[3], params, matcher=grammar.matcher(), jump=True)
 
-    filler = MaskFiller(1)
+    filler = MaskThreads(1)
     try:
         compare(plain, device, fill, filler)
     finally:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.scheduler.masks import MaskThreads
 from rootlace.runtime.structured import GrammarCompiler, Matcher
 from tests.engine.demo import compiler_for, prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
@@ -126,7 +126,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_scores_are_those_of_tokens_that_were_sampled(
     runner, prompts, compiler, stepwise, name
 ) -> None:
-    filler = MaskFiller(2)
+    filler = MaskThreads(2)
     for jump in (True, False):
         outcomes = run(runner, prompts, compiler, jump=jump, filler=filler, **SETTINGS[name])
         for outcome, wanted in zip(outcomes, stepwise, strict=True):

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from rootlace.runtime.contracts.matcher import UNKNOWN
 from rootlace.runtime.contracts.plan import MaskRow
-from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.scheduler import masks as masks_module
-from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, StepMasks
+from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, MaskThreads, StepMasks
 from rootlace.runtime.scheduler.masks import Job as MaskingJob
 from rootlace.wire.errors import InternalError
 from tests.scheduler.matchers import Plain
@@ -36,7 +36,7 @@ class Table:
 class Counting(Plain):
     """Token i follows token i - 1; in a shared table or in masks of its own."""
 
-    ready = None
+    place = UNKNOWN
 
     def __init__(self, table: Table | None = None, fails: bool = False) -> None:
         self.table, self.fails, self.at = table, fails, 0
@@ -64,16 +64,13 @@ class Counting(Plain):
         self.at += 1
         return True
 
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        return False
-
     def is_finished(self) -> bool:
         return self.at == 6
 
 
 @pytest.fixture
 def filler():
-    filler = MaskFiller(2)
+    filler = MaskThreads(2)
     yield filler
     filler.close()
 
@@ -262,4 +259,4 @@ def test_a_step_that_fails_while_masks_are_filled_disturbs_no_later_one(filler) 
 
 def test_a_filler_needs_a_thread() -> None:
     with pytest.raises(ValueError, match="mask_threads"):
-        MaskFiller(0)
+        MaskThreads(0)

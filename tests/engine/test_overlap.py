@@ -10,8 +10,9 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.engine.core import MaskFiller, Steps
+from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.scheduler.masks import MaskThreads
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.demo import compiler_for, prompts_about
@@ -80,7 +81,7 @@ def both(
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_constrained(runner, compiler, prompts, name, automata) -> None:
     grammar = compiler.compile(**CONSTRAINTS[name])
-    filler = MaskFiller(1)
+    filler = MaskThreads(1)
 
     def fill(harness: Harness) -> None:
         for i, prompt in enumerate(prompts):

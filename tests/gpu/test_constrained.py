@@ -18,7 +18,7 @@ from tests.engine.harness import Harness
 
 pytest.importorskip("llguidance", reason="constraints need llguidance")
 
-from rootlace.runtime.engine.core import MaskFiller
+from rootlace.runtime.scheduler.masks import MaskThreads
 from rootlace.runtime.structured import GrammarCompiler
 
 BLOCK_SIZE = 16
@@ -89,7 +89,7 @@ def run(
     rows: int,
 ) -> dict[tuple[str, int], tuple[list[int], str | None]]:
     """All constraints side by side in one batch, hot enough that the model would like to stray."""
-    filler = MaskFiller(1)
+    filler = MaskThreads(1)
     harness = Harness(
         runner, block_size=BLOCK_SIZE, overlap=overlap, automata=overlap, filler=filler
     )

@@ -8,14 +8,16 @@ from itertools import count
 
 import numpy as np
 
+from rootlace.runtime.contracts.matcher import UNKNOWN, Place
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
 
 
 class Plain:
     """What a matcher is asked for, where nothing is forced and nothing taken back."""
 
-    ready = None
+    place = UNKNOWN
     free = False
+    can_rollback = False
 
     def mask_row(self) -> MaskRow | None:
         return None
@@ -26,9 +28,6 @@ class Plain:
     def automaton(self) -> AutomatonState | None:
         return None
 
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        return False
-
     def forced_tokens(self) -> list[int]:
         return []
 
@@ -37,9 +36,6 @@ class Plain:
 
     def settled(self) -> int:
         return 0
-
-    def can_rollback(self) -> bool:
-        return False
 
     def rollback_refused(self) -> int | None:
         return None
@@ -70,7 +66,8 @@ class Digits(Plain):
 class Script(Plain):
     """What may follow depends on a hash of (seed, tokens so far); `length` tokens complete it.
 
-    About `forcing` of 10 places allow one token only. With `checking`, some tokens that the mask
+    About `forcing` of 10 places allow one token only. Of some places is known beforehand that they
+    are not the end, or that nothing is forced there. With `checking`, some tokens that the mask
     allows are refused, and excluded there from then on; at most `tries` of them.
     """
 
@@ -85,9 +82,18 @@ class Script(Plain):
     ) -> None:
         self.seed, self.length, self.vocab = seed, length, vocab
         self.forcing, self.checking, self.tries = forcing, checking, tries
+        self.can_rollback = checking
         self.seen: list[int] = []
         self.excluded: dict[tuple[int, ...], set[int]] = {}
         self.refused = -1
+
+    @property
+    def place(self) -> Place:  # type: ignore[override]
+        first, second = self._hash("known", self.seen)[:2]
+        return Place(
+            unfinished=first % 4 > 0 and len(self.seen) < self.length,
+            unforced=second % 4 > 0 and not self.forced_tokens(),
+        )
 
     def options(self, seen: list[int]) -> list[int]:
         first, second, third = self._hash("options", seen)[:3]
@@ -113,18 +119,6 @@ class Script(Plain):
         self.seen.append(token_id)
         return True
 
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        """Knows it at some places only."""
-        seen = [*self.seen, token_id]
-        if self.checking or len(seen) >= self.length or self._hash("on", seen)[0] % 4 == 0:
-            return False
-        if token_id not in self.options(self.seen):
-            return False
-        if jumps and len(self.options(seen)) == 1:
-            return False
-        self.seen.append(token_id)
-        return True
-
     def rollback(self, count: int) -> None:
         del self.seen[len(self.seen) - count :]
         self.refused = -1
@@ -141,9 +135,6 @@ class Script(Plain):
                 break
             run.append(allowed[0])
         return run
-
-    def can_rollback(self) -> bool:
-        return self.checking
 
     def rollback_refused(self) -> int | None:
         self.tries -= 1
@@ -166,6 +157,12 @@ class Script(Plain):
 
     def _hash(self, *what: object) -> bytes:
         return hashlib.sha256(repr((self.seed, *what)).encode()).digest()
+
+
+class Asked(Script):
+    """Nothing is known of its places beforehand."""
+
+    place = UNKNOWN
 
 
 _keys = count()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rootlace.runtime.scheduler.pacing import DraftPace
+from rootlace.runtime.scheduler.speculation import DraftPace
 
 
 def test_what_a_drafted_token_costs() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.scheduler.drafter import Drafter
-from rootlace.runtime.scheduler.pacing import DraftPace
+from rootlace.runtime.scheduler.speculation import DraftPace
 from tests.scheduler.test_drafting import LENGTH, PROMPT, known
 from tests.scheduler.world import World
 

@@ -304,7 +304,7 @@ def test_samples_share_what_is_predicted_and_those_that_wait_follow_nothing() ->
         PROMPT, LENGTH, predict=lambda _: [1, 2], constrain=lambda: Script(1, 30, 100, 3, True)
     )
     world.step()
-    sequences = world.scheduler._by_rid
+    sequences = world.scheduler.by_rid
     texts = [sequences[rid].predicted for rid in range(4)]
     assert texts[0] is texts[1] is texts[2] is not texts[3] is not None
     for rid in range(4):
@@ -321,7 +321,7 @@ def test_an_abort_tells_what_was_drafted_in_vain() -> None:
     """Of a step under way; tokens that were right are told with the abort."""
     world = World(overlap=True)
     rid = world.submit(PROMPT, LENGTH, predict=list, emit_every=100)
-    sequence = world.scheduler._by_rid[rid]
+    sequence = world.scheduler.by_rid[rid]
     for _ in range(9):
         if world.stats["accepted_tokens"] and sequence.draft is not None:
             break
@@ -362,7 +362,7 @@ def test_drafts_come_back_when_a_full_batch_has_gone() -> None:
     for at in range(32):
         world.submit([*PROMPT, at], LENGTH, predict=list)
     world.submit([*PROMPT, 32], 8 * LENGTH, predict=list)
-    while len(world.scheduler._by_rid) > 1:
+    while len(world.scheduler.by_rid) > 1:
         world.step()
     before = world.stats["drafted_tokens"]
     world.drain()
@@ -417,8 +417,8 @@ def test_who_stands_by_misses_a_step_that_counts() -> None:
         rid = world.submit(PROMPT, LENGTH, predict=list)
         for at in range(others):
             world.submit([*PROMPT, at], 2 * LENGTH)
-        while rid in world.scheduler._by_rid:
-            sequence = world.scheduler._by_rid[rid]
+        while rid in world.scheduler.by_rid:
+            sequence = world.scheduler.by_rid[rid]
             if sequence.drafter is not None:
                 missed.append(sequence.drafter.missed)
             world.step()

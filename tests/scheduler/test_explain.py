@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.messages import EngineRequest, TreePage
-from rootlace.runtime.scheduler.pacing import PromptPace, TickTimes
+from rootlace.runtime.scheduler.inspection import TickTimes
+from rootlace.runtime.scheduler.pacing import PromptPace
 from rootlace.wire.protocol import CacheReport, SamplingParams
 from tests.scheduler.world import Job, World
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.contracts.matcher import Place
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow, TokenScores
 from rootlace.runtime.scheduler.batch import DecodeRows, DepthFirst, plain_samples
@@ -17,7 +18,7 @@ from rootlace.runtime.scheduler.masks import SampleRows, StepMasks
 from rootlace.runtime.scheduler.output import TokenIntake
 from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.protocol import SamplingParams
-from tests.scheduler.matchers import Digits, Script
+from tests.scheduler.matchers import Asked, Digits, Script
 
 VOCAB = 16
 
@@ -36,7 +37,8 @@ class Ready(Digits):
     def __init__(self, row: int, known: bool) -> None:
         super().__init__(100)
         self.row = MaskRow(Table(), row)
-        self.ready = self.row if known else None  # type: ignore[assignment]
+        self.place = Place()
+        self.place.mask = self.row if known else None
 
     def mask_row(self) -> MaskRow | None:
         return self.row
@@ -92,49 +94,31 @@ def test_sample_rows(rows, automata) -> None:
         expect_equal(mine, other)
 
 
-@pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_intake(seed: int, constrained: bool) -> None:
-    """`try_take_fast` does what `take` does, or nothing; both to the sequence's end."""
+def test_intake(seed: int) -> None:
+    """What is known of places beforehand changes nothing; to the sequence's end."""
     dice = random.Random(seed)
     params = SamplingParams(max_tokens=40, seed=0, stop_token_ids=(15,), logprobs=True)
-
-    def fresh() -> RequestState:
-        return sequence(0, params, Script(seed, 30, VOCAB, forcing=3) if constrained else None)
-
-    quick, plain = fresh(), fresh()
+    quick = sequence(0, params, Script(seed, 30, VOCAB, forcing=3))
+    asked = sequence(0, params, Asked(seed, 30, VOCAB, forcing=3))
     fast, slow = TokenIntake(), TokenIntake()
-    taken = 0
-    for intake, one in ((fast, quick), (slow, plain)):
+    for intake, one in ((fast, quick), (slow, asked)):
         intake.begin(one)
     while True:
-        choices = range(VOCAB)
-        if constrained and isinstance(plain.matcher, Script):
-            choices = plain.matcher.options(plain.matcher.seen) or [-1]  # type: ignore[assignment]
-        token = dice.choice(choices)
-        one_score = np.full(1, -float(len(plain.forced)), np.float32)
+        assert isinstance(asked.matcher, Script)
+        token = dice.choice(asked.matcher.options(asked.matcher.seen) or [-1])
+        one_score = np.full(1, -float(len(asked.forced)), np.float32)
         scores = TokenScores(one_score, np.zeros((1, 0), np.int32), np.zeros((1, 0), np.float32))
-        quick.pending = plain.pending = 1
-        plain.pending -= 1
-        theirs = slow.take(plain, token, scores)
-        if fast.try_take_fast(quick, token, scores):
-            taken += 1
-            ours = None
-        else:
-            assert quick.pending == 1, "it did something and said that it did not"
-            quick.pending -= 1
-            ours = fast.take(quick, token, scores)
-        assert ours == theirs
-        for name in ("length", "outputs", "last", "pending", "forced", "score_next", "score_stop"):
-            assert getattr(quick, name) == getattr(plain, name), name
-        assert np.array_equal(quick.tokens[: quick.length], plain.tokens[: plain.length])
-        assert len(quick.output_scores) == len(plain.output_scores)
-        if constrained:
-            assert quick.matcher.seen == plain.matcher.seen  # type: ignore[union-attr]
+        theirs = slow.take(asked, token, scores)
+        assert fast.take(quick, token, scores) == theirs
+        for name in ("length", "outputs", "last", "forced", "score_next", "score_stop"):
+            assert getattr(quick, name) == getattr(asked, name), name
+        assert np.array_equal(quick.tokens[: quick.length], asked.tokens[: asked.length])
+        assert len(quick.output_scores) == len(asked.output_scores)
+        assert quick.matcher.seen == asked.matcher.seen  # type: ignore[union-attr]
         if theirs is not None:
             break
     assert (fast.forced_tokens, fast.jumps) == (slow.forced_tokens, slow.jumps)
-    assert taken or plain.outputs < 3
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -150,7 +134,9 @@ def test_decode_rows(block_size: int) -> None:
     blocks = iter(range(10_000))
     for _ in range(100):
         for one in rows:
-            one.append(dice.randrange(VOCAB))
+            one.reserve_tokens(1)
+            one.last = one.tokens[one.length] = dice.randrange(VOCAB)
+            one.length += 1
             one.computed += 1
             while one.table_len * block_size < one.computed:
                 one.add_block(next(blocks))

@@ -12,7 +12,7 @@ import pytest
 
 from rootlace.runtime.scheduler.admission import Headroom
 from rootlace.wire.errors import ConstraintNotMet, InternalError
-from tests.scheduler.matchers import Plain, Script, Stepped
+from tests.scheduler.matchers import Asked, Plain, Script, Stepped
 from tests.scheduler.world import World
 
 VOCAB = 4
@@ -246,6 +246,8 @@ def test_a_jump_never_computes_again_what_the_sequence_has() -> None:
 class Refusing(Fixed):
     """Refuses `bad` once the token behind it has come, which takes both back."""
 
+    can_rollback = True
+
     def __init__(self, *places: int | list[int], bad: int, tries: int = 3) -> None:
         super().__init__(*places)
         self.bad, self.tries, self.seen = bad, tries, [-1]
@@ -254,9 +256,6 @@ class Refusing(Fixed):
         if self.seen[-1] == self.bad or not super().advance(token_id):
             return False
         self.seen.append(token_id)
-        return True
-
-    def can_rollback(self) -> bool:
         return True
 
     def rollback_refused(self) -> int | None:
@@ -321,7 +320,7 @@ class Panic(BaseException):
 @pytest.mark.parametrize("method", ["advance", "forced_tokens", "is_finished", "fill_bitmask"])
 def test_a_matcher_that_raises_fails_alone(method, error) -> None:
     world = World(vocab_size=VOCAB)
-    script = Script(3, 14, VOCAB, 6)
+    script = Asked(3, 14, VOCAB, 6)
     healthy = 1 if method == "fill_bitmask" else 4
     calls = 0
 

@@ -285,7 +285,7 @@ class Machine(RuleBasedStateMachine):
         scheduler = self.world.scheduler
         if in_flight and len(self.world.flights) < 2:
             self.world.launch()
-        sequence = scheduler._by_rid.get(rid)
+        sequence = scheduler.by_rid.get(rid)
         if sequence is not None:
             job = self.world.jobs[rid]
             known = min(sequence.computed, sequence.length)

@@ -36,7 +36,7 @@ def test_a_token_that_is_not_known_never_enters_the_tree(block_size) -> None:
     world.step()
     world.step()
     launched(world)
-    sequence = world.scheduler._by_rid[rid]
+    sequence = world.scheduler.by_rid[rid]
     known = sequence.length
     assert sequence.computed == known + 1
     world.abort(rid)
@@ -86,7 +86,7 @@ def test_a_preempted_sequence_takes_the_tokens_under_way_and_may_end_there(steps
         first, second = world.submit(ids(5, 1), 9), world.submit(ids(6, 2), limit)
         for _ in range(steps):
             launched(world)
-        sequence = world.scheduler._by_rid[second]
+        sequence = world.scheduler.by_rid[second]
         world.scheduler._running.preempt(sequence)
         world.scheduler.check()
         if steps == 1:

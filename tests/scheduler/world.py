@@ -374,7 +374,7 @@ class World:
         """
         tokens = list(prompt)
         matcher = None if constrain is None else constrain()
-        held = matcher is not None and matcher.can_rollback()
+        held = matcher is not None and matcher.can_rollback
         forced: list[int] = []
         if params.max_tokens and matcher is not None and matcher.is_finished():
             return Cold([], "stop")

@@ -194,7 +194,7 @@ def test_matchers_of_one_grammar_do_not_share_state(
     assert first.is_finished()
     assert not second.is_finished()
     assert second.advance(a)
-    assert not first.can_rollback()
+    assert not first.can_rollback
     assert first.rollback_refused() is None
     assert first.error()
 

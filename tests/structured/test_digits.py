@@ -93,7 +93,7 @@ def test_a_model_that_always_wants_a_digit_comes_to_an_end(
         for token in vocabulary.bytewise(form.partition("%s")[0].encode() + b"6") or []:
             assert matcher.advance(token)
         text = b""
-        order = [*vocabulary.order.beginning_with(wanted), *vocabulary.beginning_with_digits(1)]
+        order = [*vocabulary.order.beginning_with(wanted), *vocabulary.digits[1]]
         while len(text) < 400:
             mask = matcher.allowed_mask()
             token = next((token for token in order if mask[token]), None)

@@ -26,7 +26,7 @@ from tests.structured.random_schemas import random_schema
 
 def _declared(matcher: DfaMatcher) -> bool:
     """Whether the automaton knows where the text stands."""
-    return matcher.state.number >= 0
+    return matcher.place.number >= 0
 
 
 GAP = gap_of(flexible=True)
@@ -229,13 +229,10 @@ def test_tokens_taken_in_at_once_are_those_of_llguidance_also_taken_back(
         done = 0
         while done < len(text):
             token = text[done]
-            jumps = pick.random() < 0.5
-            if matcher.try_advance_fast(token, jumps):
-                at_once += 1
-                assert other.advance(token) and not other.is_finished()
-                assert not (jumps and other.forced_tokens())
-            else:
-                assert matcher.advance(token) and other.advance(token)
+            at_once += token in matcher.place.after
+            assert matcher.advance(token) and other.advance(token)
+            assert not (matcher.place.unfinished and other.is_finished())
+            assert not (matcher.place.unforced and other.forced_tokens())
             done += 1
             if pick.random() < 0.15:
                 back = pick.randint(1, min(done, 6))
@@ -341,9 +338,9 @@ def test_trust_that_is_lost_while_a_row_is_looked_up_leaves_no_mask(
         return row
 
     monkeypatch.setattr(wrong, "row", row_then_lost)
-    matcher.state.mask = None
+    matcher.place.mask = None
     assert matcher.mask_row() is None
-    assert matcher.ready is None and matcher.mask_row() is None
+    assert matcher.place.mask is None and matcher.mask_row() is None
 
 
 def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
@@ -354,7 +351,7 @@ def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
     first, second = wrong.matcher(), wrong.matcher()
     assert first.allowed_mask()[start] and first.advance(start)
     assert first.mask_row() is not None, "an unfilled row"
-    assert second.mask_row() is not None and second.ready is not None
+    assert second.mask_row() is not None and second.place.mask is not None
 
     breaker = wrong.matcher()
     for byte in b'{"age":':
@@ -370,12 +367,12 @@ def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
 
     for matcher, text in ((first, (behind, inside)), (second, (start, behind, inside))):
         assert isinstance(matcher, DfaMatcher)
-        assert matcher.ready is None and matcher.mask_row() is None, "none shares a mask"
+        assert matcher.place.mask is None and matcher.mask_row() is None, "none shares a mask"
         alone = wrong.inner.matcher()
         if matcher is first:
             assert alone.advance(start)
         for token in text:
-            assert not matcher.try_advance_fast(token, False)
+            assert not matcher.place.after
             np.testing.assert_array_equal(matcher.allowed_mask(), alone.allowed_mask())
             assert matcher.advance(token) and alone.advance(token)
             assert not _declared(matcher)

@@ -10,7 +10,7 @@ import pytest
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured import GrammarCompiler, Matcher, dfa_backend
-from rootlace.runtime.structured.dfa_backend import DfaStates
+from rootlace.runtime.structured.dfa_backend import DfaState, DfaStates
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 
 REGEX = r"(?:ab|ac)+d[0-9]{2}"
@@ -38,24 +38,25 @@ def test_a_known_way_is_gone_at_once(compiler: GrammarCompiler, kind: str) -> No
         assert first.allowed_mask()[token] and first.advance(token)
         first.prepare_mask()
         first.mask_row()  # is filled now, and so it is known
-    fast = 0
+    known = 0
     for count, token in enumerate(tokens):
         expected = other.mask_row()
-        assert other.ready is None or other.ready is expected
-        assert not other.try_advance_fast(compiler.vocabulary.eos_token_ids[0], False)
+        assert other.place.mask is None or other.place.mask is expected
         last = count + 1 == len(tokens)
-        taken = other.try_advance_fast(token, False)
-        if kind == "open":  # the fast way ends where the automaton does
-            fast += taken
-            assert taken or other.advance(token)
+        place = other.place
+        there = isinstance(place, DfaState) and token in place.after
+        assert other.advance(token)
+        if kind == "open":  # what is known ends where the automaton does
+            known += there
             continue
-        assert taken is not last, "what may be the end is not taken in"
+        assert there
+        assert other.place.unfinished is not last, "it may be the end"
         if not last:
-            row = other.ready
+            row = other.place.mask
             assert row is not None and row.table.filled(row.row)
             mask = np.unpackbits(row.table.rows[row.row].view(np.uint8), bitorder="little")
             np.testing.assert_array_equal(mask[:4096].astype(bool), other.allowed_mask())
-    assert fast > 1 if kind == "open" else other.advance(tokens[-1])
+    assert known > 1 or kind != "open"
     assert other.is_finished()
     other.rollback(len(tokens))
     again = made(compiler, kind)
@@ -90,27 +91,24 @@ def test_a_grammar_that_nobody_has_leaves_nothing(compiler: GrammarCompiler, kin
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_what_is_forced_is_not_passed_by(compiler: GrammarCompiler, kind: str) -> None:
-    """With jumps a step is taken at once only to where nothing is forced."""
+def test_where_nothing_is_forced(compiler: GrammarCompiler, kind: str) -> None:
     tokens = [compiler.vocabulary.byte_tokens[byte] for byte in TEXTS[kind]]
     for _ in range(2):
         matcher = made(compiler, kind)
         for token in tokens:
-            if matcher.try_advance_fast(token, True):
-                assert not matcher.forced_tokens()
-            else:
-                assert matcher.advance(token)
-                matcher.forced_tokens()
+            assert matcher.advance(token)
+            unforced = matcher.place.unforced
+            assert not (matcher.forced_tokens() and unforced)
 
 
 @pytest.mark.slow
-def test_the_other_backends_take_nothing_in_at_once(compiler: GrammarCompiler) -> None:
+def test_the_other_backends_know_nothing_beforehand(compiler: GrammarCompiler) -> None:
     for backend in ("llguidance", "outlines_core"):
         config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]
         matcher = GrammarCompiler(compiler.vocabulary, config=config).compile(regex="a+").matcher()
         token = compiler.vocabulary.byte_tokens[ord("a")]
-        assert not matcher.try_advance_fast(token, False) and matcher.ready is None
         assert matcher.advance(token)
+        assert matcher.place.mask is None and not matcher.is_finished()
 
 
 def test_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

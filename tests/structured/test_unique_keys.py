@@ -195,7 +195,7 @@ def test_what_a_random_model_writes_has_each_key_once(
     a token is refused, and nothing is ever taken back."""
     grammar = compiler.compile(json_schema=schema, strict=True)
     assert "checked" not in grammar.backend
-    assert not grammar.matcher().can_rollback()
+    assert not grammar.matcher().can_rollback
     few = _Few(compiler.vocabulary)
     ended = 0
     for seed in range(8):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -170,6 +171,8 @@ MAX_DEPTH = 64
 
 NUMBER_BYTES = frozenset(b"0123456789+-.eE")
 _WHITESPACE = frozenset(b" \t\n\r")
+_ENDS_PLAIN = re.compile(rb'["\\]')
+"""Where a string ends, or an escape begins."""
 _LITERALS = (b"true", b"false", b"null")
 
 Schemas = tuple[Located, ...]
@@ -403,22 +406,39 @@ class Verifier:
         self._rules = rules
         self._text = bytearray()
         self._states = [_State()]
+        self.has_ahead = False
+        """Whether `ahead` may have something to say."""
 
     def feed(self, data: bytes) -> Violation | None:
         """Take in the next bytes. On a violation nothing has changed."""
-        before = len(self._text)
-        state = self._states[-1]
+        before, state = len(self._text), self._states[-1]
         self._text += data
-        if self.is_plain(data):
-            self._states.append(state._replace(length=before + len(data)))
-            return None
+        at = 0
         try:
-            for index, byte in enumerate(data):
-                state = self._step(state, byte, before + index)
+            while at < len(data):
+                if state.scalar is _Scalar.STRING or state.scalar is _Scalar.KEY:
+                    if state.escape:
+                        state = state._replace(escape=False)
+                    elif (found := _ENDS_PLAIN.search(data, at)) is None:
+                        break
+                    else:
+                        at = found.start()
+                        if data[at] == ord("\\"):
+                            state = state._replace(escape=True)
+                        elif state.scalar is _Scalar.KEY:
+                            state = self._key(state, before + at + 1)
+                        else:
+                            state = self._end(state, before + at + 1)
+                else:
+                    state = self._step(state, data[at], before + at)
+                at += 1
         except _Refused as refused:
             del self._text[before:]
-            return replace(refused.violation, length=index + 1)
+            return replace(refused.violation, length=at + 1)
         self._states.append(state._replace(length=len(self._text)))
+        opened, scalar = state.open, state.scalar
+        is_later_key = scalar is _Scalar.KEY and opened is not None and bool(opened.seen)
+        self.has_ahead = is_later_key or scalar is _Scalar.NUMBER
         return None
 
     def is_plain(self, data: bytes) -> bool:
@@ -432,6 +452,7 @@ class Verifier:
         if count:
             del self._states[len(self._states) - count :]
             del self._text[self._states[-1].length :]
+            self.has_ahead = True
 
     def violation(self) -> Violation | None:
         """Why the text may not end here; None if it may."""
@@ -481,14 +502,8 @@ class Verifier:
     # ------------------------------------------------------------ one byte
 
     def _step(self, state: _State, byte: int, offset: int) -> _State:
+        """The state behind a byte that is not within a string."""
         scalar = state.scalar
-        if scalar is _Scalar.STRING or scalar is _Scalar.KEY:
-            if state.escape or byte == ord("\\"):
-                return state._replace(escape=not state.escape)
-            if byte != ord('"'):
-                return state
-            ended = self._key if scalar is _Scalar.KEY else self._end
-            return ended(state, offset + 1)
         if scalar is _Scalar.LITERAL:
             begun = bytes(self._text[state.start : offset + 1])
             if not any(literal.startswith(begun) for literal in _LITERALS):

@@ -366,15 +366,10 @@ class Vocabulary:
         """The tokens sorted by their bytes; built at first use (a fraction of a second)."""
         return TokenOrder(self.token_bytes)
 
-    def beginning_with_digits(self, count: int) -> np.ndarray:
-        """int32: the tokens that begin with at least `count` digits."""
-        if count >= len(self._digits):
-            return np.zeros(0, np.int32)
-        return self._digits[count]
-
     @cached_property
-    def _digits(self) -> list[np.ndarray]:
-        """By how many digits, the tokens that begin with at least so many."""
+    def digits(self) -> list[np.ndarray]:
+        """int32: by how many digits, the tokens that begin with at least so many; the last is
+        empty."""
         of_digits = [self.order.beginning_with(b"%d" % digit) for digit in range(10)]
         found = [np.concatenate(of_digits)]
         while len(found[-1]):
