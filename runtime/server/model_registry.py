@@ -12,9 +12,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.server.core import name_of, not_found
 from rootlace.runtime.server.open_model import close_room, open_room
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, name_of, not_found
 from rootlace.runtime.server.server_state import ServerState
 from rootlace.wire.errors import (
     DeadlineExceeded,

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, read_body, refused
 from rootlace.runtime.server.http.chat_pipeline import (
     AnswerStream,
@@ -50,7 +49,7 @@ from rootlace.runtime.server.http.request_fields import (
     sampling_fields,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.wire.protocol import Constraint, Generated, Output, Usage
 from rootlace.wire.sampling import PIN_SECONDS, Cache, names_in
 

@@ -45,13 +45,12 @@ from rootlace.runtime.server.http.anthropic import (
 from rootlace.runtime.server.http.batch_runner import Answerer, Answering
 from rootlace.runtime.server.http.batch_service import BatchService
 from rootlace.runtime.server.http.batch_store import Batch, Deleted, File, Listing, PageQuery
+from rootlace.runtime.server.http.body import RECEIVING, Receiving
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.connections import (
     CONNECTIONS,
-    RECEIVING,
     BoundedRunner,
     Connections,
-    Receiving,
     most_connections,
 )
 from rootlace.runtime.server.http.generation import AbortBody, Aborted, Aborts, PrefixHolds
@@ -105,7 +104,6 @@ from rootlace.runtime.server.http.sglang_generate import GENERATE_BODY, Generate
 from rootlace.runtime.server.http.sglang_sessions import CloseSessionBody, OpenSessionBody, Sessions
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.served_model import ServedModel as Gateway
 
 # Endpoints ----------------------------------------------------------------------------------------
 #
@@ -120,7 +118,7 @@ ANSWERED: dict[str, type[Any]] = {
 """What the rows of batches may ask, as requests do."""
 
 
-def answers_of(gateway: Gateway) -> dict[str, Answerer]:
+def answers_of(gateway: ServedModel) -> dict[str, Answerer]:
     """How each path of `ANSWERED` is answered."""
     return {
         "/v1/chat/completions": ChatCompletions(gateway, Chats(gateway)).answer,
@@ -129,7 +127,7 @@ def answers_of(gateway: Gateway) -> dict[str, Answerer]:
     }
 
 
-def batch_service(gateway: Gateway) -> BatchService:
+def batch_service(gateway: ServedModel) -> BatchService:
     """Batches whose rows are answered as requests are."""
     answers = answers_of(gateway)
     return BatchService(
@@ -146,7 +144,7 @@ class Shared:
     aborts: Aborts = field(default_factory=Aborts)
 
 
-def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
+def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
     shared = shared or Shared(batch_service(gateway))

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from rootlace.runtime.server.auth import set_caller
+from rootlace.runtime.server.auth import ASKER, Asker
 from rootlace.runtime.server.http.batch_store import FULL, Batch, FileStore, Storage, private
 from rootlace.runtime.server.http.body import LARGE_BYTES, Body, decode_anywhere
 from rootlace.runtime.server.http.errors import InvalidParameter, error_body
@@ -369,7 +369,7 @@ class Runner:
 
     async def _rows(self, batch: Batch, results: Results) -> None:
         if batch.owner:  # its rows are the key's requests, in the tasks that begin here
-            set_caller(self._server.keys.named(batch.owner))
+            ASKER.set(Asker.of(self._server.keys.named(batch.owner), ASKER.get().source))
         path = self._storage.files.path(batch.input_file_id)
         total, places = await asyncio.to_thread(_places, path, results.done)
         batch.request_counts.total = total

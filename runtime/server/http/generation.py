@@ -16,22 +16,29 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.auth import admitted, caller, owner
-from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS
+from rootlace.runtime.contracts.messages import Pooling
+from rootlace.runtime.server.auth import ASKER, Asker, owner
+from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
 from rootlace.runtime.server.http.body import Body, ignored, read_body
 from rootlace.runtime.server.http.chat_request import Pin, cut
-from rootlace.runtime.server.http.connections import note_found, note_usage, source
+from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
 from rootlace.runtime.server.http.replies import DirectEvents, json_response
 from rootlace.runtime.server.http.request_fields import Prompt, remaining
-from rootlace.runtime.server.score import find_vectors
-from rootlace.runtime.server.sequence import OpenSequences, TokenSequence
+from rootlace.runtime.server.score import Selection, Vector, find_vectors
+from rootlace.runtime.server.sequence import (
+    OpenSequences,
+    TokenSequence,
+    append,
+    explain,
+    prefill,
+)
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import Turn
 from rootlace.wire.errors import (
@@ -44,6 +51,7 @@ from rootlace.wire.errors import (
 )
 from rootlace.wire.protocol import (
     Append,
+    CacheReport,
     Chunk,
     Constraint,
     Done,
@@ -71,6 +79,31 @@ log = logging.getLogger(__name__)
 MAX_PINS = 4
 SAMPLES_AT_ONCE = 32
 """Samples that begin in one turn of the event loop."""
+
+
+MAX_REPORTS = 16
+"""In the header that tells them."""
+
+
+def admitted(counts: bool = True) -> Asker:
+    """Who asks, when one request more was counted. Raises as `Account.admit` does."""
+    asker = ASKER.get()
+    if counts and asker.account is not None:
+        asker.account.admit()
+    return asker
+
+
+def note_usage(usage: Usage, report: CacheReport | None) -> None:
+    """A prompt was answered: what the cache had of it, for the reply's headers."""
+    seen = SEEN.get()
+    if seen is None:
+        return
+    seen.cached = (seen.cached or 0) + usage.cached_tokens
+    seen.prompt += usage.prompt_tokens
+    if report is not None and len(seen.reports) < MAX_REPORTS:
+        # No texts: a header is for machines, and Latin-1.
+        given = {"matched": report.matched, "limit": report.limit, "reason": report.reason}
+        seen.reports.append(given | ({"lost": report.lost} if report.lost else {}))
 
 
 @dataclass(frozen=True)
@@ -137,9 +170,9 @@ class GenerationStream:
             if one.asked is not None and one.asked is not checked:
                 checked = one.asked
                 checked.check_keywords()
-        account = admitted()
+        asker = admitted()
         gateway.drain.check()
-        self._open = gateway.open_sequences(self._events.put_nowait, account, source())
+        self._open = OpenSequences(gateway, self._events.put_nowait, asker, stays_wanted=True)
         self._kept = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: set[int] = set()
@@ -240,8 +273,9 @@ class GenerationStream:
         if index in self._ended:
             return None
         if not isinstance(told, Generated):
-            if told.cached_tokens is not None:
-                note_found(told.cached_tokens)
+            seen, cached = SEEN.get(), told.cached_tokens
+            if seen is not None and seen.cached is None and cached is not None:
+                seen.cached = cached  # all that is known when a stream begins
             return event
         self._ended.add(index)
         if told.prompt_logprobs:
@@ -254,7 +288,8 @@ class GenerationStream:
     # ------------------------------------------------------------ one request
 
     async def _run(self, index: int) -> None:
-        request = self._requests[index]
+        gateway, request = self._gateway, self._requests[index]
+        op = request.operation(self._stream)
         failure: RootlaceError
         try:
             async with asyncio.timeout(request.handling.timeout) as deadline:
@@ -266,11 +301,11 @@ class GenerationStream:
                     rest = request.parts
                     if request.pins:
                         rest = await self._pin(index, request, sequence)
-                    await self._gateway.perform(sequence, Append(0, 0, rest))
+                    await append(gateway, sequence, Append(0, 0, rest))
+                    sequence.check_handling(op.handling)
                     self._sequences[index] = sequence
-                    op, take = request.operation(self._stream), partial(self._take, index)
-                    result = await self._gateway.perform(sequence, op, take)
-                    assert isinstance(result, Generated)
+                    take = partial(self._take, index)
+                    result = await Generation(gateway, sequence, op, take).run()
                 finally:
                     if not request.keep:
                         self._open.release(sequence)
@@ -295,9 +330,10 @@ class GenerationStream:
         """Compute the prompt up to its last pin. Returns what comes behind."""
         *pinned, (rest, _) = cut(request.parts, request.pins)
         for parts, cache in pinned:
-            await self._gateway.perform(sequence, Append(0, 0, parts))
+            await append(self._gateway, sequence, Append(0, 0, parts))
             handling = msgspec.structs.replace(request.handling, cache=cache)
-            done = await self._gateway.perform(sequence, Prefill(0, 0, handling))
+            sequence.check_handling(handling)
+            done = await prefill(self._gateway, sequence, Prefill(0, 0, handling))
             assert isinstance(done, Done) and done.usage is not None
             computed = done.usage.prompt_tokens - done.usage.cached_tokens
             self._written[index] = (*self._written.get(index, ()), computed)
@@ -393,7 +429,7 @@ async def behind_prompts(
     nothing is computed, so it is no request of the key's quota. The timeout of `handling` is that
     of all together. `param` names the field that holds a prompt, and `choices` that of choices.
     """
-    account = caller() if free else admitted()
+    asker = admitted(counts=not free)
     gateway.drain.check()
     clock = asyncio.get_running_loop().time
     started = clock()
@@ -410,13 +446,12 @@ async def behind_prompts(
         try:
             sequence = opened.begin(namespace, adapter, handling.cache.share)
             try:
-                await gateway.perform(sequence, Append(0, 0, parts))
-                result = await gateway.perform(sequence, op)
+                await append(gateway, sequence, Append(0, 0, parts))
+                result = await _behind(gateway, sequence, op)
             finally:
                 opened.release(sequence)
         except RootlaceError as error:
             raise named(error, None if param is None else param(index), choices) from None
-        assert isinstance(result, Result)
         if not isinstance(result, Explained):
             note_usage(result.usage, None)
         results[index] = result
@@ -430,7 +465,7 @@ async def behind_prompts(
         for worker in workers:
             worker.cancel()
 
-    opened = gateway.open_sequences(end, account, source(), stays_wanted=False)
+    opened = OpenSequences(gateway, end, asker)
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, count))]
     try:
         async with asyncio.timeout(handling.timeout) as deadline:
@@ -448,6 +483,27 @@ async def behind_prompts(
             worker.cancel()
         opened.close()
     return [results[index] for index in range(count)]
+
+
+async def _behind(
+    gateway: ServedModel, sequence: TokenSequence, op: Explain | Generate | Select
+) -> Result:
+    if isinstance(op, Explain):
+        return await explain(gateway, sequence, op)
+    sequence.check_handling(op.handling)
+    if isinstance(op, Generate):
+        return await Generation(gateway, sequence, op).run()
+    return await Selection(gateway, sequence, op).run()
+
+
+async def vectors(
+    gateway: ServedModel, inputs: Sequence[tuple[Part, ...]], pooling: Pooling | None, **how: Any
+) -> tuple[list[Vector], Usage]:
+    """What `find_vectors` finds for whoever asks, whose request it is; and the sums."""
+    found = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
+    usage = Usage(sum(one.prompt_tokens for one in found), sum(one.cached_tokens for one in found))
+    note_usage(usage, None)
+    return found, usage
 
 
 # Held prefixes ------------------------------------------------------------------------------------

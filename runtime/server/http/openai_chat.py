@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import Body, convert, ignored, read_body, refused
 from rootlace.runtime.server.http.chat_pipeline import (
@@ -59,7 +58,7 @@ from rootlace.runtime.server.http.request_fields import (
     wants_usage,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,

@@ -12,7 +12,6 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.batch_store import Deleted, page
 from rootlace.runtime.server.http.body import (
     MANY,
@@ -76,7 +75,7 @@ from rootlace.runtime.server.http.response_store import (
     Stored,
     input_items,
 )
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
 from rootlace.wire.sampling import SamplingParams

@@ -19,7 +19,6 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, Ty
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import ignored, read_body, refused
 from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
@@ -47,7 +46,7 @@ from rootlace.runtime.server.http.request_fields import (
     with_sampling,
 )
 from rootlace.runtime.server.http.sglang_sessions import SessionParams, Sessions, Turn
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.protocol import (
     Chunk,

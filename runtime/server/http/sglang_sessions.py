@@ -14,14 +14,13 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.body import Body, ignored, read_body
 from rootlace.runtime.server.http.chat_pipeline import check_length
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import GenerationStream, PrefixHolds
 from rootlace.runtime.server.http.replies import Status, json_response
 from rootlace.runtime.server.http.request_fields import Prompt
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.protocol import Output
 
