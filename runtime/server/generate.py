@@ -20,15 +20,15 @@ from rootlace.runtime.contracts.messages import (
     ThoughtTokens,
     TokenScore,
 )
-from rootlace.runtime.server.cache_lint import with_texts
-from rootlace.runtime.server.detokenizer import Detokenizer
+from rootlace.runtime.server.cache_lint import LEAST, with_texts
+from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.session_log import GenerationLog
 from rootlace.runtime.server.spans import Spans
 from rootlace.runtime.server.stops import Search, StopChecker, searches_of
-from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.runtime.server.tokenizer import Detokenizer, Piece, Tokenizer
 from rootlace.runtime.structured.thoughts import Phase, Watch
 from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost
 from rootlace.wire.protocol import (
@@ -597,11 +597,11 @@ class Generation:
             rejected=self._rejected[0],
             drafts=drafts,
         )
-        self._model.metrics.generated(timing, completion // len(outputs))
-        finding = None
-        if self._model.config.cache_reports != "off" and not self._sequence.private:
-            sequence, lint = self._sequence, self._model.lint
-            finding = lint.observe(
+        observe(self._model.metrics, timing, completion // len(outputs))
+        finding, sequence = None, self._sequence
+        computed = len(prompt) - usage.cached_tokens
+        if computed >= LEAST and self._model.config.cache_reports != "off" and not sequence.private:
+            finding = self._model.lint.observe(
                 sequence.namespace, prompt, usage.cached_tokens, sequence.adapter
             )
         if facts.report is not None:
@@ -609,3 +609,13 @@ class Generation:
             report = with_texts(facts.report, prompt, self._model.tokenizer, advice)
             facts = msgspec.structs.replace(facts, report=report)
         return Generated(self._op.op, tuple(outputs), usage, timing, prompt_logprobs, facts)
+
+
+def observe(metrics: Metrics, timing: Timing, tokens: int) -> None:
+    """A request has ended; each of its samples got `tokens` on average."""
+    metrics.whole.observe(timing.total)
+    metrics.queued.observe(timing.queued)
+    if tokens > 0:
+        metrics.first.observe(timing.first_token)
+    if tokens > 1:
+        metrics.between.observe((timing.total - timing.first_token) / (tokens - 1))

@@ -301,8 +301,10 @@ class OpenSequences:
         have opened less than the mean, this one would take some."""
         model = self._model
         count, most = model.branch_count, model.config.max_branches
+        if not model.plenty_branches <= count < most:
+            return
         own, clients = model.branches_of[self.asker.client], len(model.branches_of)
-        if count < most and kept_for_others(own, clients, count, most):
+        if kept_for_others(own, clients, count, most):
             raise Overloaded(
                 f"{own} branches of this client are open: the last ones are for others"
             )

@@ -26,7 +26,7 @@ from rootlace.runtime.server.auth import Account, Asker
 from rootlace.runtime.server.cache_lint import PromptLint, with_texts
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.metrics import Metrics
-from rootlace.runtime.server.server_state import ServerState
+from rootlace.runtime.server.server_state import ServerState, plenty
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.server.tool_parsers.listing import chat_format
 from rootlace.wire.errors import (
@@ -201,6 +201,7 @@ class ServedModel:
         self.owners: set[Owner] = set()
         """Programs and HTTP requests that have this model's sequences."""
         self.branch_count = 0
+        self.plenty_branches = plenty(config.max_branches)
         self.branches_of: Counter[str] = Counter()
         """By client."""
         self.program_address: str | None = None

@@ -355,8 +355,8 @@ class Session:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
         else:
             try:
-                if parent is None:
-                    self._model.drain.check()
+                if parent is None and self._model.drain.begun:
+                    raise self._model.drain.refusal()
                 self._model.check_adapter(adapter)
             except (InvalidRequest, ServerUnavailable) as error:
                 refused = error

@@ -53,7 +53,6 @@ from rootlace.runtime.server.http.connections import (
     Connections,
     most_connections,
 )
-from rootlace.runtime.server.http.generation import AbortBody, Aborted, Aborts, PrefixHolds
 from rootlace.runtime.server.http.middleware import (
     AccessLogger,
     Pages,
@@ -100,8 +99,20 @@ from rootlace.runtime.server.http.scoring import (
     Selection,
     Selections,
 )
-from rootlace.runtime.server.http.sglang_generate import GENERATE_BODY, Generate, GenerateReply
-from rootlace.runtime.server.http.sglang_sessions import CloseSessionBody, OpenSessionBody, Sessions
+from rootlace.runtime.server.http.sglang_generate import (
+    GENERATE_BODY,
+    AbortBody,
+    Aborted,
+    Aborts,
+    Generate,
+    GenerateReply,
+)
+from rootlace.runtime.server.http.sglang_sessions import (
+    CloseSessionBody,
+    OpenSessionBody,
+    PrefixHolds,
+    Sessions,
+)
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 

@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rootlace.runtime import processes
-from rootlace.runtime.server.server_state import RareLog, kept_for_others
+from rootlace.runtime.server.server_state import RareLog, kept_for_others, plenty
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self._plenty = plenty(most)
         self._address: dict[web.RequestHandler, str] = {}
         """The address of each connection, as `owner_of` says."""
         self._count: Counter[str] = Counter()
@@ -110,7 +111,9 @@ class Connections:
         """Take in a new connection, in the place of an idle one where there is no other. Returns
         whether there is room."""
         taken, own = len(self._address), self._count.get(address, 0)
-        for_others = kept_for_others(own, len(self._count), taken, self.most)
+        for_others = taken >= self._plenty and kept_for_others(
+            own, len(self._count), taken, self.most
+        )
         if for_others or taken >= self.most:
             idle = self._longest_idle(address if for_others else None)
             if idle is None:

@@ -4,32 +4,29 @@
  GenerateRequest --+--> a task for each ----+
                         append, prefill up to each pin, generate
 
-Sections: generation, operations behind prompts, held prefixes, aborts, warming.
+Sections: generation, answers, operations behind prompts, warming.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.contracts.messages import Pooling
-from rootlace.runtime.server.auth import ASKER, Asker, owner
+from rootlace.runtime.server.auth import ASKER, Asker
 from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
-from rootlace.runtime.server.http.body import Body, ignored, read_body
-from rootlace.runtime.server.http.chat_request import Pin, cut
+from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, cut
 from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
-from rootlace.runtime.server.http.replies import DirectEvents, json_response
+from rootlace.runtime.server.http.errors import RefusedConstraint, named
+from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import Prompt, remaining
 from rootlace.runtime.server.score import Selection, Vector, find_vectors
 from rootlace.runtime.server.sequence import (
@@ -41,6 +38,16 @@ from rootlace.runtime.server.sequence import (
 )
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import Turn
+from rootlace.runtime.server.tool_parsers.base import (
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Format,
+    Parser,
+    Reasoning,
+)
 from rootlace.wire.errors import (
     DeadlineExceeded,
     InternalError,
@@ -67,6 +74,7 @@ from rootlace.wire.protocol import (
     Select,
     Selected,
     Thoughts,
+    TokenLogprob,
     Usage,
 )
 from rootlace.wire.sampling import PLAIN, Handling
@@ -171,7 +179,8 @@ class GenerationStream:
                 checked = one.asked
                 checked.check_keywords()
         asker = admitted()
-        gateway.drain.check()
+        if gateway.drain.begun:
+            raise gateway.drain.refusal()
         self._open = OpenSequences(gateway, self._events.put_nowait, asker, stays_wanted=True)
         self._kept = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -403,6 +412,187 @@ async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list
         return await stream.results()
 
 
+# Answers ------------------------------------------------------------------------------------------
+#
+# What is generated for a conversation, read as it comes.
+
+
+@dataclass(slots=True)
+class AnswerDelta:
+    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of.
+    `begun` is what the first one knows of the prompt."""
+
+    index: int
+    deltas: list[Delta]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    begun: Usage | None = None
+
+
+@dataclass(frozen=True)
+class FinalOutput:
+    """The end of all answers, which had so many tokens of thoughts. `cut_calls`: whether the last
+    call of each is not whole, because its answer was cut."""
+
+    generated: Generated
+    reasoning_tokens: int
+    cut_calls: tuple[bool, ...] = ()
+    opened: OpenSequences | None = None
+    """What stays open, which is the caller's to close."""
+    held: CachedPrefix | None = None
+    """What others may go on from."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been understood: what is run, and how its answers are read."""
+
+    job: GenerateRequest
+    form: Format
+    prompt_end: str
+    prefix: str
+    """The beginning of a call, if it was written for the model."""
+    tools: frozenset[str]
+    """Those that calls may name; without any, calls are not looked for."""
+    reasoning: bool
+    several: bool
+    written: Written | None = None
+    """The prompt of a branch that is to stay."""
+
+    def reader(self) -> Reader:
+        """A reader of one answer."""
+        parser = None
+        if self.tools or self.reasoning or self.form.always:
+            parser = self.form.parser(self.prompt_end, self.tools, self.reasoning)
+        return Reader(parser, self.prefix, self.several)
+
+
+class Reader:
+    """Reads one answer as it comes."""
+
+    def __init__(self, parser: Parser | None, prefix: str, several: bool) -> None:
+        self._parser = parser
+        self._several = several
+        self._calls = 0
+        self.thoughts: list[str] = []
+        """What was read of the model's thoughts."""
+        self._arguments: list[str] | None = None  # of the last call
+        self._first = parser.feed(prefix) if parser is not None and prefix else []
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._parser is None:
+            return [Content(text)] if text else []
+        return self._kept(self._parser.feed(text) if text else [])
+
+    def finish(self) -> list[Delta]:
+        return [] if self._parser is None else self._kept(self._parser.finish())
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        """Without what follows the one call that may be made."""
+        deltas, self._first = [*self._first, *deltas], []
+        kept = []
+        for delta in deltas:
+            if isinstance(delta, Reasoning):
+                self.thoughts.append(delta.text)
+            self._calls += isinstance(delta, CallBegin)
+            if self._several or self._calls <= 1:
+                kept.append(delta)
+                if isinstance(delta, CallBegin):
+                    self._arguments = []
+                elif isinstance(delta, CallArguments) and self._arguments is not None:
+                    self._arguments.append(delta.text)
+        return kept
+
+    def has_cut_call(self, output: Output) -> bool:
+        """Whether something else than the model ended `output`, which was read, within a call."""
+        ended = output.finish_reason == "stop" and not isinstance(output.matched, str)
+        if ended or self._arguments is None:
+            return False
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except (msgspec.DecodeError, RecursionError):
+            return True
+        return False
+
+
+class AnswerStream(GenerationStream):
+    """The answers of one chat request as they are written. Leaving the `with` block ends what still
+    runs."""
+
+    def __init__(
+        self,
+        gateway: ServedModel,
+        prepared: Prepared,
+        direct: DirectEvents | None = None,
+        writers: Sequence[Callable[[AnswerDelta], bytes]] = (),
+        *,
+        stream: bool = True,
+    ) -> None:
+        """What `direct` takes while that is open is not among `events`: what each answer's writer
+        makes of its deltas."""
+        self._prepared = prepared
+        self._readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+        super().__init__(gateway, [prepared.job], stream)
+
+        def write(chunks: list[Chunk]) -> bytes:
+            data = b""
+            for chunk in chunks:
+                deltas = self._readers[chunk.index].feed(chunk.text)
+                data += writers[chunk.index](AnswerDelta(chunk.index, deltas, chunk.logprobs))
+            return data
+
+        if direct is not None:
+            self._direct = direct, write
+
+    async def events(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
+        """An `AnswerDelta` for each chunk, and at last the `FinalOutput`."""
+        while not self._ended:
+            self._idle = True
+            if (told := self._told(await self._events.get())) is None:
+                continue
+            _, event = told
+            if isinstance(event, Chunk):
+                begun = None
+                if event.cached_tokens is not None:
+                    begun = Usage(event.prompt_tokens or 0, event.cached_tokens)
+                    begun = self._counted(begun, 0) if self._written else begun
+                deltas = self._readers[event.index].feed(event.text)
+                yield AnswerDelta(event.index, deltas, event.logprobs, begun)
+                continue
+            for index, reader in enumerate(self._readers):
+                if rest := reader.finish():
+                    yield AnswerDelta(index, rest)
+            yield await self._final(event)
+
+    async def whole(self) -> tuple[FinalOutput, list[Answer]]:
+        """The same at once. What is to stay open is the caller's to close."""
+        (generated,) = await self.results()
+        answers = [
+            Answer.of([*reader.feed(output.text), *reader.finish()])
+            for reader, output in zip(self._readers, generated.outputs, strict=True)
+        ]
+        return await self._final(generated), answers
+
+    async def _final(self, generated: Generated) -> FinalOutput:
+        prepared, tokenizer = self._prepared, self._gateway.tokenizer
+        count, cut_calls = 0, []
+        for reader, output in zip(self._readers, generated.outputs, strict=True):
+            cut_calls.append(reader.has_cut_call(output))
+            if text := "".join(reader.thoughts):
+                ids = await self._gateway.tokenize(len(text), tokenizer.encode, text, False)
+                count += len(ids)
+        count = min(count, generated.usage.completion_tokens)
+        if prepared.written is None:
+            return FinalOutput(generated, count, tuple(cut_calls))
+        held = CachedPrefix.behind(prepared.written, generated.outputs[0], prepared.job.params)
+        return FinalOutput(generated, count, tuple(cut_calls), self.keep(), held)
+
+
+async def answers_of(gateway: ServedModel, prepared: Prepared) -> tuple[FinalOutput, list[Answer]]:
+    """The whole answers. What is to stay open is the caller's to close."""
+    with AnswerStream(gateway, prepared, stream=False) as stream:
+        return await stream.whole()
+
+
 # Operations behind prompts ------------------------------------------------------------------------
 
 
@@ -430,7 +620,8 @@ async def behind_prompts(
     of all together. `param` names the field that holds a prompt, and `choices` that of choices.
     """
     asker = admitted(counts=not free)
-    gateway.drain.check()
+    if gateway.drain.begun:
+        raise gateway.drain.refusal()
     clock = asyncio.get_running_loop().time
     started = clock()
     results: dict[int, Result] = {}
@@ -504,107 +695,6 @@ async def vectors(
     usage = Usage(sum(one.prompt_tokens for one in found), sum(one.cached_tokens for one in found))
     note_usage(usage, None)
     return found, usage
-
-
-# Held prefixes ------------------------------------------------------------------------------------
-#
-# Sequences of requests that have ended, which stay in the cache for others to go on from.
-
-
-MAX_HELD = 256
-_PART_OF_CACHE = 4
-"""All that is held is at most one part in so many of what the cache holds."""
-
-
-class PrefixHolds:
-    """Keeps such sequences open, as those of a program that still runs, whose path in the cache is
-    evicted last.
-
-    Each is held for `hold_seconds`. The oldest are let go where there would be too many, or where
-    they would take too much of the cache. What was let go counts as what requests of no program
-    left behind.
-    """
-
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
-        self._held: dict[ExitStack, int] = {}
-        """What lets each go, and its tokens."""
-        self._tokens = 0
-
-    def add(self, opened: OpenSequences, tokens: int) -> Callable[[], None]:
-        """Hold sequences that have so many `tokens` for themselves. What this returns closes them,
-        and keeps nothing in memory once they are closed: neither them nor their model."""
-        held = ExitStack()
-        seconds = self._gateway.config.hold_seconds
-        timer = asyncio.get_running_loop().call_later(seconds, held.close)
-        for let_go in (opened.close, timer.cancel):
-            held.callback(let_go)
-        held.callback(self._forget, held)
-        self._held[held] = tokens
-        self._tokens += tokens
-        most = self._gateway.model_info.capacity_tokens // _PART_OF_CACHE
-        while self._held and (len(self._held) > MAX_HELD or self._tokens > most):
-            next(iter(self._held)).close()
-        return held.close
-
-    def _forget(self, held: ExitStack) -> None:
-        self._tokens -= self._held.pop(held)
-
-
-# Aborts -------------------------------------------------------------------------------------------
-#
-# Requests that can be ended by their id (`rid`); `POST /abort`, and sglang's `/abort_request`.
-
-
-class AbortBody(Body):
-    """`POST /abort`."""
-
-    rid: str | None = None
-    abort_all: bool | None = None
-    abort_message: Annotated[str | None, ignored("the reason is always 'abort'")] = None
-
-
-class Aborted(msgspec.Struct):
-    """So many requests were ended."""
-
-    aborted: int
-    success: bool = True
-
-
-class Aborts:
-    """What is running, by id, and the handler that ends it: of the same API key alone."""
-
-    def __init__(self) -> None:
-        self._running: dict[tuple[str, str], list[Callable[[], None]]] = {}
-
-    @contextmanager
-    def running(self, named: Sequence[tuple[str, Callable[[], None]]]) -> Iterator[None]:
-        """While the block runs, each id ends what is beside it. Several may have the same id."""
-        keys = [((owner(), rid), abort) for rid, abort in named]
-        for key, abort in keys:
-            self._running.setdefault(key, []).append(abort)
-        try:
-            yield
-        finally:
-            for key, abort in keys:
-                self._running[key].remove(abort)
-                if not self._running[key]:
-                    del self._running[key]
-
-    async def handle(self, request: web.Request) -> web.Response:
-        body = await read_body(request, AbortBody)
-        if not body.rid and not body.abort_all:
-            raise InvalidParameter("rid", "give rid, or abort_all")
-        asker = owner()
-        found = [
-            abort
-            for key, aborts in self._running.items()
-            if key[0] == asker and (body.abort_all or key[1] == body.rid)
-            for abort in aborts
-        ]
-        for abort in found:
-            abort()
-        return json_response(Aborted(len(found)))
 
 
 # Warming ------------------------------------------------------------------------------------------

@@ -89,15 +89,16 @@ def request_middleware(
             if server.spans is not None:
                 continued = {n: request.headers[n] for n in _TRACE if n in request.headers}
                 note_request(request.path, continued)
-            if request.path in PROBES:
-                drain.check()
+            if request.path in PROBES and drain.begun:
+                raise drain.refusal()
             missing = request.match_info.http_exception
             if missing is not None and missing.status == 404:
                 raise _unknown_path(request, paths)
             if missing is None and request.method == "POST":
                 _check_type(request, takes)
             if request.method not in _READING and request.path not in _ENDING:
-                drain.check()
+                if drain.begun:
+                    raise drain.refusal()
                 computes = True
                 drain.requests += 1
             return await handler(request)
@@ -133,7 +134,7 @@ def header_writer(
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.
         path = "" if resource is None else resource.canonical
-        server.metrics.replied(path, response.status)
+        server.metrics.http.labels(path, str(response.status)).inc()
 
     return add_headers
 

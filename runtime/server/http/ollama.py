@@ -26,12 +26,7 @@ from rootlace.runtime.server.http.body import (
     read_body,
     refused,
 )
-from rootlace.runtime.server.http.chat_pipeline import (
-    AnswerStream,
-    Chats,
-    FinalOutput,
-    Prepared,
-)
+from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
     Blocks,
@@ -45,7 +40,13 @@ from rootlace.runtime.server.http.chat_request import (
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import vectors
+from rootlace.runtime.server.http.generation import (
+    AnswerStream,
+    FinalOutput,
+    Prepared,
+    answers_of,
+    vectors,
+)
 from rootlace.runtime.server.http.replies import (
     LINES,
     Reports,
@@ -637,7 +638,7 @@ class Answers:
         if body.stream is not False:
             return await stream_events(request, self._stream(asked), LINES)
         begun = time.monotonic()
-        ended, (answer,) = await self._chats.run(asked.prepared)
+        ended, (answer,) = await answers_of(self._gateway, asked.prepared)
         generated = ended.generated
         reply = _text(asked.chat, answer.content)
         target = reply["message"] if asked.chat else reply
@@ -649,7 +650,7 @@ class Answers:
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         begun, blocks = time.monotonic(), Blocks()
-        with AnswerStream(self._chats, asked.prepared) as answers:
+        with AnswerStream(self._gateway, asked.prepared) as answers:
             async for event in answers.events():
                 ended = isinstance(event, FinalOutput)
                 changes = (

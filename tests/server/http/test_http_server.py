@@ -18,6 +18,7 @@ from aiohttp.test_utils import make_mocked_request
 from prometheus_client.parser import text_string_to_metric_families
 
 from rootlace.runtime.processes import JsonFormatter
+from rootlace.runtime.server.generate import observe
 from rootlace.runtime.server.http import admin, generation
 from rootlace.runtime.server.http.app import make_app, make_runner
 from rootlace.runtime.server.http.errors import reply_to
@@ -274,7 +275,7 @@ async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPa
 
 
 async def test_metrics(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.gateway.metrics.generated(Timing(queued=0.1, first_token=0.2, total=1.2), tokens=11)
+    observe(served.gateway.metrics, Timing(queued=0.1, first_token=0.2, total=1.2), tokens=11)
     for path in ("/health", "/nowhere", "/elsewhere"):
         async with served.http.get(path):
             pass
