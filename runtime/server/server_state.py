@@ -1,4 +1,7 @@
-"""Much work at once, for which no other client should have to wait: done elsewhere, or in parts."""
+"""What all models of a server share, and how much work at once leaves others their part.
+
+Sections: drain, house, shares, rare log, large.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +116,8 @@ class RareLog:
 
 
 # Large --------------------------------------------------------------------------------------------
+#
+# Much work at once, for which no other client should have to wait: done elsewhere, or in parts.
 
 
 T = TypeVar("T")

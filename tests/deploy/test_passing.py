@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rootlace.deploy.passing import passed_to
 from rootlace.runtime.server.http import middleware
+from rootlace.runtime.server.http.connections import passed_to
 from tests.server.http.conftest import Serve, serve
 from tests.server.http.fake_gateway import FakeGateway
 

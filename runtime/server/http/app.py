@@ -42,8 +42,7 @@ from rootlace.runtime.server.http.anthropic import (
     Messages,
     TokenCount,
 )
-from rootlace.runtime.server.http.batch_runner import Answerer, Answering
-from rootlace.runtime.server.http.batch_service import BatchService
+from rootlace.runtime.server.http.batch_runner import Answerer, Answering, BatchService
 from rootlace.runtime.server.http.batch_store import Batch, Deleted, File, Listing, PageQuery
 from rootlace.runtime.server.http.body import RECEIVING, Receiving
 from rootlace.runtime.server.http.chat_pipeline import Chats

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from aiohttp import BodyPartReader, web
 
-from rootlace.runtime.server.auth import caller
-from rootlace.runtime.server.http.batch_service import BatchService, owner
+from rootlace.runtime.server.auth import caller, owner
+from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.batch_store import (
     MAX_PAGE,
     Batch,
