@@ -34,7 +34,7 @@ from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    answers_of,
+    whole_answers,
 )
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
@@ -450,7 +450,7 @@ class Messages:
         asked = _Request(model, await self._chats.prepare(wanted))
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await answers_of(self._gateway, asked.prepared)
+        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         generated = ended.generated
         reply: MessageReply = {
             **_message(asked.model),

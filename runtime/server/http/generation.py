@@ -587,7 +587,9 @@ class AnswerStream(GenerationStream):
         return FinalOutput(generated, count, tuple(cut_calls), self.keep(), held)
 
 
-async def answers_of(gateway: ServedModel, prepared: Prepared) -> tuple[FinalOutput, list[Answer]]:
+async def whole_answers(
+    gateway: ServedModel, prepared: Prepared
+) -> tuple[FinalOutput, list[Answer]]:
     """The whole answers. What is to stay open is the caller's to close."""
     with AnswerStream(gateway, prepared, stream=False) as stream:
         return await stream.whole()

@@ -44,8 +44,8 @@ from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    answers_of,
     vectors,
+    whole_answers,
 )
 from rootlace.runtime.server.http.replies import (
     LINES,
@@ -638,7 +638,7 @@ class Answers:
         if body.stream is not False:
             return await stream_events(request, self._stream(asked), LINES)
         begun = time.monotonic()
-        ended, (answer,) = await answers_of(self._gateway, asked.prepared)
+        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         generated = ended.generated
         reply = _text(asked.chat, answer.content)
         target = reply["message"] if asked.chat else reply

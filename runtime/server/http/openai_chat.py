@@ -28,7 +28,7 @@ from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    answers_of,
+    whole_answers,
 )
 from rootlace.runtime.server.http.logprobs import ChatLogprobs, chat_logprobs, rows_of
 from rootlace.runtime.server.http.replies import (
@@ -225,7 +225,7 @@ class ChatCompletions:
     async def answer(self, body: ChatBody) -> ChatReply:
         """The whole reply."""
         asked = await self._parse(body)
-        ended, answers = await answers_of(self._gateway, asked.prepared)
+        ended, answers = await whole_answers(self._gateway, asked.prepared)
         rows = rows_of([ended.generated])
         choices = await call_for(rows, self._choices, asked, ended, answers)
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)

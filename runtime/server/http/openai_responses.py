@@ -39,7 +39,12 @@ from rootlace.runtime.server.http.chat_request import (
 )
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import AnswerStream, FinalOutput, Prepared, answers_of
+from rootlace.runtime.server.http.generation import (
+    AnswerStream,
+    FinalOutput,
+    Prepared,
+    whole_answers,
+)
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
@@ -384,7 +389,7 @@ class Responses:
         asked = await self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await answers_of(self._gateway, asked.prepared)
+        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         response = self._ended(asked, blocks_of(answer), ended)
         await self._store.flush()
         return json_response(response)
