@@ -132,8 +132,8 @@ FAULTS = (
     Fault(
         "a branch that is let go is still counted",
         SEQUENCE,
-        "        core.branch_count -= 1\n        core.branches_of",
-        "        core.branches_of",
+        "        model.branch_count -= 1\n        model.branches_of",
+        "        model.branches_of",
     ),
     Fault(
         "a terminal event is sent twice where an operation fails",

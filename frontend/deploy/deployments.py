@@ -18,7 +18,6 @@ from ray.serve.exceptions import RayServeException
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from rootlace.deploy.passing import passed_to
 from rootlace.runtime.config import EngineConfig, RuntimeConfig
 from rootlace.runtime.contracts.block_store import TransferConfig
 from rootlace.runtime.model.hub.local import known_name, local_model
@@ -26,7 +25,7 @@ from rootlace.runtime.replicas import Replicas, apart_of
 from rootlace.runtime.replicas.remote import Host, LineAddress, Meeting
 from rootlace.runtime.server.app import Listening
 from rootlace.runtime.server.app import serve as serve_models
-from rootlace.runtime.server.http.connections import passed_on
+from rootlace.runtime.server.http.connections import passed_on, passed_to
 from rootlace.wire.errors import ServerUnavailable
 
 # Engine -------------------------------------------------------------------------------------------

@@ -21,9 +21,8 @@ from rootlace.runtime.server.spans import exporter_class
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
-    from rootlace.runtime.server.core import Engine
     from rootlace.runtime.server.model_registry import ModelRegistry
-    from rootlace.runtime.server.served_model import ServedModel
+    from rootlace.runtime.server.served_model import Engine, ServedModel
     from rootlace.runtime.server.session_store import SessionStore
 
 log = logging.getLogger(__name__)

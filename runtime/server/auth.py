@@ -165,7 +165,6 @@ def _digest(secret: str, salt: str) -> str:
 
 
 _MARK = "@"
-_CALLER: ContextVar[Account | None] = ContextVar("caller", default=None)
 
 CountTokens = Callable[[str, str, int], None]
 """Called with a key's name, what was used, and how much."""
@@ -261,49 +260,44 @@ class Account:
         return namespace.removeprefix(f"{_MARK}{self.name}/" if own else f"{_MARK}/")
 
 
-def caller() -> Account | None:
-    """Whose HTTP request this is; None where no key of the file was given."""
-    return _CALLER.get()
-
-
-def owner() -> str:
-    """The name of that account, "" for none: what belongs to one is not found by others."""
-    account = caller()
-    return "" if account is None else account.name
-
-
-def admitted() -> Account | None:
-    """The same, when one request more was counted. Raises as `Account.admit` does."""
-    account = _CALLER.get()
-    if account is not None:
-        account.admit()
-    return account
-
-
-def set_caller(account: Account | None) -> None:
-    """Whose the request is that the running task answers; other tasks do not see it."""
-    _CALLER.set(account)
-
-
 class Asker(NamedTuple):
     """Who asks: the account, where a key of the file was given, and who takes turns with others.
 
-    `client` is whose turn it is, and whose share: the key's or, without one, that of the address or
-    session of a source, which names a connection behind `#`. None of these looks like a key's.
-    `origin` is who within `client` asks: of a key the address and the connection, else the latter.
+    `source` is an address or a session, and a connection behind `#`. `client` is whose turn it is,
+    and whose share: the key's or, without one, that of the address. None of these looks like a
+    key's. `origin` is who within `client` asks: of a key the address and the connection, else the
+    latter.
     """
 
-    account: Account | None = None
-    client: str = ""
-    origin: tuple[str, ...] = ()
+    account: Account | None
+    source: str
+    client: str
+    origin: tuple[str, ...]
 
     @classmethod
     def of(cls, account: Account | None, source: str) -> Asker:
         """Of a key or a source."""
         address, _, connection = source.partition("#")
         if account is None:
-            return cls(None, address, (connection,) if connection else ())
-        return cls(account, f"key {account.name}", (*filter(None, (address, connection)),))
+            return cls(None, source, address, (connection,) if connection else ())
+        origin = (*filter(None, (address, connection)),)
+        return cls(account, source, f"key {account.name}", origin)
+
+
+_NOBODY = Asker.of(None, "batches")
+ASKER: ContextVar[Asker] = ContextVar("asker", default=_NOBODY)
+"""Who asks what the running task answers over HTTP; other tasks do not see it."""
+
+
+def caller() -> Account | None:
+    """Whose HTTP request this is; None where no key of the file was given."""
+    return ASKER.get().account
+
+
+def owner() -> str:
+    """The name of that account, "" for none: what belongs to one is not found by others."""
+    account = caller()
+    return "" if account is None else account.name
 
 
 def namespace_of(account: Account | None, salt: str | None) -> str:

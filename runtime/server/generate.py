@@ -20,15 +20,15 @@ from rootlace.runtime.contracts.messages import (
     ThoughtTokens,
     TokenScore,
 )
-from rootlace.runtime.server.cache_lint import with_texts
-from rootlace.runtime.server.core import Core
-from rootlace.runtime.server.detokenizer import Detokenizer
+from rootlace.runtime.server.cache_lint import LEAST, with_texts
+from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
+from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.session_log import GenerationLog
 from rootlace.runtime.server.spans import Spans
 from rootlace.runtime.server.stops import Search, StopChecker, searches_of
-from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.runtime.server.tokenizer import Detokenizer, Piece, Tokenizer
 from rootlace.runtime.structured.thoughts import Phase, Watch
 from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost
 from rootlace.wire.protocol import (
@@ -293,17 +293,17 @@ class Generation:
 
     def __init__(
         self,
-        core: Core,
+        model: ServedModel,
         sequence: TokenSequence,
         op: Generate,
-        emit: Callable[[Event], None],
+        emit: Callable[[Event], None] = lambda chunk: None,
         log: GenerationLog | None = None,
     ) -> None:
         """`log` is told what the engine tells, and has what an earlier server was told."""
         self._log = log
-        self._core = core
+        self._model = model
         self._sequence = sequence
-        if defaults := core.model_info.sampling:
+        if defaults := model.model_info.sampling:
             op = msgspec.structs.replace(op, params=with_defaults(op.params, defaults))
         self._op = op
         self._emit = emit
@@ -320,7 +320,7 @@ class Generation:
 
     def run(self) -> Awaitable[Generated]:
         """The terminal event. Raises a typed error where the operation fails."""
-        spans = self._core.spans
+        spans = self._model.spans
         return self._generate() if spans is None else self._traced(spans)
 
     async def _traced(self, spans: Spans) -> Generated:
@@ -332,15 +332,15 @@ class Generation:
             raise
         finally:
             if ended is not None:
-                model, program = self._core.model_info.name, self._sequence.program
+                model, program = self._model.model_info.name, self._sequence.program
                 spans.generated(model, program, self._op, ended, self._timing())
         return ended
 
     async def _generate(self) -> Generated:
         self._started = time.monotonic()
-        core, sequence, op = self._core, self._sequence, self._op
+        model, sequence, op = self._model, self._sequence, self._op
         searches = await searches_of(op.params.stop_regex) if op.params.stop_regex else []
-        await settle(core, sequence, everything=True)
+        await settle(model, sequence, everything=True)
         state = sequence.state
         if not state.ids:
             raise InvalidRequest("the prompt is empty: there is nothing to generate from", "prompt")
@@ -349,11 +349,11 @@ class Generation:
         prediction = await self._predicted() if op.prediction else NO_TOKENS
         params, rows = self._engine_params(len(prompt))
         # The other samples of one prompt find what the first one computes.
-        report = core.report_scope() if op.cache_report else ""
+        report = model.report_scope() if op.cache_report else ""
         thoughts = None if op.thoughts is None else self._thoughts(op.thoughts, state.ids[-1])
         self._samples = [
             Sample(
-                *(index, core.tokenizer, state.ids, op.params, searches, thoughts, op.cache_report)
+                *(index, model.tokenizer, state.ids, op.params, searches, thoughts, op.cache_report)
             )
             for index in range(op.params.n)
         ]
@@ -363,13 +363,13 @@ class Generation:
             thoughts = None  # they change nothing for the engine
         goes_on = self._log is not None and self._go_on(self._log)
         paid = len(state.ids) if goes_on else sequence.paid
-        requests = Requests(core.engine, sequence.asker, paid)
+        requests = Requests(model.engine, sequence.asker, paid)
         sequence.stop = requests.stop
         sequence.paid = 0
         # Where a stop string may come, each token counts: the engine is to stop at once.
         stops = bool(op.params.stop or searches)
         emit_every = 1 if op.stream or stops else QUIET_TOKENS
-        emit_seconds = core.config.stream_interval if op.stream and not stops else 0.0
+        emit_seconds = model.config.stream_interval if op.stream and not stops else 0.0
         for sample in self._samples:
             if sample.finish is not None:
                 continue
@@ -413,9 +413,9 @@ class Generation:
 
     def _thoughts(self, given: Thoughts, last: int) -> ThoughtTokens:
         """Those that the operation admits, behind the token `last`."""
-        core = self._core
+        model = self._model
         begin, end, gap, then, close = (
-            tuple(core.tokenizer.encode_pieces((Piece(text, True),), last)) if text else ()
+            tuple(model.tokenizer.encode_pieces((Piece(text, True),), last)) if text else ()
             for text in (given.begin, given.end, given.gap, given.then, given.close)
         )
         return ThoughtTokens(
@@ -425,19 +425,19 @@ class Generation:
             then,
             close,
             given.budget,
-            stops=tuple(set(self._op.params.stop_token_ids) - core.eos_ids),
-            special=any(map(core.tokenizer.is_special, (*begin, *end))),
+            stops=tuple(set(self._op.params.stop_token_ids) - model.eos_ids),
+            special=any(map(model.tokenizer.is_special, (*begin, *end))),
         )
 
     def _prompt_logprobs(self, update: EngineOutput) -> tuple[TokenLogprob, ...]:
-        tokenizer = self._core.tokenizer
+        tokenizer = self._model.tokenizer
         return tuple([token_logprob(tokenizer, one) for one in update.prompt_token_scores()])
 
     async def _predicted(self) -> np.ndarray:
         """The tokens of the predicted text, as many as any output may have."""
-        core, most = self._core, self._core.model_info.context_length
+        model, most = self._model, self._model.model_info.context_length
         text = self._op.prediction[: CHARACTERS_PER_TOKEN * most]
-        ids = await core.tokenize(len(text), core.tokenizer.encode_pieces, (Piece(text),))
+        ids = await model.tokenize(len(text), model.tokenizer.encode_pieces, (Piece(text),))
         return np.array(ids[:most], np.int32)
 
     def _go_on(self, log: GenerationLog) -> bool:
@@ -481,7 +481,7 @@ class Generation:
         else:
             sample.feed(update)
         if update.token_ids:
-            now = self._core.last_token = time.monotonic()
+            now = self._model.last_token = time.monotonic()
             if self._first_token is None:
                 self._first_token = now
             if sample.index == 0:
@@ -515,7 +515,7 @@ class Generation:
     def _engine_params(self, prompt: int) -> tuple[SamplingParams, int]:
         """The parameters for the engine: no None where it needs a number, no stop strings; and how
         many log-probabilities of the prompt's tokens are asked for. Raises InvalidRequest."""
-        given, vocabulary = self._op.params, self._core.model_info.vocab_size
+        given, vocabulary = self._op.params, self._model.model_info.vocab_size
         for index, stop in enumerate(given.stop):
             if len(stop) > MAX_STOP_LENGTH:
                 raise InvalidRequest(
@@ -531,12 +531,12 @@ class Generation:
                     raise InvalidRequest(
                         f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
                     )
-        check_fits(self._core, prompt, room=0 if given.max_tokens == 0 else 1)
-        room = self._core.max_prompt - prompt
+        check_fits(self._model, prompt, room=0 if given.max_tokens == 0 else 1)
+        room = self._model.max_prompt - prompt
         most = room if given.max_tokens is None else min(given.max_tokens, room)
         stops = set(given.stop_token_ids)
         if not given.ignore_eos:
-            stops |= self._core.eos_ids
+            stops |= self._model.eos_ids
         first = given.prompt_logprobs_from
         if first is not None and first > prompt:
             raise InvalidRequest(
@@ -597,15 +597,25 @@ class Generation:
             rejected=self._rejected[0],
             drafts=drafts,
         )
-        self._core.metrics.generated(timing, completion // len(outputs))
-        finding = None
-        if self._core.config.cache_reports != "off" and not self._sequence.private:
-            sequence, lint = self._sequence, self._core.lint
-            finding = lint.observe(
+        observe(self._model.metrics, timing, completion // len(outputs))
+        finding, sequence = None, self._sequence
+        computed = len(prompt) - usage.cached_tokens
+        if computed >= LEAST and self._model.config.cache_reports != "off" and not sequence.private:
+            finding = self._model.lint.observe(
                 sequence.namespace, prompt, usage.cached_tokens, sequence.adapter
             )
         if facts.report is not None:
             advice = "" if finding is None else finding.says
-            report = with_texts(facts.report, prompt, self._core.tokenizer, advice)
+            report = with_texts(facts.report, prompt, self._model.tokenizer, advice)
             facts = msgspec.structs.replace(facts, report=report)
         return Generated(self._op.op, tuple(outputs), usage, timing, prompt_logprobs, facts)
+
+
+def observe(metrics: Metrics, timing: Timing, tokens: int) -> None:
+    """A request has ended; each of its samples got `tokens` on average."""
+    metrics.whole.observe(timing.total)
+    metrics.queued.observe(timing.queued)
+    if tokens > 0:
+        metrics.first.observe(timing.first_token)
+    if tokens > 1:
+        metrics.between.observe((timing.total - timing.first_token) / (tokens - 1))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rootlace.wire.protocol import DRAFT_SOURCES, Timing
-
-if TYPE_CHECKING:
-    pass
-
+from rootlace.wire.protocol import DRAFT_SOURCES
 
 # Metrics ------------------------------------------------------------------------------------------
 
@@ -63,17 +59,17 @@ _BLOCKS = {state: f"blocks_{state}" for state in ("free", "used", "evictable")}
 
 
 class Metrics:
-    """Histograms of what requests waited for, in a registry of their own."""
+    """Histograms of what requests waited for, and counters, in a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._first = self._histogram("time_to_first_token", "Until the first token.", _SECONDS)
-        self._between = self._histogram(
+        self.first = self._histogram("time_to_first_token", "Until the first token.", _SECONDS)
+        self.between = self._histogram(
             "time_per_output_token", "Between tokens, the mean of a request.", _TOKEN_SECONDS
         )
-        self._whole = self._histogram("request_duration", "Until the end of a request.", _SECONDS)
-        self._queued = self._histogram("queue_duration", "Until it was admitted.", _SECONDS)
-        self._http = Counter(
+        self.whole = self._histogram("request_duration", "Until the end of a request.", _SECONDS)
+        self.queued = self._histogram("queue_duration", "Until it was admitted.", _SECONDS)
+        self.http = Counter(
             _PREFIX + "http_requests",
             "Replies that were begun, by path and status.",
             ("path", "status"),
@@ -87,29 +83,17 @@ class Metrics:
             registry=self._registry,
         )
 
-    def generated(self, timing: Timing, tokens: int) -> None:
-        """A request has ended; each of its samples got `tokens` on average."""
-        self._whole.observe(timing.total)
-        self._queued.observe(timing.queued)
-        if tokens > 0:
-            self._first.observe(timing.first_token)
-        if tokens > 1:
-            self._between.observe((timing.total - timing.first_token) / (tokens - 1))
-
-    def replied(self, path: str, status: int) -> None:
-        self._http.labels(path, str(status)).inc()
-
     def key_used(self, key: str, kind: str, amount: int) -> None:
         """`key` is its name."""
         self._keys.labels(key, kind).inc(amount)
 
     def of_requests(self) -> list[Metric]:
         """What is counted whatever model it is about."""
-        return [*self._http.collect(), *self._keys.collect()]
+        return [*self.http.collect(), *self._keys.collect()]
 
     def of_model(self) -> list[Metric]:
         """What a model's requests waited for."""
-        histograms = (self._first, self._between, self._whole, self._queued)
+        histograms = (self.first, self.between, self.whole, self.queued)
         return [family for one in histograms for family in one.collect()]
 
     def text(self, status: Mapping[str, Any] | None) -> bytes:

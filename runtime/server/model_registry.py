@@ -9,12 +9,10 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.server.core import name_of, not_found
 from rootlace.runtime.server.open_model import close_room, open_room
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, name_of, not_found
 from rootlace.runtime.server.server_state import ServerState
 from rootlace.wire.errors import (
     DeadlineExceeded,
@@ -23,10 +21,6 @@ from rootlace.wire.errors import (
     ServerUnavailable,
     UnsupportedModel,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # Rooms --------------------------------------------------------------------------------------------
 
@@ -131,7 +125,8 @@ class ModelRegistry:
         gateway = room.gateway
         if gateway is None:
             if room.loading is None:
-                self.drain.check()
+                if self.drain.begun:
+                    raise self.drain.refusal()
                 room.check_retry()
                 room.loading = asyncio.create_task(self._load(room))
                 room.loading.add_done_callback(_note_failure)

@@ -14,9 +14,8 @@ from rootlace.runtime.engine.client import EngineClient
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from rootlace.runtime.server.core import Engine
     from rootlace.runtime.server.model_texts import ModelTexts
-    from rootlace.runtime.server.served_model import ServedModel
+    from rootlace.runtime.server.served_model import Engine, ServedModel
     from rootlace.runtime.server.server_state import ServerState
 
 

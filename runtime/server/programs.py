@@ -308,7 +308,8 @@ class ProgramServer:
                 f"this server version {PROTOCOL_VERSION}"
             )
         account = self._gateway.keys.check(hello.api_key)
-        self._gateway.drain.check()
+        if self._gateway.drain.begun:
+            raise self._gateway.drain.refusal()
         if identity in self._greeting:
             return
         # Those that wait for their model will be connected.

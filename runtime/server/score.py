@@ -32,10 +32,10 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
-from rootlace.runtime.server.auth import Account, Asker, namespace_of, private
-from rootlace.runtime.server.core import Core
+from rootlace.runtime.server.auth import Asker, namespace_of, private
 from rootlace.runtime.server.generate import token_logprob
 from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
+from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
 from rootlace.wire.errors import DeadlineExceeded, InternalError, InvalidRequest
@@ -43,7 +43,6 @@ from rootlace.wire.protocol import (
     ChoicesMethod,
     Embed,
     Embedded,
-    Event,
     Part,
     RequestFacts,
     SamplingParams,
@@ -79,16 +78,15 @@ class Vector:
 
 
 async def find_vectors(
-    core: Core,
+    model: ServedModel,
     inputs: Sequence[Input],
     pooling: Pooling | None,
     *,
     normalise: bool = False,
     dimensions: int | None = None,
-    namespace: str = "",
+    namespace: str | None = "",
     adapter: str = "",
-    account: Account | None = None,
-    source: str = "",
+    asker: Asker | None = None,
     handling: Handling = PLAIN,
     names: Sequence[str] = (),
 ) -> list[Vector]:
@@ -96,25 +94,28 @@ async def find_vectors(
     engine does; a caller that is cancelled ends them, and so does the timeout of `handling`.
 
     An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
-    and behind one is there. `pooling` None: what the model was trained for. With `dimensions` the
-    first so many numbers are kept; with `normalise` what is kept has the length 1. Raises the typed
-    error of the first input that fails, which calls it as `names` do.
+    and behind one is there. `namespace`: what `asker` calls it. `pooling` None: what the model was
+    trained for. With `dimensions` the first so many numbers are kept; with `normalise` what is kept
+    has the length 1. Raises the typed error of the first input that fails, which calls it as
+    `names` do.
     """
-    if dimensions is not None and not 0 < dimensions <= core.engine.info.hidden_size:
-        size = core.engine.info.hidden_size
+    if dimensions is not None and not 0 < dimensions <= model.engine.info.hidden_size:
+        size = model.engine.info.hidden_size
         raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
-    core.check_adapter(adapter)
-    if account is not None:
-        account.check_priority(handling.priority)
-    chosen = _own_pooling(core) if pooling is None else pooling
+    model.check_adapter(adapter)
+    asker = asker or Asker.of(None, "")
+    if asker.account is not None:
+        asker.account.check_priority(handling.priority)
+    chosen = _own_pooling(model) if pooling is None else pooling
+    namespace = namespace_of(asker.account, namespace)
     if not handling.cache.share:
         namespace = private(namespace)
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
-    requests = Requests(core.engine, Asker.of(account, source))
+    requests = Requests(model.engine, asker)
     prompts = []
     for index, one in enumerate(inputs):
         try:
-            prompts.append(await _prompt(core, one))
+            prompts.append(await _prompt(model, one))
         except InvalidRequest as error:
             where = f"input[{index}]" if len(inputs) > 1 else "input"
             where = names[index] if names else where
@@ -141,7 +142,7 @@ async def find_vectors(
         raise DeadlineExceeded.after(handling.timeout) from None
     finally:
         if not handling.cache.share:
-            core.engine.forget_namespace(namespace)
+            model.engine.forget_namespace(namespace)
     for vector in found:
         vector.values = vector.values[:dimensions]
         if normalise:
@@ -150,8 +151,8 @@ async def find_vectors(
     return found
 
 
-def _own_pooling(core: Core) -> Pooling:
-    own = core.own_pooling
+def _own_pooling(model: ServedModel) -> Pooling:
+    own = model.own_pooling
     if own in KNOWN:
         return KNOWN[own]
     raise InvalidRequest(f"the model's own pooling ({own}) is not supported; ask for last or mean")
@@ -164,24 +165,24 @@ def _take_vectors(vector: Vector, update: EngineOutput) -> None:
         vector.values = update.vector
 
 
-async def _prompt(core: Core, parts: Input) -> np.ndarray:
+async def _prompt(model: ServedModel, parts: Input) -> np.ndarray:
     """int32: the tokens of an input."""
     length = sum(len(part.text) for part in parts if isinstance(part, Text))
-    if length // core.tokenizer.longest_token > core.max_prompt:
-        check_fits(core, length // core.tokenizer.longest_token, room=0)
-    ids = await core.tokenize(length, _ids, core, parts)
+    if length // model.tokenizer.longest_token > model.max_prompt:
+        check_fits(model, length // model.tokenizer.longest_token, room=0)
+    ids = await model.tokenize(length, _ids, model, parts)
     if not ids:
         raise InvalidRequest("it is empty")
-    check_fits(core, len(ids), room=0)
-    vocabulary = core.model_info.vocab_size
+    check_fits(model, len(ids), room=0)
+    vocabulary = model.model_info.vocab_size
     bad = next((one for one in ids if not 0 <= one < vocabulary), None)
     if bad is not None:
         raise InvalidRequest(f"{bad} is not a token id (the vocabulary has {vocabulary})")
     return np.array(ids, np.int32)
 
 
-def _ids(core: Core, parts: Input) -> list[int]:
-    tokenizer = core.tokenizer
+def _ids(model: ServedModel, parts: Input) -> list[int]:
+    tokenizer = model.tokenizer
     ids: list[int] = []
     pieces: list[Piece] = []
     begins = bool(parts) and isinstance(parts[0], Text) and not parts[0].special
@@ -200,16 +201,15 @@ def _ids(core: Core, parts: Input) -> list[int]:
     return ids
 
 
-async def embed(core: Core, op: Embed, account: Account | None, source: str) -> Embedded:
+async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
     """What a session answers. Raises what `find_vectors` does."""
     found = await find_vectors(
-        core,
+        model,
         [(one,) for one in op.inputs],
         op.pooling,
         normalise=op.normalise,
-        namespace=namespace_of(account, op.namespace),
-        account=account,
-        source=source,
+        namespace=op.namespace,
+        asker=asker,
         adapter=op.adapter,
     )
     usage = Usage(
@@ -255,16 +255,16 @@ class _Scored:
 class Selection:
     """Runs one operation."""
 
-    def __init__(self, core: Core, sequence: TokenSequence, op: Select) -> None:
-        self._core = core
+    def __init__(self, model: ServedModel, sequence: TokenSequence, op: Select) -> None:
+        self._model = model
         self._sequence = sequence
         self._op = op
 
-    async def run(self) -> Event:
+    async def run(self) -> Selected:
         """The terminal event. Raises a typed error where the operation fails."""
         op, sequence, started = self._op, self._sequence, time.monotonic()
         self._check()
-        await settle(self._core, sequence)
+        await settle(self._model, sequence)
         scored = await self._conditional()
         alone: list[_Scored] = []
         if op.method == "unconditional_likelihood_normalized":
@@ -312,10 +312,10 @@ class Selection:
         state, choices = self._sequence.state, self._op.choices
         length = (state.pending_length() + 1) * len(choices) + sum(map(len, choices))
         _check_size(length, MAX_CHARACTERS, "characters, text that has no tokens yet included")
-        return await self._core.tokenize(length, self._tokenize)
+        return await self._model.tokenize(length, self._tokenize)
 
     def _tokenize(self) -> list[_Scored]:
-        state, encode = self._sequence.state, self._core.tokenizer.encode_pieces
+        state, encode = self._sequence.state, self._model.tokenizer.encode_pieces
         base = encode(state.pending, *state.before)
         common, joint = len(base), []
         for choice in self._op.choices:
@@ -329,7 +329,7 @@ class Selection:
                 raise InvalidRequest(
                     f"select: choice {index} ({choice!r}) adds no token", f"choices[{index}]"
                 )
-            check_fits(self._core, len(settled) + length, room=0)
+            check_fits(self._model, len(settled) + length, room=0)
         tokens = sum(map(len, joint))
         _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
         _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")
@@ -337,8 +337,8 @@ class Selection:
         return [_Scored(np.concatenate((settled, own)), start) for own in joint]
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
-        sequence, core = self._sequence, self._core
-        requests = Requests(core.engine, sequence.asker)
+        sequence, model = self._sequence, self._model
+        requests = Requests(model.engine, sequence.asker)
         given = self._op.handling
         # A choice is no prompt to be pinned.
         cache = Cache() if given.cache.pin else given.cache
@@ -366,7 +366,7 @@ class Selection:
         self, scored: Sequence[_Scored], alone: Sequence[_Scored]
     ) -> tuple[int, list[float], tuple[tuple[TokenLogprob, ...], ...]]:
         """The best choice, the scores of all, and the log-probabilities that they are made of."""
-        tokenizer = self._core.tokenizer
+        tokenizer = self._model.tokenizer
         logprobs = tuple(one.logprobs(tokenizer) for one in scored)
         by_itself = [one.logprobs(tokenizer) for one in alone]
         best, scores = choose(self._op.method, _values(logprobs), _values(by_itself))

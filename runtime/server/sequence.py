@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.server.auth import Account, Asker, private
-from rootlace.runtime.server.core import Core, Engine
+from rootlace.runtime.server.auth import Asker, private
+from rootlace.runtime.server.served_model import Engine, ServedModel
 from rootlace.runtime.server.server_state import Turn, kept_for_others
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
@@ -256,37 +256,36 @@ class OpenSequences:
 
     def __init__(
         self,
-        core: Core,
+        model: ServedModel,
         end: Callable[[RootlaceError], None],
-        account: Account | None = None,
-        source: str = "",
+        asker: Asker,
         stays_wanted: bool = False,
     ) -> None:
-        """`stays_wanted`: what its programs leave in the cache counts as that of no program."""
-        self.number = next(core.numbers)
-        self.account = account
-        self.source = source or f"session {self.number}"
-        if source and "#" not in source:
-            self.source = f"{source}#{self.number}"
-        self.asker = Asker.of(account, self.source)
+        """An `asker` without a connection is told from others by a number. `stays_wanted`: what its
+        programs leave in the cache counts as that of no program."""
+        self.number = next(model.numbers)
+        if "#" not in asker.source:
+            own = f"{asker.source}#{self.number}" if asker.source else f"session {self.number}"
+            asker = Asker.of(asker.account, own)
+        self.asker = asker
         self.end = end
         self.open: set[TokenSequence] = set()
-        self._core = core
+        self._model = model
         self._stays_wanted = stays_wanted
         self._programs: Counter[str] = Counter()
         self._private: Counter[str] = Counter()
-        core.owners.add(self)
+        model.owners.add(self)
 
     def begin(
         self, namespace: str = "", adapter: str = "", share: bool = True, program: str = ""
     ) -> TokenSequence:
         """An empty sequence. Raises Overloaded, and InvalidRequest for an unknown adapter."""
-        core = self._core
+        model = self._model
         self.check_share()
-        if core.branch_count >= (most := core.config.max_branches):
+        if model.branch_count >= (most := model.config.max_branches):
             raise Overloaded(f"{most} branches are open; the server allows no more")
         if adapter:
-            core.check_adapter(adapter)
+            model.check_adapter(adapter)
         sequence = TokenSequence(
             self.namespace(namespace, share),
             self.program(program) if program else "",
@@ -300,10 +299,12 @@ class OpenSequences:
     def check_share(self) -> None:
         """Raises Overloaded where of the last eighth of all branches, which is for clients that
         have opened less than the mean, this one would take some."""
-        core = self._core
-        count, most = core.branch_count, core.config.max_branches
-        own, clients = core.branches_of[self.asker.client], len(core.branches_of)
-        if count < most and kept_for_others(own, clients, count, most):
+        model = self._model
+        count, most = model.branch_count, model.config.max_branches
+        if not model.plenty_branches <= count < most:
+            return
+        own, clients = model.branches_of[self.asker.client], len(model.branches_of)
+        if kept_for_others(own, clients, count, most):
             raise Overloaded(
                 f"{own} branches of this client are open: the last ones are for others"
             )
@@ -314,14 +315,15 @@ class OpenSequences:
 
     def namespace(self, name: str, share: bool) -> str:
         """That of the tree for what the client calls `name`; one of its own unless `share`."""
-        namespace = name if self.account is None else self.account.namespace(name)
+        account = self.asker.account
+        namespace = name if account is None else account.namespace(name)
         return namespace if share else private(namespace)
 
     def add(self, sequence: TokenSequence) -> None:
         """Count a sequence as open."""
         self.open.add(sequence)
-        self._core.branch_count += 1
-        self._core.branches_of[self.asker.client] += 1
+        self._model.branch_count += 1
+        self._model.branches_of[self.asker.client] += 1
         if sequence.program:
             self._programs[sequence.program] += 1
         if sequence.private:
@@ -331,30 +333,30 @@ class OpenSequences:
         """Let a sequence go; with the last of its program and namespace, these in the engine."""
         if sequence not in self.open:
             return
-        core, client = self._core, self.asker.client
+        model, client = self._model, self.asker.client
         self.open.discard(sequence)
-        core.branch_count -= 1
-        core.branches_of[client] -= 1
-        if not core.branches_of[client]:
-            del core.branches_of[client]
+        model.branch_count -= 1
+        model.branches_of[client] -= 1
+        if not model.branches_of[client]:
+            del model.branches_of[client]
         sequence.state = SequenceState()
         sequence.closed = True
         if sequence.program:
             self._programs[sequence.program] -= 1
             if not self._programs[sequence.program]:
                 del self._programs[sequence.program]
-                core.engine.release_program(sequence.program, self._stays_wanted)
+                model.engine.release_program(sequence.program, self._stays_wanted)
         if sequence.private:
             self._private[sequence.namespace] -= 1
             if not self._private[sequence.namespace]:
                 del self._private[sequence.namespace]
-                core.engine.forget_namespace(sequence.namespace)
+                model.engine.forget_namespace(sequence.namespace)
 
     def close(self) -> None:
         """Let all go."""
         for sequence in list(self.open):
             self.release(sequence)
-        self._core.owners.discard(self)
+        self._model.owners.discard(self)
         self.end = _nothing  # the owner may have this
 
 
@@ -373,7 +375,10 @@ _JOINED_CHARACTERS = 4096
 
 
 async def append(
-    core: Core, sequence: TokenSequence, op: Append, quotes: Sequence[asyncio.Future[Any]] = ()
+    model: ServedModel,
+    sequence: TokenSequence,
+    op: Append,
+    quotes: Sequence[asyncio.Future[Any]] = (),
 ) -> Event:
     """Add text (it stays pending), ids, or what quoted branches gained.
 
@@ -394,46 +399,46 @@ async def append(
             for piece in gained:
                 _add_piece(state, piece)
         elif isinstance(part, Image):
-            raise InvalidRequest(f"{core.model_info.name} reads text only: it takes no images")
+            raise InvalidRequest(f"{model.model_info.name} reads text only: it takes no images")
         else:
-            await _add_ids(core, sequence, part.ids)
+            await _add_ids(model, sequence, part.ids)
     # Text that can never fit is refused before tokenizing it costs memory and time.
-    at_least = len(state.ids) + state.pending_length() // core.tokenizer.longest_token
-    check_fits(core, at_least, room=0, known="at least ")
+    at_least = len(state.ids) + state.pending_length() // model.tokenizer.longest_token
+    check_fits(model, at_least, room=0, known="at least ")
     return Done(op.op)
 
 
-async def settle(core: Core, sequence: TokenSequence, everything: bool = False) -> None:
+async def settle(model: ServedModel, sequence: TokenSequence, everything: bool = False) -> None:
     """Tokenize pending text: what later text cannot change, or `everything` (for `Generate`)."""
     state = sequence.state
     previous, begins = state.before
     if not state.pending and not (everything and previous is None and begins):
         return
-    tokenizer = core.tokenizer
+    tokenizer = model.tokenizer
     length = state.pending_length()
     if everything:
-        ids = await core.tokenize(length, tokenizer.encode_pieces, state.pending, previous, begins)
+        ids = await model.tokenize(length, tokenizer.encode_pieces, state.pending, previous, begins)
         rest: tuple[Piece, ...] = ()
     else:
-        ids, rest = await core.tokenize(length, tokenizer.settle, state.pending, previous, begins)
+        ids, rest = await model.tokenize(length, tokenizer.settle, state.pending, previous, begins)
     state.ids.extend(ids)
     state.pending = rest
 
 
-async def prefill(core: Core, sequence: TokenSequence, op: Prefill) -> Event:
+async def prefill(model: ServedModel, sequence: TokenSequence, op: Prefill) -> Event:
     """Compute the KV of the settled tokens."""
-    await settle(core, sequence)
+    await settle(model, sequence)
     ids = sequence.state.ids
     if not ids:
         return Done(op.op, Usage())
-    check_fits(core, len(ids), room=0)
+    check_fits(model, len(ids), room=0)
     cached = 0
 
     def note(update: EngineOutput) -> None:
         nonlocal cached
         cached = cached if update.facts is None else update.facts.cached_tokens
 
-    requests = Requests(core.engine, sequence.asker, sequence.paid)
+    requests = Requests(model.engine, sequence.asker, sequence.paid)
     request = EngineRequest(
         0,
         np.array(ids, np.int32),
@@ -449,36 +454,36 @@ async def prefill(core: Core, sequence: TokenSequence, op: Prefill) -> Event:
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
 
 
-async def explain(core: Core, sequence: TokenSequence, op: Explain) -> Event:
+async def explain(model: ServedModel, sequence: TokenSequence, op: Explain) -> Explained:
     """How far the branch is cached, pending text included; the branch stays as it is."""
     state = sequence.state
-    pending = await core.tokenize(
-        state.pending_length(), core.tokenizer.encode_pieces, state.pending, *state.before
+    pending = await model.tokenize(
+        state.pending_length(), model.tokenizer.encode_pieces, state.pending, *state.before
     )
     prompt = np.array([*state.ids, *pending], np.int32)
     if not len(prompt):
         raise InvalidRequest("the prompt is empty: there is nothing to explain", "prompt")
-    return Explained(op.op, await core.explain(prompt, sequence.namespace, sequence.adapter))
+    return Explained(op.op, await model.explain(prompt, sequence.namespace, sequence.adapter))
 
 
-def gained_text(core: Core, state: SequenceState) -> tuple[Piece, ...]:
+def gained_text(model: ServedModel, state: SequenceState) -> tuple[Piece, ...]:
     """What the branch gained since it was opened, as text."""
     pieces = []
     for gained in state.gained:
         if isinstance(gained, Piece):
             pieces.append(gained)
-        elif text := core.tokenizer.decode(gained):
+        elif text := model.tokenizer.decode(gained):
             pieces.append(Piece(text))
     return tuple(pieces)
 
 
-def check_fits(core: Core, prompt: int, room: int, known: str = "") -> None:
+def check_fits(model: ServedModel, prompt: int, room: int, known: str = "") -> None:
     """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt; `known` says how well
     the prompt's length is known."""
-    limit = core.max_prompt
+    limit = model.max_prompt
     if prompt + room <= limit:
         return
-    window = core.model_info.context_length
+    window = model.model_info.context_length
     # Clients recognise the case by these words, which are OpenAI's.
     what = f"this model's maximum context length is {window} tokens"
     if limit < window:
@@ -500,8 +505,8 @@ def _add_piece(state: SequenceState, piece: Piece) -> None:
         state.pending += (piece,)
 
 
-async def _add_ids(core: Core, sequence: TokenSequence, ids: tuple[int, ...]) -> None:
-    vocabulary = core.model_info.vocab_size
+async def _add_ids(model: ServedModel, sequence: TokenSequence, ids: tuple[int, ...]) -> None:
+    vocabulary = model.model_info.vocab_size
     try:
         added = array("i", ids)
     except OverflowError:
@@ -513,7 +518,7 @@ async def _add_ids(core: Core, sequence: TokenSequence, ids: tuple[int, ...]) ->
     state = sequence.state
     if state.begin is None:
         state.begin = False
-    await settle(core, sequence, everything=bool(state.pending))
+    await settle(model, sequence, everything=bool(state.pending))
     state.ids.extend(added)
     state.gained.append(added)
 

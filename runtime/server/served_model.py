@@ -1,35 +1,161 @@
-"""A model that is served, to programs and HTTP clients alike."""
+"""A served model, for programs and HTTP clients alike: engine, tokenizer, limits, counters."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+import itertools
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import numpy as np
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.server.auth import Account
-from rootlace.runtime.server.chat_template import ChatTemplate
-from rootlace.runtime.server.core import Core, Engine, check_name
-from rootlace.runtime.server.generate import Generation
-from rootlace.runtime.server.score import Selection
-from rootlace.runtime.server.sequence import (
-    OpenSequences,
-    TokenSequence,
-    append,
-    explain,
-    prefill,
+from rootlace.runtime.contracts.messages import (
+    EngineOutput,
+    EngineRequest,
+    Explain,
+    Ready,
+    ToEngine,
 )
-from rootlace.runtime.server.server_state import ServerState
+from rootlace.runtime.server.auth import Account, Asker
+from rootlace.runtime.server.cache_lint import PromptLint, with_texts
+from rootlace.runtime.server.chat_template import ChatTemplate
+from rootlace.runtime.server.metrics import Metrics
+from rootlace.runtime.server.server_state import ServerState, plenty
 from rootlace.runtime.server.tokenizer import Tokenizer
-from rootlace.wire.errors import RootlaceError, ServerUnavailable
-from rootlace.wire.protocol import Append, Event, Explain, Generate, Prefill, Select
+from rootlace.runtime.server.tool_parsers.listing import chat_format
+from rootlace.wire.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    RootlaceError,
+    ServerUnavailable,
+)
+from rootlace.wire.protocol import CacheReport, ModelInfo, Scope
+
+# Model name ---------------------------------------------------------------------------------------
+#
+# What clients may call a model.
 
 
-def _nothing(event: Event) -> None:
-    pass
+def name_of(config: GatewayConfig) -> str:
+    """That which was chosen, or that of the model's folder."""
+    path = config.model
+    return config.served_name or path.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or path
 
 
-class ServedModel(Core):
-    """One model, and what can be done with it. `program_address` is where programs connect, once
-    that is known."""
+def model_names(info: ModelInfo) -> list[str]:
+    """The model, and the model with each of its adapters behind it (`MODEL:ADAPTER`)."""
+    return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
+
+
+def check_name(info: ModelInfo, asked: str | None) -> str:
+    """The one of `model_names` that is asked for. Raises ModelNotFound for another model."""
+    if not asked or asked in (info.name, info.path, "default"):
+        return info.name
+    for adapter in info.adapters:
+        if asked in (f"{info.name}:{adapter}", f"{info.path}:{adapter}", f"default:{adapter}"):
+            return f"{info.name}:{adapter}"
+    raise not_found(asked, model_names(info))
+
+
+def not_found(asked: str, names: list[str]) -> ModelNotFound:
+    return ModelNotFound(
+        f"the model {asked!r} does not exist; this server has {', '.join(map(repr, names))}"
+    )
+
+
+# Deliveries ---------------------------------------------------------------------------------------
+#
+# Handing events over, for all sessions in one callback of the event loop.
+
+
+log = logging.getLogger(__name__)
+
+
+class Deliveries:
+    """Calls those who have something to deliver, once in a turn of the event loop.
+
+    A step of the engine has events for hundreds of sessions: a callback each would cost as much as
+    the events.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
+
+    def soon(self, deliver: Callable[[], None]) -> None:
+        """Call `deliver` in the next turn; what it raises is logged."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._due.append(deliver)
+
+    def _run(self) -> None:
+        due, self._due = self._due, []
+        for deliver in due:
+            try:
+                deliver()
+            except Exception:
+                log.exception("events were not delivered")
+
+
+# Served model -------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+# Texts up to this many characters (well below a millisecond of work) are tokenized in place; a
+# thread's round trip costs more.
+INLINE_CHARACTERS = 1024
+
+
+class Engine(Protocol):
+    """What the gateway needs of `rootlace.runtime.engine.client.EngineClient`."""
+
+    @property
+    def info(self) -> Ready: ...
+
+    @property
+    def healthy(self) -> bool: ...
+
+    def next_rid(self) -> int: ...
+
+    def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
+        """Raises ClientSuspended."""
+
+    def abort(self, rids: Iterable[int]) -> None: ...
+
+    def release_program(self, program: str, wanted: bool = False) -> None: ...
+
+    def forget_namespace(self, namespace: str) -> None: ...
+
+    def pause(self, paused: bool) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def stats(self) -> dict[str, Any]: ...
+
+    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
+
+    async def stop(self) -> None: ...
+
+
+class Owner(Protocol):
+    """A program or an HTTP request; `end` is told why the model goes."""
+
+    end: Callable[[RootlaceError], None]
+
+
+class ServedModel:
+    """Engine, tokenizer and chat template of one model, its limits, and counters.
+
+    `eos_ids` end a generation unless it ignores them. `owners`, `branch_count` and `branches_of`
+    are kept by `OpenSequences`. `program_address` is where programs connect, once that is known.
+    """
 
     def __init__(
         self,
@@ -40,10 +166,62 @@ class ServedModel(Core):
         eos_ids: Iterable[int] = (),
         house: ServerState | None = None,
     ) -> None:
-        super().__init__(config, engine, tokenizer, chat, eos_ids, house)
+        """`house`: what it shares with other models, if there are any."""
+        self.config = config
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.chat = chat
+        self.eos_ids = frozenset(eos_ids)
+        info = engine.info
+        refuse = ""
+        if config.tools == "template-only":
+            refuse = f"the chat template of {name_of(config)!r} has no place for tools"
+        self.model_info = ModelInfo(
+            name=name_of(config),
+            path=config.model,
+            context_length=info.context_length,
+            vocab_size=info.vocab_size,
+            capacity_tokens=info.capacity_tokens,
+            block_size=info.block_size,
+            chat=chat_format(chat, chat.tool_use or chat, refuse),
+            adapters=info.adapters,
+            labels=info.labels,
+        )
+        self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        own = ServerState(config) if house is None else house
+        self.keys, self.drain, self.spans = own.keys, own.drain, own.spans
+        self.metrics = own.metrics if house is None else Metrics()
+        self.last_token = -math.inf
+        """When the engine last gave a token, by `time.monotonic`."""
+        self.own_pooling = "last"
+        """What vector of a text the model was trained for, as `ModelSource` says it."""
+        self.deliveries = Deliveries()
+        self.numbers = itertools.count(1)
+        """Of programs and HTTP requests."""
+        self.owners: set[Owner] = set()
+        """Programs and HTTP requests that have this model's sequences."""
+        self.branch_count = 0
+        self.plenty_branches = plenty(config.max_branches)
+        self.branches_of: Counter[str] = Counter()
+        """By client."""
         self.program_address: str | None = None
         self.answering: object = None
         """Its HTTP endpoints, where there are several models: they go with it."""
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+
+    @property
+    def healthy(self) -> bool:
+        return self.engine.healthy
+
+    @property
+    def session_count(self) -> int:
+        """Programs that are connected and HTTP requests that compute."""
+        return len(self.owners)
+
+    @cached_property
+    def max_prompt(self) -> int:
+        """The longest sequence: the context window, or the KV cache where it is smaller."""
+        return min(self.model_info.context_length, self.model_info.capacity_tokens)
 
     def loaded(self, asked: str) -> ServedModel:
         """Itself, the only model there is. Raises ModelNotFound for another one."""
@@ -54,38 +232,57 @@ class ServedModel(Core):
         """The same."""
         return self.loaded(asked)
 
-    def open_sequences(
-        self,
-        end: Callable[[RootlaceError], None],
-        account: Account | None = None,
-        source: str = "",
-        stays_wanted: bool = True,
-    ) -> OpenSequences:
-        """Those of an HTTP request; see `OpenSequences`."""
-        return OpenSequences(self, end, account, source, stays_wanted)
+    def check_adapter(self, name: str) -> None:
+        """Raises InvalidRequest unless there is an adapter of this name, or none is asked for."""
+        known = self.model_info.adapters
+        if name and name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none"
+            raise InvalidRequest(f"the adapter {name!r} is not loaded: {there}")
 
-    def perform(
-        self,
-        sequence: TokenSequence,
-        op: Append | Prefill | Generate | Select | Explain,
-        emit: Callable[[Event], None] = _nothing,
-    ) -> Awaitable[Event]:
-        """Do `op` with a sequence of no program; `emit` gets the chunks of `Generate`. What is
-        awaited gives the terminal event. Raises a typed error where the operation fails."""
-        if isinstance(op, Append):
-            return append(self, sequence, op)
-        if isinstance(op, Explain):
-            return explain(self, sequence, op)
-        sequence.check_handling(op.handling)
-        if isinstance(op, Prefill):
-            return prefill(self, sequence, op)
-        if isinstance(op, Generate):
-            return Generation(self, sequence, op, emit).run()
-        return Selection(self, sequence, op).run()
+    async def status(self, account: Account | None = None) -> dict[str, Any]:
+        """Counters of the engine and of the gateway; for a key, its own alone: from the others' it
+        could see what other keys do."""
+        if account is not None:
+            return {**account.counted, "branches": self.branches_of[Asker.of(account, "").client]}
+        return {
+            **await self.engine.stats(),
+            "sessions": self.session_count,
+            "branches": self.branch_count,
+        }
+
+    def shown_path(self, account: Account | None) -> str:
+        """The model's path for the operator; for a key its name, for paths tell of the machine."""
+        return self.model_info.path if account is None else self.model_info.name
+
+    async def flush(self) -> None:
+        """Forget every cached prefix that no running request uses."""
+        await self.engine.flush()
+
+    def report_scope(self) -> Scope:
+        """What a report may say of the cache. Raises InvalidRequest if that is nothing."""
+        scope = self.config.cache_reports
+        if scope == "off":
+            raise InvalidRequest("this server does not explain its cache (cache_reports is off)")
+        # What other keys hold is not for whoever has one.
+        return "own" if self.config.keys_file else scope
+
+    async def explain(self, prompt: np.ndarray, namespace: str, adapter: str = "") -> CacheReport:
+        """How far `prompt` (int32) is cached, and why no further."""
+        report = await self.engine.ask(Explain, prompt, namespace, adapter, self.report_scope())
+        return with_texts(report, prompt, self.tokenizer)
+
+    async def tokenize(
+        self, characters: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call the tokenizer on that many characters: here if they are few, else in a thread."""
+        if characters <= INLINE_CHARACTERS:
+            return call(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
     def close(self) -> None:
         """End every program and request; the engine is the caller's to stop."""
         error = ServerUnavailable(f"the model {self.model_info.name} was unloaded")
         for owner in list(self.owners):
             owner.end(error)
-        super().close()
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,7 @@
-"""Much work at once, for which no other client should have to wait: done elsewhere, or in parts."""
+"""What all models of a server share, and how much work at once leaves others their part.
+
+Sections: drain, house, shares, rare log, large.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,15 @@ class Drain:
         self.begun = False
         self.requests = 0
 
-    def check(self) -> None:
-        """Raises ServerUnavailable once the drain has begun."""
-        if self.begun:
-            raise ServerUnavailable("the server is stopping and takes no new work")
+    def refusal(self) -> ServerUnavailable:
+        """What new work fails with once the drain has begun."""
+        return ServerUnavailable("the server is stopping and takes no new work")
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """While the block runs, an HTTP request is being answered. Raises as `check`."""
-        self.check()
+        """While the block runs, an HTTP request is being answered. Raises `refusal`."""
+        if self.begun:
+            raise self.refusal()
         self.requests += 1
         try:
             yield
@@ -79,7 +82,12 @@ def kept_for_others(own: int, owners: int, taken: int, most: int, more: int = 1)
     """Whether `more` for one that has `own` would be of the last eighth of `most`, which is for
     those that have less than the mean. Of all, `taken` are taken, by `owners`; whether there are
     `more` left at all is not asked."""
-    return taken + more > most - most // 8 and own * max(owners, 1) >= taken
+    return taken + more > plenty(most) and own * max(owners, 1) >= taken
+
+
+def plenty(most: int) -> int:
+    """As long as no more are taken, `kept_for_others` need not be asked."""
+    return most - most // 8
 
 
 # Rare log -----------------------------------------------------------------------------------------
@@ -108,6 +116,8 @@ class RareLog:
 
 
 # Large --------------------------------------------------------------------------------------------
+#
+# Much work at once, for which no other client should have to wait: done elsewhere, or in parts.
 
 
 T = TypeVar("T")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from rootlace.runtime.contracts import messages
 from rootlace.runtime.server import sequence as growth
-from rootlace.runtime.server.auth import Account, namespace_of
+from rootlace.runtime.server.auth import Account, Asker, namespace_of
 from rootlace.runtime.server.branch import Branch, Deadline, Work
-from rootlace.runtime.server.core import Core
 from rootlace.runtime.server.generate import Generation
 from rootlace.runtime.server.score import Selection, embed
 from rootlace.runtime.server.sequence import OpenSequences, SequenceState
+from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.session_log import SessionLog
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
@@ -156,7 +156,7 @@ class Session:
 
     def __init__(
         self,
-        core: Core,
+        model: ServedModel,
         on_events: Callable[[list[Event]], None],
         client: str = "",
         account: Account | None = None,
@@ -169,17 +169,17 @@ class Session:
         self.log = log
         self.closed = False
         self._account = account
-        self._core = core
+        self._model = model
         self._on_events = on_events
         self._loop = asyncio.get_running_loop()
-        self._alive = OpenSequences(core, self.end, account, source)
+        self._alive = OpenSequences(model, self.end, Asker.of(account, source))
         """The open branches, and closing ones until they are closed."""
         self._branches: dict[int, Branch] = {}
         # Branches whose `Close` waits behind other operations: they can still be cancelled.
         self._closing: dict[int, Branch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
-        self._backlog = Backlog(core.config.max_message_bytes)
+        self._backlog = Backlog(model.config.max_message_bytes)
         self._refused = Refused()
         if log is not None:
             self._restore(log)
@@ -265,18 +265,18 @@ class Session:
             self._deliver()
             self.close()
         elif isinstance(op, GetStatus):
-            self._spawn(op.op, _status(self._core, op.op, self._account))
+            self._spawn(op.op, _status(self._model, op.op, self._account))
         elif isinstance(op, Unpin):
-            self._spawn(op.op, _unpin(self._core, op, self._account))
+            self._spawn(op.op, _unpin(self._model, op, self._account))
         elif isinstance(op, Embed):
             self._admit()
             done = self._backlog.add(op)
-            self._spawn(op.op, embed(self._core, op, self._account, self._alive.source), done)
+            self._spawn(op.op, embed(self._model, op, self._alive.asker), done)
         else:
             assert isinstance(op, FlushCache)
             if self._account is not None:
                 raise InvalidRequest("the cache is not this key's alone; the operator may flush it")
-            self._spawn(op.op, _flush(self._core, op.op))
+            self._spawn(op.op, _flush(self._model, op.op))
 
     def _on_branch(
         self, op: Append | Prefill | Generate | Select | Explain | Close | Cancel, branch: Branch
@@ -290,7 +290,7 @@ class Session:
             branch.interrupt(Cancelled("cancelled by the client"))
             branch.post(Work(op.op, partial(_done, op.op), always=True))
             return
-        core, log = self._core, self.log
+        model, log = self._model, self.log
         try:
             done = self._backlog.add(op)
         except RootlaceError as error:
@@ -305,19 +305,20 @@ class Session:
             except RootlaceError as error:
                 branch.post(Work(op.op, partial(_raise, error), done=done))
                 return
+        run: Callable[[], Awaitable[Event]]
         if isinstance(op, Append):
             quoted = [part.branch for part in op.parts if isinstance(part, Quote)]
             quotes = [self._quote(op.op, at, other) for at, other in enumerate(quoted)]
-            run = partial(growth.append, core, branch, op, quotes)
+            run = partial(growth.append, model, branch, op, quotes)
         elif isinstance(op, Prefill):
-            run = partial(growth.prefill, core, branch, op)
+            run = partial(growth.prefill, model, branch, op)
         elif isinstance(op, Explain):
-            run = partial(growth.explain, core, branch, op)
+            run = partial(growth.explain, model, branch, op)
         elif isinstance(op, Generate):
             kept = None if log is None else log.generation(op.op)
-            run = Generation(core, branch, op, self._emit, kept).run  # type: ignore[assignment]
+            run = Generation(model, branch, op, self._emit, kept).run
         else:
-            run = Selection(core, branch, op).run  # type: ignore[assignment]
+            run = Selection(model, branch, op).run
         deadline = None
         if isinstance(op, Generate | Select | Prefill) and op.handling.timeout is not None:
             seconds = op.handling.timeout
@@ -344,7 +345,7 @@ class Session:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter
         self._alive.check_share()
-        bound, count = self._core.config.max_branches, self._core.branch_count
+        bound, count = self._model.config.max_branches, self._model.branch_count
         refused: RootlaceError | None = None
         if count >= bound:
             refused = Overloaded(f"{bound} branches are open; the server allows no more")
@@ -354,9 +355,9 @@ class Session:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
         else:
             try:
-                if parent is None:
-                    self._core.drain.check()
-                self._core.check_adapter(adapter)
+                if parent is None and self._model.drain.begun:
+                    raise self._model.drain.refusal()
+                self._model.check_adapter(adapter)
             except (InvalidRequest, ServerUnavailable) as error:
                 refused = error
         branch = Branch(
@@ -400,7 +401,7 @@ class Session:
             )
             branch.paid, branch.state = kept.paid, state
             try:
-                self._core.check_adapter(kept.adapter)
+                self._model.check_adapter(kept.adapter)
             except InvalidRequest as error:  # the server was started without it
                 branch.error = error
             if kept.broken is not None:
@@ -446,14 +447,14 @@ class Session:
         if fork and branch.error is None and not future.done():
             # Tokenize what is settled once, not once per child.
             try:
-                await growth.settle(self._core, branch)
+                await growth.settle(self._model, branch)
             except RootlaceError as error:
                 branch.interrupt(error)
         if branch.error is not None:
             value = branch.cancelled()
         else:
             state = branch.state
-            value = state.fork() if fork else growth.gained_text(self._core, state)
+            value = state.fork() if fork else growth.gained_text(self._model, state)
         if not future.done():
             taken(value)
             future.set_result(value)
@@ -488,7 +489,7 @@ class Session:
         if self.log is not None:
             self.log.emitted(event)
         if not self._events:
-            self._core.deliveries.soon(self._deliver)
+            self._model.deliveries.soon(self._deliver)
         self._events.append(event)
 
     def _deliver(self) -> None:
@@ -499,19 +500,19 @@ class Session:
             self._on_events(events)
 
 
-async def _status(core: Core, op: int, account: Account | None) -> Event:
-    return Status(op, await core.status(account))
+async def _status(model: ServedModel, op: int, account: Account | None) -> Event:
+    return Status(op, await model.status(account))
 
 
-async def _flush(core: Core, op: int) -> Event:
-    await core.flush()
+async def _flush(model: ServedModel, op: int) -> Event:
+    await model.flush()
     return Done(op)
 
 
-async def _unpin(core: Core, op: Unpin, account: Account | None) -> Event:
+async def _unpin(model: ServedModel, op: Unpin, account: Account | None) -> Event:
     # Where nobody is told apart, the id is enough.
     namespace = None if account is None else namespace_of(account, op.namespace)
-    if not await core.engine.ask(messages.Unpin, op.pin, namespace):
+    if not await model.engine.ask(messages.Unpin, op.pin, namespace):
         raise InvalidRequest(f"there is no pin {op.pin!r}")
     return Done(op.op)
 

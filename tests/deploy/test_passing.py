@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rootlace.deploy.passing import passed_to
-from rootlace.runtime.server.http import connections
+from rootlace.runtime.server.http import middleware
+from rootlace.runtime.server.http.connections import passed_to
 from tests.server.http.conftest import Serve, serve
 from tests.server.http.fake_gateway import FakeGateway
 
@@ -43,9 +43,9 @@ async def test_a_body_goes_on_as_it_comes_with_the_clients_address(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, sized: bool
 ) -> None:
     seen: list[str] = []
-    address_of = connections.address_of
+    address_of = middleware.address_of
     monkeypatch.setattr(
-        connections, "address_of", lambda one: seen.append(address_of(one)) or seen[-1]
+        middleware, "address_of", lambda one: seen.append(address_of(one)) or seen[-1]
     )
     served = await serve(FakeGateway(front_secret=SECRET))
     body = json.dumps({"prompt": "a" * 100, "max_tokens": 1}).encode()

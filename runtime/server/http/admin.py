@@ -20,12 +20,10 @@ from rootlace.runtime.assets import page_folder
 from rootlace.runtime.contracts.messages import GetPins, GetTree, PinnedPrefix, TreeNode, Unpin
 from rootlace.runtime.server.auth import caller, namespace_of
 from rootlace.runtime.server.cache_lint import Finding, page_with_texts
-from rootlace.runtime.server.core import check_name, model_names
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import read_body, read_query
+from rootlace.runtime.server.http.body import RECEIVING, read_body, read_query
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
-from rootlace.runtime.server.http.connections import RECEIVING
 from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
 from rootlace.runtime.server.http.generation import behind_prompts, generate
 from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions
@@ -40,8 +38,7 @@ from rootlace.runtime.server.http.request_fields import (
     tools_of,
 )
 from rootlace.runtime.server.metrics import CONTENT_TYPE
-from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.served_model import ServedModel as Gateway
+from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
 from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Explain, Explained
 
@@ -425,7 +422,7 @@ class ServerInfo(msgspec.Struct):
 class Info:
     """The handlers."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
         self._started = int(time.time())
 

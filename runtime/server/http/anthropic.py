@@ -10,14 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, read_body, refused
-from rootlace.runtime.server.http.chat_pipeline import (
-    AnswerStream,
-    Chats,
-    FinalOutput,
-    Prepared,
-)
+from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Begin,
     BlockEvent,
@@ -35,7 +29,13 @@ from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.chat_request import ToolChoice as ChatToolChoice
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import MAX_PINS
+from rootlace.runtime.server.http.generation import (
+    MAX_PINS,
+    AnswerStream,
+    FinalOutput,
+    Prepared,
+    whole_answers,
+)
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
@@ -50,7 +50,7 @@ from rootlace.runtime.server.http.request_fields import (
     sampling_fields,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.wire.protocol import Constraint, Generated, Output, Usage
 from rootlace.wire.sampling import PIN_SECONDS, Cache, names_in
 
@@ -450,7 +450,7 @@ class Messages:
         asked = _Request(model, await self._chats.prepare(wanted))
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await self._chats.run(asked.prepared)
+        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         generated = ended.generated
         reply: MessageReply = {
             **_message(asked.model),
@@ -463,7 +463,7 @@ class Messages:
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
         begun = False
-        with AnswerStream(self._chats, asked.prepared) as answers:
+        with AnswerStream(self._gateway, asked.prepared) as answers:
             async for event in answers.events():
                 if not begun:
                     begun = True

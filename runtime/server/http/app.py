@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,16 @@ from rootlace.runtime.server.http.anthropic import (
     Messages,
     TokenCount,
 )
-from rootlace.runtime.server.http.batch_runner import Answerer, Answering
-from rootlace.runtime.server.http.batch_service import BatchService
+from rootlace.runtime.server.http.batch_runner import Answerer, Answering, BatchService
 from rootlace.runtime.server.http.batch_store import Batch, Deleted, File, Listing, PageQuery
+from rootlace.runtime.server.http.body import RECEIVING, Receiving
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.connections import (
     CONNECTIONS,
-    RECEIVING,
     BoundedRunner,
     Connections,
-    Receiving,
     most_connections,
 )
-from rootlace.runtime.server.http.generation import AbortBody, Aborted, Aborts, PrefixHolds
 from rootlace.runtime.server.http.middleware import (
     AccessLogger,
     Pages,
@@ -101,11 +99,22 @@ from rootlace.runtime.server.http.scoring import (
     Selection,
     Selections,
 )
-from rootlace.runtime.server.http.sglang_generate import GENERATE_BODY, Generate, GenerateReply
-from rootlace.runtime.server.http.sglang_sessions import CloseSessionBody, OpenSessionBody, Sessions
+from rootlace.runtime.server.http.sglang_generate import (
+    GENERATE_BODY,
+    AbortBody,
+    Aborted,
+    Aborts,
+    Generate,
+    GenerateReply,
+)
+from rootlace.runtime.server.http.sglang_sessions import (
+    CloseSessionBody,
+    OpenSessionBody,
+    PrefixHolds,
+    Sessions,
+)
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.served_model import ServedModel as Gateway
 
 # Endpoints ----------------------------------------------------------------------------------------
 #
@@ -120,7 +129,7 @@ ANSWERED: dict[str, type[Any]] = {
 """What the rows of batches may ask, as requests do."""
 
 
-def answers_of(gateway: Gateway) -> dict[str, Answerer]:
+def answers_of(gateway: ServedModel) -> dict[str, Answerer]:
     """How each path of `ANSWERED` is answered."""
     return {
         "/v1/chat/completions": ChatCompletions(gateway, Chats(gateway)).answer,
@@ -129,7 +138,7 @@ def answers_of(gateway: Gateway) -> dict[str, Answerer]:
     }
 
 
-def batch_service(gateway: Gateway) -> BatchService:
+def batch_service(gateway: ServedModel) -> BatchService:
     """Batches whose rows are answered as requests are."""
     answers = answers_of(gateway)
     return BatchService(
@@ -146,7 +155,7 @@ class Shared:
     aborts: Aborts = field(default_factory=Aborts)
 
 
-def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
+def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
     shared = shared or Shared(batch_service(gateway))
@@ -164,328 +173,193 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
     page = Page()
     listed: list[Endpoint] = []
     reference = Reference(lambda: gateway.model_info.name, listed)
+    get, post, delete = (partial(Endpoint, method) for method in ("GET", "POST", "DELETE"))
     found = [
-        Endpoint(
-            "POST",
+        post(
             "/v1/completions",
             completions.handle,
             "OpenAI's completions",
+            CompletionReply,
             COMPLETION_BODY,
-            reply=CompletionReply,
         ),
-        Endpoint(
-            "POST",
-            "/v1/chat/completions",
-            chat.handle,
-            "OpenAI's chat completions",
-            CHAT_BODY,
-            reply=ChatReply,
+        post(
+            "/v1/chat/completions", chat.handle, "OpenAI's chat completions", ChatReply, CHAT_BODY
         ),
-        Endpoint(
-            "POST",
-            "/v1/responses",
-            responses.handle,
-            "OpenAI's responses",
-            RESPONSES_BODY,
-            reply=ResponseReply,
+        post(
+            "/v1/responses", responses.handle, "OpenAI's responses", ResponseReply, RESPONSES_BODY
         ),
-        Endpoint(
-            "GET",
+        get(
             "/v1/responses/{id}",
             responses.get,
             "a response that was kept",
+            ResponseReply,
             query=ResponseQuery,
-            reply=ResponseReply,
         ),
-        Endpoint(
-            "GET",
+        get(
             "/v1/responses/{id}/input_items",
             responses.inputs,
             "what a response that was kept was made from",
+            Listing[InputItem],
             query=InputQuery,
-            reply=Listing[InputItem],
         ),
-        Endpoint(
-            "DELETE", "/v1/responses/{id}", responses.delete, "forget a response", reply=Deleted
-        ),
-        Endpoint(
-            "POST",
-            "/v1/messages",
-            messages.handle,
-            "Anthropic's messages",
-            MESSAGES_BODY,
-            reply=MessageReply,
-        ),
-        Endpoint(
-            "POST",
+        delete("/v1/responses/{id}", responses.delete, "forget a response", Deleted),
+        post("/v1/messages", messages.handle, "Anthropic's messages", MessageReply, MESSAGES_BODY),
+        post(
             "/v1/messages/count_tokens",
             messages.count_tokens,
             "how many tokens Anthropic's messages are",
+            TokenCount,
             CountBody,
-            reply=TokenCount,
         ),
-        Endpoint(
-            "POST",
+        post(
             "/v1/embeddings",
             Embeddings(gateway).handle,
             "vectors of texts",
+            EmbeddingReply,
             EmbeddingBody,
-            reply=EmbeddingReply,
         ),
-        Endpoint(
-            "POST",
-            "/v1/score",
-            scores.score,
-            "how likely labels are",
-            ScoreBody,
-            reply=LabelScores | PairScores,
+        post(
+            "/v1/score", scores.score, "how likely labels are", LabelScores | PairScores, ScoreBody
         ),
-        Endpoint(
-            "POST", "/v1/rerank", scores.rerank, "texts by relevance", RerankBody, reply=Ranking
-        ),
-        Endpoint(
-            "POST",
+        post("/v1/rerank", scores.rerank, "texts by relevance", Ranking, RerankBody),
+        post(
             "/v1/files",
             files.upload,
             "send a file: a form with purpose and file",
-            reply=File,
+            File,
             takes="multipart/form-data",
         ),
-        Endpoint(
-            "GET",
+        get(
             "/v1/files",
             files.list,
             "the files that are kept, latest first",
+            Listing[File],
             query=FilesQuery,
-            reply=Listing[File],
         ),
-        Endpoint("GET", "/v1/files/{id}", files.get, "about a file", reply=File),
-        Endpoint(
-            "GET",
+        get("/v1/files/{id}", files.get, "about a file", File),
+        get(
             "/v1/files/{id}/content",
             files.content,
             "what a file holds",
             content="application/jsonl",
         ),
-        Endpoint("DELETE", "/v1/files/{id}", files.delete, "forget a file", reply=Deleted),
-        Endpoint(
-            "POST",
-            "/v1/batches",
-            batches.create,
-            "answer a file of requests",
-            BatchBody,
-            reply=Batch,
-        ),
-        Endpoint(
-            "GET",
+        delete("/v1/files/{id}", files.delete, "forget a file", Deleted),
+        post("/v1/batches", batches.create, "answer a file of requests", Batch, BatchBody),
+        get(
             "/v1/batches",
             batches.list,
             "the batches, latest first",
+            Listing[Batch],
             query=PageQuery,
-            reply=Listing[Batch],
         ),
-        Endpoint("GET", "/v1/batches/{id}", batches.get, "how far a batch is", reply=Batch),
-        Endpoint("POST", "/v1/batches/{id}/cancel", batches.cancel, "end a batch", reply=Batch),
-        Endpoint("GET", "/v1/models", info.models, "the served model", reply=ModelList),
+        get("/v1/batches/{id}", batches.get, "how far a batch is", Batch),
+        post("/v1/batches/{id}/cancel", batches.cancel, "end a batch", Batch),
+        get("/v1/models", info.models, "the served model", ModelList),
         # A model's name may hold slashes.
-        Endpoint(
-            "GET", "/v1/models/{name:.+}", info.model, "the served model, by name", reply=ModelCard
-        ),
-        Endpoint(
-            "POST", "/api/chat", answers.chat, "Ollama's chat", ollama.ChatBody, reply=ChatLine
-        ),
-        Endpoint(
-            "POST",
+        get("/v1/models/{name:.+}", info.model, "the served model, by name", ModelCard),
+        post("/api/chat", answers.chat, "Ollama's chat", ChatLine, ollama.ChatBody),
+        post(
             "/api/generate",
             answers.generate,
             "Ollama's answer to a prompt",
+            GenerateLine,
             ollama.GenerateBody,
-            reply=GenerateLine,
         ),
-        Endpoint(
-            "POST",
-            "/api/embed",
-            models.embed,
-            "Ollama's vectors of texts",
-            ollama.EmbedBody,
-            reply=Embedded,
-        ),
-        Endpoint(
-            "POST",
+        post("/api/embed", models.embed, "Ollama's vectors of texts", Embedded, ollama.EmbedBody),
+        post(
             "/api/embeddings",
             models.embed_one,
             "Ollama's older way to a text's vector",
+            ollama.EmbeddedOne,
             ollama.EmbeddingsBody,
-            reply=ollama.EmbeddedOne,
         ),
-        Endpoint(
-            "POST", "/api/show", models.show, "the served model", ollama.ShowBody, reply=Shown
-        ),
-        Endpoint("GET", "/api/tags", models.tags, "the served model", reply=Entries),
-        Endpoint("GET", "/api/ps", models.running, "the served model", reply=Entries),
-        Endpoint("GET", "/api/version", models.version, "the server's version", reply=Version),
-        Endpoint(
-            "POST",
+        post("/api/show", models.show, "the served model", Shown, ollama.ShowBody),
+        get("/api/tags", models.tags, "the served model", Entries),
+        get("/api/ps", models.running, "the served model", Entries),
+        get("/api/version", models.version, "the server's version", Version),
+        post(
             "/generate",
             Generate(gateway, shared.aborts, sessions).handle,
             "sglang's native interface",
+            GenerateReply | list[GenerateReply],
             GENERATE_BODY,
-            reply=GenerateReply | list[GenerateReply],
         ),
-        Endpoint(
-            "POST",
-            "/abort",
-            shared.aborts.handle,
-            "end a request of /generate",
-            AbortBody,
-            reply=Aborted,
-        ),
-        Endpoint(
-            "POST", "/abort_request", shared.aborts.handle, "the same", AbortBody, reply=Aborted
-        ),
-        Endpoint(
-            "POST",
+        post("/abort", shared.aborts.handle, "end a request of /generate", Aborted, AbortBody),
+        post("/abort_request", shared.aborts.handle, "the same", Aborted, AbortBody),
+        post(
             "/open_session",
             sessions.open,
             "begin a session, in which requests of /generate go on from earlier ones",
+            str,
             OpenSessionBody,
-            reply=str,
         ),
-        Endpoint(
-            "POST",
-            "/close_session",
-            sessions.close,
-            "end a session",
-            CloseSessionBody,
-            reply=Status,
-        ),
-        Endpoint(
-            "POST",
+        post("/close_session", sessions.close, "end a session", Status, CloseSessionBody),
+        post(
             "/select",
             Selections(gateway).handle,
             "the likeliest of choices behind a prompt",
+            Selection,
             SelectBody,
-            reply=Selection,
         ),
-        Endpoint(
-            "POST",
+        post(
             "/tokenize",
             tokenization.tokenize,
             "a text or conversation as tokens",
+            Tokenized,
             TokenizeBody,
-            reply=Tokenized,
         ),
-        Endpoint(
-            "POST",
-            "/detokenize",
-            tokenization.detokenize,
-            "tokens as text",
-            DetokenizeBody,
-            reply=Detokenized,
+        post("/detokenize", tokenization.detokenize, "tokens as text", Detokenized, DetokenizeBody),
+        get(
+            "/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration", dict[str, Any]
         ),
-        Endpoint(
-            "GET",
-            "/tokenizer_info",
-            info.tokenizer_info,
-            "the tokenizer's configuration",
-            reply=dict[str, Any],
+        get("/health", health.health, "200 while the engine answers", Status),
+        get("/health_generate", health.health_generate, "200 if a token can be made now", Status),
+        get("/ready", health.ready, "200 if a token went through the engine lately", Ready),
+        get("/metrics", health.metrics, "for Prometheus", content="text/plain"),
+        get("/version", info.version, "the server's version", Version),
+        get("/get_model_info", info.model_info, "what is served", ModelEntry),
+        get("/get_server_info", info.server_info, "what is served, and counters", ServerInfo),
+        get("/server_info", info.server_info, "the same", ServerInfo),
+        get(
+            "/", page.index, "a page to try the server on and to see its cache", content="text/html"
         ),
-        Endpoint("GET", "/health", health.health, "200 while the engine answers", reply=Status),
-        Endpoint(
-            "GET",
-            "/health_generate",
-            health.health_generate,
-            "200 if a token can be made now",
-            reply=Status,
-        ),
-        Endpoint(
-            "GET",
-            "/ready",
-            health.ready,
-            "200 if a token went through the engine lately",
-            reply=Ready,
-        ),
-        Endpoint("GET", "/metrics", health.metrics, "for Prometheus", content="text/plain"),
-        Endpoint("GET", "/version", info.version, "the server's version", reply=Version),
-        Endpoint("GET", "/get_model_info", info.model_info, "what is served", reply=ModelEntry),
-        Endpoint(
-            "GET",
-            "/get_server_info",
-            info.server_info,
-            "what is served, and counters",
-            reply=ServerInfo,
-        ),
-        Endpoint("GET", "/server_info", info.server_info, "the same", reply=ServerInfo),
-        Endpoint(
-            "GET",
-            "/",
-            page.index,
-            "a page to try the server on and to see its cache",
-            content="text/html",
-        ),
-        Endpoint("GET", "/page/{name}", page.file, "the page's files", content="*/*"),
-        Endpoint(
-            "GET",
+        get("/page/{name}", page.file, "the page's files", content="*/*"),
+        get(
             "/cache/lint",
             cache.lint,
             "what keeps prompts from sharing more",
+            Findings,
             query=CacheQuery,
-            reply=Findings,
         ),
-        Endpoint(
-            "GET",
+        get(
             "/cache/tree",
             cache.tree,
             "what the cache holds, used last first",
+            TreePage,
             query=TreeQuery,
-            reply=TreePage,
         ),
-        Endpoint(
-            "GET",
-            "/cache/pins",
-            cache.pins,
-            "the prompts that are pinned",
-            query=CacheQuery,
-            reply=Pins,
+        get("/cache/pins", cache.pins, "the prompts that are pinned", Pins, query=CacheQuery),
+        delete(
+            "/cache/pins/{id}", cache.unpin, "let a pinned prompt go", Released, query=CacheQuery
         ),
-        Endpoint(
-            "DELETE",
-            "/cache/pins/{id}",
-            cache.unpin,
-            "let a pinned prompt go",
-            query=CacheQuery,
-            reply=Released,
-        ),
-        Endpoint(
-            "POST",
+        post(
             "/cache/explain",
             cache.explain,
             "how far the prompt of a completion or chat completion is cached, and why no further",
+            ReportReply,
             COMPLETION_BODY,
             other_body=CHAT_BODY,
-            reply=ReportReply,
         ),
-        Endpoint(
-            "GET",
-            "/openapi.json",
-            reference.openapi,
-            "this list for machines: OpenAPI",
-            reply=dict[str, Any],
-        ),
-        Endpoint("GET", "/docs", reference.page, "this list for people", content="text/html"),
-        Endpoint(
-            "POST", "/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"
-        ),
-        Endpoint(
-            "POST",
+        get("/openapi.json", reference.openapi, "this list for machines: OpenAPI", dict[str, Any]),
+        get("/docs", reference.page, "this list for people", content="text/html"),
+        post("/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"),
+        post(
             "/pause_generation",
             info.pause,
             "compute nothing until /continue_generation; requests stay as they are",
-            reply=Status,
+            Status,
         ),
-        Endpoint(
-            "POST", "/continue_generation", info.go_on, "go on with what was paused", reply=Status
-        ),
+        post("/continue_generation", info.go_on, "go on with what was paused", Status),
     ]
     listed += found
     return listed

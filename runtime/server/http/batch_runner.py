@@ -10,18 +10,28 @@ import math
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
+from aiohttp import web
 
-from rootlace.runtime.server.auth import set_caller
-from rootlace.runtime.server.http.batch_store import FULL, Batch, FileStore, Storage, private
+from rootlace.runtime.server.auth import ASKER, Asker, caller
+from rootlace.runtime.server.http.batch_store import (
+    FULL,
+    Batch,
+    Bounds,
+    FileStore,
+    Records,
+    RecordType,
+    Storage,
+    private,
+)
 from rootlace.runtime.server.http.body import LARGE_BYTES, Body, decode_anywhere
-from rootlace.runtime.server.http.errors import InvalidParameter, error_body
+from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound, error_body
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import (
@@ -369,7 +379,7 @@ class Runner:
 
     async def _rows(self, batch: Batch, results: Results) -> None:
         if batch.owner:  # its rows are the key's requests, in the tasks that begin here
-            set_caller(self._server.keys.named(batch.owner))
+            ASKER.set(Asker.of(self._server.keys.named(batch.owner), ASKER.get().source))
         path = self._storage.files.path(batch.input_file_id)
         total, places = await asyncio.to_thread(_places, path, results.done)
         batch.request_counts.total = total
@@ -511,3 +521,59 @@ def custom_id_of(line: bytes) -> str | None:
         return msgspec.json.decode(line, type=_Named).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+# Service ------------------------------------------------------------------------------------------
+#
+# What the endpoints of files and batches share: the folder, while the server runs.
+
+
+class BatchService:
+    """`answers`: by path, the endpoints that rows may ask."""
+
+    def __init__(
+        self, server: ServedModel | ModelRegistry, answers: Mapping[str, Answering]
+    ) -> None:
+        self._server = server
+        self.answers = answers
+        self._open: tuple[Storage, Runner] | None = None
+
+    async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
+        """While the application runs, batches are worked on, those of an earlier server first."""
+        config = self._server.config
+        if config.files or config.state:
+            folder = Path(config.files) if config.files else Path(config.state) / "files"
+            storage = Storage(folder, Bounds())
+            self._open = storage, Runner(self._server, storage, self.answers)
+        yield
+        if self._open is not None:
+            storage, runner = self._open
+            await runner.stop()
+            storage.close()
+
+    @property
+    def storage(self) -> Storage:
+        """Raises InvalidRequest if the server was started without a folder."""
+        return self._opened()[0]
+
+    @property
+    def runner(self) -> Runner:
+        return self._opened()[1]
+
+    def _opened(self) -> tuple[Storage, Runner]:
+        if self._open is None:
+            raise InvalidRequest("this server keeps no files and batches: start it with --files")
+        return self._open
+
+    def visible(self, records: Records[RecordType]) -> list[RecordType]:
+        """Those that the caller may see: a key's own, all for the operator."""
+        account = caller()
+        return [one for one in records.all() if account is None or one.owner == account.name]
+
+    def find(self, records: Records[RecordType], id_: str, param: str | None = None) -> RecordType:
+        """One of them. Raises RecordNotFound, also for another's."""
+        found = records.get(id_, param)
+        account = caller()
+        if account is not None and found.owner != account.name:
+            raise RecordNotFound(records.noun, id_, param)
+        return found

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import logging
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +20,16 @@ from aiohttp import web
 from msgspec import inspect
 from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 
-from rootlace.runtime.server.http.connections import RECEIVING
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.server.auth import ASKER
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.wire.errors import InvalidRequest
+from rootlace.runtime.server.server_state import RareLog, kept_for_others
+from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from rootlace.wire.sampling import PARAMETERS, Api
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+log = logging.getLogger(__name__)
 
 # Fields -------------------------------------------------------------------------------------------
 #
@@ -317,12 +324,74 @@ def _closing(text: _Bytes) -> _Places:
     return quotes[length % 2 == 0]
 
 
+# Receiving ----------------------------------------------------------------------------------------
+#
+# The bodies that are being received, of which all together have so many bytes at most.
+#
+# One alone is bounded, too, but each of thousands of connections may send a large one slowly.
+
+
+BODY_SECONDS = 120.0
+"""A body that has not come by then holds its connection no longer."""
+LARGEST = 16
+"""So many of the largest size may be received at once, unless the configuration says otherwise."""
+
+
+class Receiving:
+    """Those of one server. The last eighth is for clients that have less than the mean: a client is
+    a key or, without one, an address (of IPv6, a /64)."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._most = config.max_receiving_bytes or LARGEST * config.max_body_bytes
+        self._taken = 0
+        self._of: Counter[str] = Counter()
+        self._rare = RareLog(log)
+
+    async def read(self, request: web.Request) -> bytes:
+        """The body of a request, as it was sent. Raises DeadlineExceeded for one that comes too
+        slowly, Overloaded where there is no room for it, and aiohttp's 413."""
+        if _RAW in request:
+            return request[_RAW]
+        client = ASKER.get().client
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while piece := await request.content.readany():
+                    if len(body) + len(piece) > request.client_max_size:
+                        raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+                    self.take(client, len(body), len(piece))
+                    body += piece
+        except TimeoutError:
+            raise DeadlineExceeded(f"the body did not come within {BODY_SECONDS:g} s") from None
+        finally:
+            self.release(client, len(body))
+        request[_RAW] = bytes(body)
+        return request[_RAW]
+
+    def take(self, client: str, come: int, more: int) -> None:
+        """Count `more` bytes of a body of `client` of which `come` have come. Raises Overloaded."""
+        full = self._taken + more > self._most
+        alone = self._taken == come  # has its own bound, and would never find more room
+        own, owners = self._of.get(client, 0), len(self._of)
+        if not alone and (full or kept_for_others(own, owners, self._taken, self._most, more)):
+            self._rare.warn("bodies of %d bytes are being received: one is refused", self._taken)
+            raise Overloaded("the server is receiving too many large bodies; try again")
+        self._taken += more
+        self._of[client] += more
+
+    def release(self, client: str, come: int) -> None:
+        """Forget the bytes of a body that is over."""
+        self._taken -= come
+        self._of[client] -= come
+        if not self._of[client]:
+            del self._of[client]
+
+
+RECEIVING = web.AppKey("receiving", Receiving)
+_RAW = web.RequestKey("raw", bytes)
+
+
 # Body ---------------------------------------------------------------------------------------------
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-log = logging.getLogger(__name__)
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):

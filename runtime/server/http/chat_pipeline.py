@@ -1,16 +1,14 @@
-"""Running chat requests: from a conversation to the pieces of its answers."""
+"""Preparing chat requests: from a conversation to what is run, and how its answers are read."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
-from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.chat_request import (
-    CachedPrefix,
     ChatRequest,
     Pin,
     Tool,
@@ -24,33 +22,20 @@ from rootlace.runtime.server.http.chat_request import (
     pieces_of,
 )
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.replies import DirectEvents
+from rootlace.runtime.server.http.generation import GenerateRequest, Prepared
 from rootlace.runtime.server.http.request_fields import make_params
-from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.tokenizer import Joined, Tokenizer
 from rootlace.runtime.server.tool_parsers.base import (
-    Answer,
-    CallArguments,
-    CallBegin,
-    Content,
-    Delta,
     Format,
-    Parser,
-    Reasoning,
 )
-from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
+from rootlace.runtime.server.tool_parsers.listing import RESULTS, ToolPrompt
 from rootlace.runtime.server.tool_parsers.tagged import PLAIN
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import (
-    Chunk,
-    Generated,
-    Output,
     Part,
     Text,
-    TokenLogprob,
     Tokens,
-    Usage,
 )
 
 log = logging.getLogger(__name__)
@@ -63,105 +48,8 @@ _CHARACTERS_PER_TOKEN = 8
 _END_CHARACTERS = 64
 
 
-@dataclass(slots=True)
-class AnswerDelta:
-    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of.
-    `begun` is what the first one knows of the prompt."""
-
-    index: int
-    deltas: list[Delta]
-    logprobs: tuple[TokenLogprob, ...] = ()
-    begun: Usage | None = None
-
-
-@dataclass(frozen=True)
-class FinalOutput:
-    """The end of all answers, which had so many tokens of thoughts. `cut_calls`: whether the last
-    call of each is not whole, because its answer was cut."""
-
-    generated: Generated
-    reasoning_tokens: int
-    cut_calls: tuple[bool, ...] = ()
-    opened: OpenSequences | None = None
-    """What stays open, which is the caller's to close."""
-    held: CachedPrefix | None = None
-    """What others may go on from."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request that has been understood: what is run, and how its answers are read."""
-
-    job: generation.GenerateRequest
-    form: Format
-    prompt_end: str
-    prefix: str
-    """The beginning of a call, if it was written for the model."""
-    tools: frozenset[str]
-    """Those that calls may name; without any, calls are not looked for."""
-    reasoning: bool
-    several: bool
-    written: Written | None = None
-    """The prompt of a branch that is to stay."""
-
-    def reader(self) -> Reader:
-        """A reader of one answer."""
-        parser = None
-        if self.tools or self.reasoning or self.form.always:
-            parser = self.form.parser(self.prompt_end, self.tools, self.reasoning)
-        return Reader(parser, self.prefix, self.several)
-
-
-class Reader:
-    """Reads one answer as it comes."""
-
-    def __init__(self, parser: Parser | None, prefix: str, several: bool) -> None:
-        self._parser = parser
-        self._several = several
-        self._calls = 0
-        self.thoughts: list[str] = []
-        """What was read of the model's thoughts."""
-        self._arguments: list[str] | None = None  # of the last call
-        self._first = parser.feed(prefix) if parser is not None and prefix else []
-
-    def feed(self, text: str) -> list[Delta]:
-        if self._parser is None:
-            return [Content(text)] if text else []
-        return self._kept(self._parser.feed(text) if text else [])
-
-    def finish(self) -> list[Delta]:
-        return [] if self._parser is None else self._kept(self._parser.finish())
-
-    def _kept(self, deltas: list[Delta]) -> list[Delta]:
-        """Without what follows the one call that may be made."""
-        deltas, self._first = [*self._first, *deltas], []
-        kept = []
-        for delta in deltas:
-            if isinstance(delta, Reasoning):
-                self.thoughts.append(delta.text)
-            self._calls += isinstance(delta, CallBegin)
-            if self._several or self._calls <= 1:
-                kept.append(delta)
-                if isinstance(delta, CallBegin):
-                    self._arguments = []
-                elif isinstance(delta, CallArguments) and self._arguments is not None:
-                    self._arguments.append(delta.text)
-        return kept
-
-    def has_cut_call(self, output: Output) -> bool:
-        """Whether something else than the model ended `output`, which was read, within a call."""
-        ended = output.finish_reason == "stop" and not isinstance(output.matched, str)
-        if ended or self._arguments is None:
-            return False
-        try:
-            msgspec.json.decode("".join(self._arguments))
-        except (msgspec.DecodeError, RecursionError):
-            return True
-        return False
-
-
 class Chats:
-    """Runs chat requests of one gateway."""
+    """Prepares chat requests of one gateway."""
 
     def __init__(self, gateway: ServedModel) -> None:
         self.gateway = gateway
@@ -213,7 +101,7 @@ class Chats:
         params = make_params(fields, info, request.names, request.defaults)
         parts = self.render(request, tools)
         end = _end_of(parts)
-        thoughts = form.thoughts(end) if begins else None
+        thoughts = form.thoughts(end) if begins and form.always else None
         lead, budget = "", request.thinking_budget
         if thoughts is not None and request.thinks is False:
             lead = self._unthought(request, tools, parts, form, end)
@@ -247,7 +135,7 @@ class Chats:
         if written is not None:
             parts = (Tokens(tuple(written.ids)),)
         return Prepared(
-            job=generation.GenerateRequest(
+            job=GenerateRequest(
                 parts,
                 params,
                 asked,
@@ -307,7 +195,7 @@ class Chats:
         """The same for `parts` that are no conversation: what follows is text."""
         info = self.gateway.model_info
         params = make_params(request.fields, info, request.names, request.defaults)
-        job = generation.GenerateRequest(
+        job = GenerateRequest(
             parts,
             params,
             request.constraint,
@@ -322,11 +210,14 @@ class Chats:
         """The conversation as the model's template writes it. Raises InvalidRequest, which names
         its field, where the template refuses it."""
         prompt = self.tool_prompt(bool(tools))
-        listed = [tool.for_template() for tool in tools] if tools else []
+        messages, left = request.messages, None
         try:
-            messages, left, missing = prompt.write(request.messages, listed)
-            if missing:
-                self._check_missing(missing, "tool_use" if prompt is not self.tool_prompt() else "")
+            if tools or any(one["role"] in RESULTS or "tool_calls" in one for one in messages):
+                listed = [tool.for_template() for tool in tools]
+                messages, left, missing = prompt.write(messages, listed)
+                if missing:
+                    which = "tool_use" if prompt is not self.tool_prompt() else ""
+                    self._check_missing(missing, which)
             return prompt.template.render(
                 messages,
                 tools=left,
@@ -413,85 +304,6 @@ class Chats:
                 few = middle + 1
         return without(few)
 
-    async def run(self, prepared: Prepared) -> tuple[FinalOutput, list[Answer]]:
-        """The whole answers. What is to stay open is the caller's to close."""
-        with generation.GenerationStream(self.gateway, [prepared.job]) as shots:
-            (generated,) = await shots.results()
-            readers = [prepared.reader() for _ in generated.outputs]
-            answers = [
-                Answer.of([*reader.feed(output.text), *reader.finish()])
-                for reader, output in zip(readers, generated.outputs, strict=True)
-            ]
-            return await self.end(prepared, generated, readers, shots), answers
-
-    async def end(
-        self,
-        prepared: Prepared,
-        generated: Generated,
-        readers: Sequence[Reader],
-        shots: generation.GenerationStream,
-    ) -> FinalOutput:
-        count, cut = 0, []
-        for reader, output in zip(readers, generated.outputs, strict=True):
-            cut.append(reader.has_cut_call(output))
-            if text := "".join(reader.thoughts):
-                encode = self.gateway.tokenizer.encode
-                count += len(await self.gateway.tokenize(len(text), encode, text, False))
-        count = min(count, generated.usage.completion_tokens)
-        if prepared.written is None:
-            return FinalOutput(generated, count, tuple(cut))
-        held = CachedPrefix.behind(prepared.written, generated.outputs[0], prepared.job.params)
-        return FinalOutput(generated, count, tuple(cut), shots.keep(), held)
-
-
-class AnswerStream(generation.GenerationStream):
-    """The answers of one chat request as they are written. Leaving the `with` block ends what still
-    runs."""
-
-    def __init__(
-        self,
-        chats: Chats,
-        prepared: Prepared,
-        direct: DirectEvents | None = None,
-        writers: Sequence[Callable[[AnswerDelta], bytes]] = (),
-    ) -> None:
-        """What `direct` takes while that is open is not among `events`: what each answer's writer
-        makes of its deltas."""
-        self._chats = chats
-        self._prepared = prepared
-        self._readers = [prepared.reader() for _ in range(prepared.job.params.n)]
-        super().__init__(chats.gateway, [prepared.job], stream=True)
-
-        def write(chunks: list[Chunk]) -> bytes:
-            data = b""
-            for chunk in chunks:
-                deltas = self._readers[chunk.index].feed(chunk.text)
-                data += writers[chunk.index](AnswerDelta(chunk.index, deltas, chunk.logprobs))
-            return data
-
-        if direct is not None:
-            self._direct = direct, write
-
-    async def events(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
-        """An `AnswerDelta` for each chunk, and at last the `FinalOutput`."""
-        while not self._ended:
-            self._idle = True
-            if (told := self._told(await self._events.get())) is None:
-                continue
-            _, event = told
-            if isinstance(event, Chunk):
-                begun = None
-                if event.cached_tokens is not None:
-                    begun = Usage(event.prompt_tokens or 0, event.cached_tokens)
-                    begun = self._counted(begun, 0) if self._written else begun
-                deltas = self._readers[event.index].feed(event.text)
-                yield AnswerDelta(event.index, deltas, event.logprobs, begun)
-                continue
-            for index, reader in enumerate(self._readers):
-                if rest := reader.finish():
-                    yield AnswerDelta(index, rest)
-            yield await self._chats.end(self._prepared, event, self._readers, self)
-
 
 def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]:
     """The tools to list in the prompt. Raises InvalidParameter for a choice without tools, or of
@@ -547,8 +359,3 @@ def _end_of(parts: tuple[Part, ...]) -> str:
             break
         end = part.text + end
     return end[-_END_CHARACTERS:]
-
-
-def finish_reason(output: Output, called: bool) -> str:
-    """OpenAI's: an answer that ended by itself and holds calls, whole ones, ended for them."""
-    return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason

@@ -1,33 +1,28 @@
 """The connections of the HTTP server: how many there are, and what is known of their requests.
 
-Sections: connections, source, request id, receiving, reply headers.
+Sections: connections, source, request id, reply headers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import hmac
 import ipaddress
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import msgspec
+import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rootlace.runtime import processes
-from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.server.auth import Asker, caller
-from rootlace.runtime.server.server_state import RareLog, kept_for_others
-from rootlace.wire.errors import DeadlineExceeded, Overloaded
-from rootlace.wire.protocol import CacheReport, Usage
+from rootlace.runtime.server.server_state import RareLog, kept_for_others, plenty
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +95,7 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self._plenty = plenty(most)
         self._address: dict[web.RequestHandler, str] = {}
         """The address of each connection, as `owner_of` says."""
         self._count: Counter[str] = Counter()
@@ -116,7 +112,9 @@ class Connections:
         """Take in a new connection, in the place of an idle one where there is no other. Returns
         whether there is room."""
         taken, own = len(self._address), self._count.get(address, 0)
-        for_others = kept_for_others(own, len(self._count), taken, self.most)
+        for_others = taken >= self._plenty and kept_for_others(
+            own, len(self._count), taken, self.most
+        )
         if for_others or taken >= self.most:
             idle = self._longest_idle(address if for_others else None)
             if idle is None:
@@ -221,40 +219,13 @@ def quiet_accepts(loop: asyncio.AbstractEventLoop) -> None:
 
 # Source -------------------------------------------------------------------------------------------
 #
-# Where a request comes from: among those without an API key, who shares the engine with whom.
+# Where a request comes from that a front passes on.
 
 
-_SOURCE: ContextVar[str] = ContextVar("source", default="batches")
-_SOURCE_HEADER = "X-Rootlace-Source"
+SOURCE_HEADER = "X-Rootlace-Source"
 """What a front passes on comes from its own address, and has the client's here, behind the secret
 that the two share: whoever else writes it is not believed."""
-_ADDRESS = web.RequestKey("address", str)
-_OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", _SOURCE_HEADER.lower()}
-
-
-def begin_request(request: web.Request, front_secret: str) -> None:
-    """Let what the handler starts know the client's address, or the one that a front of this secret
-    says ("": there is none); and keep what the handler has to tell until its reply begins."""
-    request.app[CONNECTIONS].begin(request.protocol)
-    _SEEN.set(_Seen())
-    if front_secret:
-        secret, _, said = request.headers.get(_SOURCE_HEADER, "").partition(" ")
-        if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), front_secret.encode()):
-            request[_ADDRESS] = said
-    peer = None if request.transport is None else request.transport.get_extra_info("peername")
-    connection = f"#{peer[1]}" if isinstance(peer, tuple) else ""
-    _SOURCE.set(owner_of(address_of(request)) + connection)
-
-
-def address_of(request: web.BaseRequest) -> str:
-    """The client's address, or "unknown"."""
-    return request.get(_ADDRESS) or request.remote or "unknown"
-
-
-def source() -> str:
-    """The client whose request the running task answers, or "batches": its address (of IPv6, a /64)
-    and behind `#` its connection."""
-    return _SOURCE.get()
+_OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", SOURCE_HEADER.lower()}
 
 
 def passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -266,7 +237,28 @@ def from_source(
     headers: Iterable[tuple[str, str]], address: str, front_secret: str
 ) -> list[tuple[str, str]]:
     """Those of a request from this address, as its front passes it on."""
-    return [*passed_on(headers), (_SOURCE_HEADER, f"{front_secret} {address}")]
+    return [*passed_on(headers), (SOURCE_HEADER, f"{front_secret} {address}")]
+
+
+async def passed_to(
+    client: aiohttp.ClientSession, address: str, request: Any, front_secret: str
+) -> aiohttp.ClientResponse:
+    """The gateway's answer to a request (Starlette's), whose body goes there as it comes: its size,
+    and how much of all bodies there may be, are bounded there. The gateway is told whose address
+    the request is from, as Serve's proxy says."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    headers = request.headers
+    body: AsyncIterator[bytes] | None = None
+    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        body = request.stream()
+    source = "" if request.client is None else request.client.host
+    return await client.request(
+        request.method,
+        f"{address}{request.url.path}{query}",
+        headers=from_source(headers.items(), source, front_secret),
+        data=body,
+        allow_redirects=False,
+    )
 
 
 # Request id ---------------------------------------------------------------------------------------
@@ -277,73 +269,6 @@ SENSIBLE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 """Longer or stranger ids could forge lines of the log."""
 
 
-# Receiving ----------------------------------------------------------------------------------------
-#
-# The bodies that are being received, of which all together have so many bytes at most.
-#
-# One alone is bounded, too, but each of thousands of connections may send a large one slowly.
-
-
-BODY_SECONDS = 120.0
-"""A body that has not come by then holds its connection no longer."""
-LARGEST = 16
-"""So many of the largest size may be received at once, unless the configuration says otherwise."""
-
-
-class Receiving:
-    """Those of one server. The last eighth is for clients that have less than the mean: a client is
-    a key or, without one, an address (of IPv6, a /64)."""
-
-    def __init__(self, config: GatewayConfig) -> None:
-        self._most = config.max_receiving_bytes or LARGEST * config.max_body_bytes
-        self._taken = 0
-        self._of: Counter[str] = Counter()
-        self._rare = RareLog(log)
-
-    async def read(self, request: web.Request) -> bytes:
-        """The body of a request, as it was sent. Raises DeadlineExceeded for one that comes too
-        slowly, Overloaded where there is no room for it, and aiohttp's 413."""
-        if _RAW in request:
-            return request[_RAW]
-        client = Asker.of(caller(), _SOURCE.get()).client
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while piece := await request.content.readany():
-                    if len(body) + len(piece) > request.client_max_size:
-                        raise web.HTTPRequestEntityTooLarge(request.client_max_size)
-                    self.take(client, len(body), len(piece))
-                    body += piece
-        except TimeoutError:
-            raise DeadlineExceeded(f"the body did not come within {BODY_SECONDS:g} s") from None
-        finally:
-            self.release(client, len(body))
-        request[_RAW] = bytes(body)
-        return request[_RAW]
-
-    def take(self, client: str, come: int, more: int) -> None:
-        """Count `more` bytes of a body of `client` of which `come` have come. Raises Overloaded."""
-        full = self._taken + more > self._most
-        alone = self._taken == come  # has its own bound, and would never find more room
-        own, owners = self._of.get(client, 0), len(self._of)
-        if not alone and (full or kept_for_others(own, owners, self._taken, self._most, more)):
-            self._rare.warn("bodies of %d bytes are being received: one is refused", self._taken)
-            raise Overloaded("the server is receiving too many large bodies; try again")
-        self._taken += more
-        self._of[client] += more
-
-    def release(self, client: str, come: int) -> None:
-        """Forget the bytes of a body that is over."""
-        self._taken -= come
-        self._of[client] -= come
-        if not self._of[client]:
-            del self._of[client]
-
-
-RECEIVING = web.AppKey("receiving", Receiving)
-_RAW = web.RequestKey("raw", bytes)
-
-
 # Reply headers ------------------------------------------------------------------------------------
 #
 # Headers of a reply that tell what became known while it was made: `x-rootlace-cache`, what the
@@ -351,43 +276,22 @@ _RAW = web.RequestKey("raw", bytes)
 # is read otherwise than it may be meant.
 
 
-CACHE = "x-rootlace-cache"
-WARNING = "X-Rootlace-Warning"
-MAX_REPORTS = 16
 MAX_WARNINGS = 8
 MAX_WARNING = 256
 """Characters of one."""
 
 
 @dataclass
-class _Seen:
+class Seen:
+    """What is known so far: of a stream, what its first piece knew."""
+
     cached: int | None = None
     prompt: int = 0
     reports: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
-_SEEN: ContextVar[_Seen | None] = ContextVar("told_in_headers", default=None)
-
-
-def note_found(cached: int) -> None:
-    """So many tokens of a prompt were cached: all that is known when a stream begins."""
-    seen = _SEEN.get()
-    if seen is not None and seen.cached is None:
-        seen.cached = cached
-
-
-def note_usage(usage: Usage, report: CacheReport | None) -> None:
-    """A prompt was answered."""
-    seen = _SEEN.get()
-    if seen is None:
-        return
-    seen.cached = (seen.cached or 0) + usage.cached_tokens
-    seen.prompt += usage.prompt_tokens
-    if report is not None and len(seen.reports) < MAX_REPORTS:
-        # No texts: a header is for machines, and Latin-1.
-        given = {"matched": report.matched, "limit": report.limit, "reason": report.reason}
-        seen.reports.append(given | ({"lost": report.lost} if report.lost else {}))
+SEEN: ContextVar[Seen | None] = ContextVar("told_in_headers", default=None)
 
 
 def note_warning(message: str) -> None:
@@ -395,26 +299,9 @@ def note_warning(message: str) -> None:
     constraint may stand for several prompts."""
     plain = message[:MAX_WARNING].encode("ascii", "backslashreplace").decode()
     plain = "".join(c if c.isprintable() else " " for c in plain)
-    seen = _SEEN.get()
+    seen = SEEN.get()
     if seen is not None:
         if plain in seen.warnings or len(seen.warnings) >= MAX_WARNINGS:
             return
         seen.warnings.append(plain)
     log.warning("%s", plain)
-
-
-def add_told_headers(response: web.StreamResponse) -> None:
-    """What is known so far: of a stream, what its first piece knew."""
-    seen = _SEEN.get()
-    if seen is None:
-        return
-    for warning in seen.warnings:
-        response.headers.add(WARNING, warning)
-    if seen.cached is None:
-        return
-    value: dict[str, Any] = {"cached": seen.cached}
-    if seen.prompt:
-        value["prompt"] = seen.prompt
-    if seen.reports:
-        value["reports"] = seen.reports
-    response.headers[CACHE] = msgspec.json.encode(value).decode()

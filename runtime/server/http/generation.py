@@ -4,36 +4,50 @@
  GenerateRequest --+--> a task for each ----+
                         append, prefill up to each pin, generate
 
-Sections: generation, operations behind prompts, held prefixes, aborts, warming.
+Sections: generation, answers, operations behind prompts, warming.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Annotated, Self
+from typing import Any, Self
 
 import msgspec
-from aiohttp import web
 
-from rootlace.runtime.server.auth import admitted, caller, owner
-from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS
-from rootlace.runtime.server.http.body import Body, ignored, read_body
-from rootlace.runtime.server.http.chat_request import Pin, cut
-from rootlace.runtime.server.http.connections import note_found, note_usage, source
+from rootlace.runtime.contracts.messages import Pooling
+from rootlace.runtime.server.auth import ASKER, Asker
+from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
+from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, cut
+from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
-from rootlace.runtime.server.http.replies import DirectEvents, json_response
+from rootlace.runtime.server.http.errors import RefusedConstraint, named
+from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import Prompt, remaining
-from rootlace.runtime.server.score import find_vectors
-from rootlace.runtime.server.sequence import OpenSequences, TokenSequence
+from rootlace.runtime.server.score import Selection, Vector, find_vectors
+from rootlace.runtime.server.sequence import (
+    OpenSequences,
+    TokenSequence,
+    append,
+    explain,
+    prefill,
+)
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import Turn
+from rootlace.runtime.server.tool_parsers.base import (
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Format,
+    Parser,
+    Reasoning,
+)
 from rootlace.wire.errors import (
     DeadlineExceeded,
     InternalError,
@@ -44,6 +58,7 @@ from rootlace.wire.errors import (
 )
 from rootlace.wire.protocol import (
     Append,
+    CacheReport,
     Chunk,
     Constraint,
     Done,
@@ -59,6 +74,7 @@ from rootlace.wire.protocol import (
     Select,
     Selected,
     Thoughts,
+    TokenLogprob,
     Usage,
 )
 from rootlace.wire.sampling import PLAIN, Handling
@@ -71,6 +87,31 @@ log = logging.getLogger(__name__)
 MAX_PINS = 4
 SAMPLES_AT_ONCE = 32
 """Samples that begin in one turn of the event loop."""
+
+
+MAX_REPORTS = 16
+"""In the header that tells them."""
+
+
+def admitted(counts: bool = True) -> Asker:
+    """Who asks, when one request more was counted. Raises as `Account.admit` does."""
+    asker = ASKER.get()
+    if counts and asker.account is not None:
+        asker.account.admit()
+    return asker
+
+
+def note_usage(usage: Usage, report: CacheReport | None) -> None:
+    """A prompt was answered: what the cache had of it, for the reply's headers."""
+    seen = SEEN.get()
+    if seen is None:
+        return
+    seen.cached = (seen.cached or 0) + usage.cached_tokens
+    seen.prompt += usage.prompt_tokens
+    if report is not None and len(seen.reports) < MAX_REPORTS:
+        # No texts: a header is for machines, and Latin-1.
+        given = {"matched": report.matched, "limit": report.limit, "reason": report.reason}
+        seen.reports.append(given | ({"lost": report.lost} if report.lost else {}))
 
 
 @dataclass(frozen=True)
@@ -137,9 +178,10 @@ class GenerationStream:
             if one.asked is not None and one.asked is not checked:
                 checked = one.asked
                 checked.check_keywords()
-        account = admitted()
-        gateway.drain.check()
-        self._open = gateway.open_sequences(self._events.put_nowait, account, source())
+        asker = admitted()
+        if gateway.drain.begun:
+            raise gateway.drain.refusal()
+        self._open = OpenSequences(gateway, self._events.put_nowait, asker, stays_wanted=True)
         self._kept = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: set[int] = set()
@@ -240,8 +282,9 @@ class GenerationStream:
         if index in self._ended:
             return None
         if not isinstance(told, Generated):
-            if told.cached_tokens is not None:
-                note_found(told.cached_tokens)
+            seen, cached = SEEN.get(), told.cached_tokens
+            if seen is not None and seen.cached is None and cached is not None:
+                seen.cached = cached  # all that is known when a stream begins
             return event
         self._ended.add(index)
         if told.prompt_logprobs:
@@ -254,7 +297,8 @@ class GenerationStream:
     # ------------------------------------------------------------ one request
 
     async def _run(self, index: int) -> None:
-        request = self._requests[index]
+        gateway, request = self._gateway, self._requests[index]
+        op = request.operation(self._stream)
         failure: RootlaceError
         try:
             async with asyncio.timeout(request.handling.timeout) as deadline:
@@ -266,11 +310,11 @@ class GenerationStream:
                     rest = request.parts
                     if request.pins:
                         rest = await self._pin(index, request, sequence)
-                    await self._gateway.perform(sequence, Append(0, 0, rest))
+                    await append(gateway, sequence, Append(0, 0, rest))
+                    sequence.check_handling(op.handling)
                     self._sequences[index] = sequence
-                    op, take = request.operation(self._stream), partial(self._take, index)
-                    result = await self._gateway.perform(sequence, op, take)
-                    assert isinstance(result, Generated)
+                    take = partial(self._take, index)
+                    result = await Generation(gateway, sequence, op, take).run()
                 finally:
                     if not request.keep:
                         self._open.release(sequence)
@@ -295,9 +339,10 @@ class GenerationStream:
         """Compute the prompt up to its last pin. Returns what comes behind."""
         *pinned, (rest, _) = cut(request.parts, request.pins)
         for parts, cache in pinned:
-            await self._gateway.perform(sequence, Append(0, 0, parts))
+            await append(self._gateway, sequence, Append(0, 0, parts))
             handling = msgspec.structs.replace(request.handling, cache=cache)
-            done = await self._gateway.perform(sequence, Prefill(0, 0, handling))
+            sequence.check_handling(handling)
+            done = await prefill(self._gateway, sequence, Prefill(0, 0, handling))
             assert isinstance(done, Done) and done.usage is not None
             computed = done.usage.prompt_tokens - done.usage.cached_tokens
             self._written[index] = (*self._written.get(index, ()), computed)
@@ -367,6 +412,189 @@ async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list
         return await stream.results()
 
 
+# Answers ------------------------------------------------------------------------------------------
+#
+# What is generated for a conversation, read as it comes.
+
+
+@dataclass(slots=True)
+class AnswerDelta:
+    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of.
+    `begun` is what the first one knows of the prompt."""
+
+    index: int
+    deltas: list[Delta]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    begun: Usage | None = None
+
+
+@dataclass(frozen=True)
+class FinalOutput:
+    """The end of all answers, which had so many tokens of thoughts. `cut_calls`: whether the last
+    call of each is not whole, because its answer was cut."""
+
+    generated: Generated
+    reasoning_tokens: int
+    cut_calls: tuple[bool, ...] = ()
+    opened: OpenSequences | None = None
+    """What stays open, which is the caller's to close."""
+    held: CachedPrefix | None = None
+    """What others may go on from."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been understood: what is run, and how its answers are read."""
+
+    job: GenerateRequest
+    form: Format
+    prompt_end: str
+    prefix: str
+    """The beginning of a call, if it was written for the model."""
+    tools: frozenset[str]
+    """Those that calls may name; without any, calls are not looked for."""
+    reasoning: bool
+    several: bool
+    written: Written | None = None
+    """The prompt of a branch that is to stay."""
+
+    def reader(self) -> Reader:
+        """A reader of one answer."""
+        parser = None
+        if self.tools or self.reasoning or self.form.always:
+            parser = self.form.parser(self.prompt_end, self.tools, self.reasoning)
+        return Reader(parser, self.prefix, self.several)
+
+
+class Reader:
+    """Reads one answer as it comes."""
+
+    def __init__(self, parser: Parser | None, prefix: str, several: bool) -> None:
+        self._parser = parser
+        self._several = several
+        self._calls = 0
+        self.thoughts: list[str] = []
+        """What was read of the model's thoughts."""
+        self._arguments: list[str] | None = None  # of the last call
+        self._first = parser.feed(prefix) if parser is not None and prefix else []
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._parser is None:
+            return [Content(text)] if text else []
+        return self._kept(self._parser.feed(text) if text else [])
+
+    def finish(self) -> list[Delta]:
+        return [] if self._parser is None else self._kept(self._parser.finish())
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        """Without what follows the one call that may be made."""
+        deltas, self._first = [*self._first, *deltas], []
+        kept = []
+        for delta in deltas:
+            if isinstance(delta, Reasoning):
+                self.thoughts.append(delta.text)
+            self._calls += isinstance(delta, CallBegin)
+            if self._several or self._calls <= 1:
+                kept.append(delta)
+                if isinstance(delta, CallBegin):
+                    self._arguments = []
+                elif isinstance(delta, CallArguments) and self._arguments is not None:
+                    self._arguments.append(delta.text)
+        return kept
+
+    def has_cut_call(self, output: Output) -> bool:
+        """Whether something else than the model ended `output`, which was read, within a call."""
+        ended = output.finish_reason == "stop" and not isinstance(output.matched, str)
+        if ended or self._arguments is None:
+            return False
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except (msgspec.DecodeError, RecursionError):
+            return True
+        return False
+
+
+class AnswerStream(GenerationStream):
+    """The answers of one chat request as they are written. Leaving the `with` block ends what still
+    runs."""
+
+    def __init__(
+        self,
+        gateway: ServedModel,
+        prepared: Prepared,
+        direct: DirectEvents | None = None,
+        writers: Sequence[Callable[[AnswerDelta], bytes]] = (),
+        *,
+        stream: bool = True,
+    ) -> None:
+        """What `direct` takes while that is open is not among `events`: what each answer's writer
+        makes of its deltas."""
+        self._prepared = prepared
+        self._readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+        super().__init__(gateway, [prepared.job], stream)
+
+        def write(chunks: list[Chunk]) -> bytes:
+            data = b""
+            for chunk in chunks:
+                deltas = self._readers[chunk.index].feed(chunk.text)
+                data += writers[chunk.index](AnswerDelta(chunk.index, deltas, chunk.logprobs))
+            return data
+
+        if direct is not None:
+            self._direct = direct, write
+
+    async def events(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
+        """An `AnswerDelta` for each chunk, and at last the `FinalOutput`."""
+        while not self._ended:
+            self._idle = True
+            if (told := self._told(await self._events.get())) is None:
+                continue
+            _, event = told
+            if isinstance(event, Chunk):
+                begun = None
+                if event.cached_tokens is not None:
+                    begun = Usage(event.prompt_tokens or 0, event.cached_tokens)
+                    begun = self._counted(begun, 0) if self._written else begun
+                deltas = self._readers[event.index].feed(event.text)
+                yield AnswerDelta(event.index, deltas, event.logprobs, begun)
+                continue
+            for index, reader in enumerate(self._readers):
+                if rest := reader.finish():
+                    yield AnswerDelta(index, rest)
+            yield await self._final(event)
+
+    async def whole(self) -> tuple[FinalOutput, list[Answer]]:
+        """The same at once. What is to stay open is the caller's to close."""
+        (generated,) = await self.results()
+        answers = [
+            Answer.of([*reader.feed(output.text), *reader.finish()])
+            for reader, output in zip(self._readers, generated.outputs, strict=True)
+        ]
+        return await self._final(generated), answers
+
+    async def _final(self, generated: Generated) -> FinalOutput:
+        prepared, tokenizer = self._prepared, self._gateway.tokenizer
+        count, cut_calls = 0, []
+        for reader, output in zip(self._readers, generated.outputs, strict=True):
+            cut_calls.append(reader.has_cut_call(output))
+            if text := "".join(reader.thoughts):
+                ids = await self._gateway.tokenize(len(text), tokenizer.encode, text, False)
+                count += len(ids)
+        count = min(count, generated.usage.completion_tokens)
+        if prepared.written is None:
+            return FinalOutput(generated, count, tuple(cut_calls))
+        held = CachedPrefix.behind(prepared.written, generated.outputs[0], prepared.job.params)
+        return FinalOutput(generated, count, tuple(cut_calls), self.keep(), held)
+
+
+async def whole_answers(
+    gateway: ServedModel, prepared: Prepared
+) -> tuple[FinalOutput, list[Answer]]:
+    """The whole answers. What is to stay open is the caller's to close."""
+    with AnswerStream(gateway, prepared, stream=False) as stream:
+        return await stream.whole()
+
+
 # Operations behind prompts ------------------------------------------------------------------------
 
 
@@ -393,8 +621,9 @@ async def behind_prompts(
     nothing is computed, so it is no request of the key's quota. The timeout of `handling` is that
     of all together. `param` names the field that holds a prompt, and `choices` that of choices.
     """
-    account = caller() if free else admitted()
-    gateway.drain.check()
+    asker = admitted(counts=not free)
+    if gateway.drain.begun:
+        raise gateway.drain.refusal()
     clock = asyncio.get_running_loop().time
     started = clock()
     results: dict[int, Result] = {}
@@ -410,13 +639,12 @@ async def behind_prompts(
         try:
             sequence = opened.begin(namespace, adapter, handling.cache.share)
             try:
-                await gateway.perform(sequence, Append(0, 0, parts))
-                result = await gateway.perform(sequence, op)
+                await append(gateway, sequence, Append(0, 0, parts))
+                result = await _behind(gateway, sequence, op)
             finally:
                 opened.release(sequence)
         except RootlaceError as error:
             raise named(error, None if param is None else param(index), choices) from None
-        assert isinstance(result, Result)
         if not isinstance(result, Explained):
             note_usage(result.usage, None)
         results[index] = result
@@ -430,7 +658,7 @@ async def behind_prompts(
         for worker in workers:
             worker.cancel()
 
-    opened = gateway.open_sequences(end, account, source(), stays_wanted=False)
+    opened = OpenSequences(gateway, end, asker)
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, count))]
     try:
         async with asyncio.timeout(handling.timeout) as deadline:
@@ -450,105 +678,25 @@ async def behind_prompts(
     return [results[index] for index in range(count)]
 
 
-# Held prefixes ------------------------------------------------------------------------------------
-#
-# Sequences of requests that have ended, which stay in the cache for others to go on from.
+async def _behind(
+    gateway: ServedModel, sequence: TokenSequence, op: Explain | Generate | Select
+) -> Result:
+    if isinstance(op, Explain):
+        return await explain(gateway, sequence, op)
+    sequence.check_handling(op.handling)
+    if isinstance(op, Generate):
+        return await Generation(gateway, sequence, op).run()
+    return await Selection(gateway, sequence, op).run()
 
 
-MAX_HELD = 256
-_PART_OF_CACHE = 4
-"""All that is held is at most one part in so many of what the cache holds."""
-
-
-class PrefixHolds:
-    """Keeps such sequences open, as those of a program that still runs, whose path in the cache is
-    evicted last.
-
-    Each is held for `hold_seconds`. The oldest are let go where there would be too many, or where
-    they would take too much of the cache. What was let go counts as what requests of no program
-    left behind.
-    """
-
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
-        self._held: dict[ExitStack, int] = {}
-        """What lets each go, and its tokens."""
-        self._tokens = 0
-
-    def add(self, opened: OpenSequences, tokens: int) -> Callable[[], None]:
-        """Hold sequences that have so many `tokens` for themselves. What this returns closes them,
-        and keeps nothing in memory once they are closed: neither them nor their model."""
-        held = ExitStack()
-        seconds = self._gateway.config.hold_seconds
-        timer = asyncio.get_running_loop().call_later(seconds, held.close)
-        for let_go in (opened.close, timer.cancel):
-            held.callback(let_go)
-        held.callback(self._forget, held)
-        self._held[held] = tokens
-        self._tokens += tokens
-        most = self._gateway.model_info.capacity_tokens // _PART_OF_CACHE
-        while self._held and (len(self._held) > MAX_HELD or self._tokens > most):
-            next(iter(self._held)).close()
-        return held.close
-
-    def _forget(self, held: ExitStack) -> None:
-        self._tokens -= self._held.pop(held)
-
-
-# Aborts -------------------------------------------------------------------------------------------
-#
-# Requests that can be ended by their id (`rid`); `POST /abort`, and sglang's `/abort_request`.
-
-
-class AbortBody(Body):
-    """`POST /abort`."""
-
-    rid: str | None = None
-    abort_all: bool | None = None
-    abort_message: Annotated[str | None, ignored("the reason is always 'abort'")] = None
-
-
-class Aborted(msgspec.Struct):
-    """So many requests were ended."""
-
-    aborted: int
-    success: bool = True
-
-
-class Aborts:
-    """What is running, by id, and the handler that ends it: of the same API key alone."""
-
-    def __init__(self) -> None:
-        self._running: dict[tuple[str, str], list[Callable[[], None]]] = {}
-
-    @contextmanager
-    def running(self, named: Sequence[tuple[str, Callable[[], None]]]) -> Iterator[None]:
-        """While the block runs, each id ends what is beside it. Several may have the same id."""
-        keys = [((owner(), rid), abort) for rid, abort in named]
-        for key, abort in keys:
-            self._running.setdefault(key, []).append(abort)
-        try:
-            yield
-        finally:
-            for key, abort in keys:
-                self._running[key].remove(abort)
-                if not self._running[key]:
-                    del self._running[key]
-
-    async def handle(self, request: web.Request) -> web.Response:
-        body = await read_body(request, AbortBody)
-        if not body.rid and not body.abort_all:
-            raise InvalidParameter("rid", "give rid, or abort_all")
-        asker = owner()
-        found = [
-            abort
-            for key, aborts in self._running.items()
-            if key[0] == asker and (body.abort_all or key[1] == body.rid)
-            for abort in aborts
-        ]
-        for abort in found:
-            abort()
-        return json_response(Aborted(len(found)))
+async def vectors(
+    gateway: ServedModel, inputs: Sequence[tuple[Part, ...]], pooling: Pooling | None, **how: Any
+) -> tuple[list[Vector], Usage]:
+    """What `find_vectors` finds for whoever asks, whose request it is; and the sums."""
+    found = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
+    usage = Usage(sum(one.prompt_tokens for one in found), sum(one.cached_tokens for one in found))
+    note_usage(usage, None)
+    return found, usage
 
 
 # Warming ------------------------------------------------------------------------------------------

@@ -3,20 +3,22 @@
 request -> id, source -> page allowed? -> key -> path, content type -> draining? -> handler
 reply   <- headers    <- an error of any of these as JSON
 
-Sections: before every handler, key, path and content type, access log, browsers.
+Sections: before every handler, source, key, path and content type, access log, browsers.
 """
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.typedefs import Middleware
@@ -24,15 +26,16 @@ from aiohttp.web import BaseRequest, RequestKey, StreamResponse
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.processes import request_id
-from rootlace.runtime.server.auth import Account, Keys, set_caller
+from rootlace.runtime.server.auth import ASKER, Account, Asker, Keys
 from rootlace.runtime.server.http.body import nearest
 from rootlace.runtime.server.http.connections import (
     CONNECTIONS,
     REQUEST_ID,
+    SEEN,
     SENSIBLE_ID,
-    add_told_headers,
-    address_of,
-    begin_request,
+    SOURCE_HEADER,
+    Seen,
+    owner_of,
 )
 from rootlace.runtime.server.http.errors import (
     Forbidden,
@@ -52,6 +55,8 @@ _READING = ("GET", "HEAD", "OPTIONS")
 # They end what is running, or let it end.
 _ENDING = ("/abort", "/abort_request", "/continue_generation")
 _TRACE = ("traceparent", "tracestate")
+CACHE = "x-rootlace-cache"
+WARNING = "X-Rootlace-Warning"
 
 
 def request_middleware(
@@ -71,7 +76,9 @@ def request_middleware(
         given = request.headers.get(REQUEST_ID, "")
         # It stays set: the reply's headers are written after the handler's end, in the same task.
         request_id.set(given if SENSIBLE_ID.fullmatch(given) else uuid.uuid4().hex)
-        begin_request(request, front_secret)
+        request.app[CONNECTIONS].begin(request.protocol)
+        SEEN.set(Seen())
+        _note_source(request, front_secret)
         computes = False
         try:
             pages.check(request)
@@ -82,15 +89,16 @@ def request_middleware(
             if server.spans is not None:
                 continued = {n: request.headers[n] for n in _TRACE if n in request.headers}
                 note_request(request.path, continued)
-            if request.path in PROBES:
-                drain.check()
+            if request.path in PROBES and drain.begun:
+                raise drain.refusal()
             missing = request.match_info.http_exception
             if missing is not None and missing.status == 404:
                 raise _unknown_path(request, paths)
             if missing is None and request.method == "POST":
                 _check_type(request, takes)
             if request.method not in _READING and request.path not in _ENDING:
-                drain.check()
+                if drain.begun:
+                    raise drain.refusal()
                 computes = True
                 drain.requests += 1
             return await handler(request)
@@ -111,15 +119,48 @@ def header_writer(
 
     async def add_headers(request: web.Request, response: StreamResponse) -> None:
         response.headers[REQUEST_ID] = request_id.get()
-        add_told_headers(response)
+        if (seen := SEEN.get()) is not None:
+            for warning in seen.warnings:
+                response.headers.add(WARNING, warning)
+            if seen.cached is not None:
+                value: dict[str, Any] = {"cached": seen.cached}
+                if seen.prompt:
+                    value["prompt"] = seen.prompt
+                if seen.reports:
+                    value["reports"] = seen.reports
+                response.headers[CACHE] = msgspec.json.encode(value).decode()
         if pages.origins:
             allow_page(pages, request, response)
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.
         path = "" if resource is None else resource.canonical
-        server.metrics.replied(path, response.status)
+        server.metrics.http.labels(path, str(response.status)).inc()
 
     return add_headers
+
+
+# Source -------------------------------------------------------------------------------------------
+
+
+_ADDRESS = RequestKey("address", str)
+
+
+def _note_source(request: web.Request, front_secret: str) -> None:
+    """Let what the handler starts know who asks: the client's address, or the one that a front of
+    this secret says ("": there is none), of IPv6 a /64; and behind `#` the connection."""
+    if front_secret:
+        secret, _, said = request.headers.get(SOURCE_HEADER, "").partition(" ")
+        if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), front_secret.encode()):
+            request[_ADDRESS] = said
+    peer = None if request.transport is None else request.transport.get_extra_info("peername")
+    connection = (str(peer[1]),) if isinstance(peer, tuple) else ()
+    address = owner_of(address_of(request))
+    ASKER.set(Asker(None, "#".join((address, *connection)), address, connection))
+
+
+def address_of(request: web.BaseRequest) -> str:
+    """The client's address, or "unknown"."""
+    return request.get(_ADDRESS) or request.remote or "unknown"
 
 
 # Key ----------------------------------------------------------------------------------------------
@@ -153,7 +194,7 @@ def _check_key(request: web.Request, keys: Keys) -> None:
         if resource is not None and resource.canonical.startswith(OPERATORS_PATHS):
             raise Forbidden(f"{request.path} is for the operator's key")
         request[KEY_NAME] = account.name
-    set_caller(account)
+        ASKER.set(Asker.of(account, ASKER.get().source))
 
 
 # Path and content type ----------------------------------------------------------------------------

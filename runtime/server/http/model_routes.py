@@ -23,9 +23,8 @@ from rootlace.runtime.server.http.app import (
     endpoints,
     runner_of,
 )
-from rootlace.runtime.server.http.batch_runner import Answerer, Answering
-from rootlace.runtime.server.http.batch_service import BatchService
-from rootlace.runtime.server.http.connections import RECEIVING
+from rootlace.runtime.server.http.batch_runner import Answerer, Answering, BatchService
+from rootlace.runtime.server.http.body import RECEIVING
 from rootlace.runtime.server.http.errors import Handler
 from rootlace.runtime.server.http.ollama import NEVER, Entries, Entry, entry_of, running_of
 from rootlace.runtime.server.http.openapi import Endpoint, Reference

@@ -17,8 +17,6 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.model.checkpoint.source import About, model_source
-from rootlace.runtime.server import core
-from rootlace.runtime.server.auth import admitted, namespace_of
 from rootlace.runtime.server.http.admin import Version
 from rootlace.runtime.server.http.body import (
     MANY,
@@ -28,12 +26,7 @@ from rootlace.runtime.server.http.body import (
     read_body,
     refused,
 )
-from rootlace.runtime.server.http.chat_pipeline import (
-    AnswerStream,
-    Chats,
-    FinalOutput,
-    Prepared,
-)
+from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
     Blocks,
@@ -45,9 +38,15 @@ from rootlace.runtime.server.http.chat_request import (
     thinking_arguments,
 )
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
-from rootlace.runtime.server.http.connections import note_usage, source
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.generation import (
+    AnswerStream,
+    FinalOutput,
+    Prepared,
+    vectors,
+    whole_answers,
+)
 from rootlace.runtime.server.http.replies import (
     LINES,
     Reports,
@@ -64,10 +63,9 @@ from rootlace.runtime.server.http.request_fields import (
     sampling_fields,
     with_sampling,
 )
-from rootlace.runtime.server.score import find_vectors
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Constraint, Generated, Usage
+from rootlace.wire.protocol import Constraint, Generated
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
@@ -286,9 +284,9 @@ NEVER = "9999-12-31T23:59:59+00:00"
 """When a model is unloaded that stays."""
 
 
-def check_name(gateway: ServedModel, asked: str) -> str:
+def _known(gateway: ServedModel, asked: str) -> str:
     """The served model's name. Ollama's clients add a tag. Raises ModelNotFound for another one."""
-    return core.check_name(gateway.model_info, asked.removesuffix(":latest"))
+    return check_name(gateway.model_info, asked.removesuffix(":latest"))
 
 
 class Details(TypedDict):
@@ -370,7 +368,7 @@ class Models:
 
     async def show(self, request: web.Request) -> web.Response:
         body = await read_body(request, ShowBody)
-        check_name(self._gateway, body.model or body.name or "")
+        _known(self._gateway, body.model or body.name or "")
         info = self._gateway.model_info
         template = self._gateway.chat.source
         able = ["completion", "embedding"]
@@ -405,7 +403,7 @@ class Models:
 
     async def embed(self, request: web.Request) -> web.Response:
         body = await read_body(request, EmbedBody)
-        model = check_name(self._gateway, body.model)
+        model = _known(self._gateway, body.model)
         size = self._gateway.engine.info.hidden_size
         if body.dimensions is not None and not 0 < body.dimensions <= size:
             raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
@@ -416,7 +414,7 @@ class Models:
 
     async def embed_one(self, request: web.Request) -> web.Response:
         body = await read_body(request, EmbeddingsBody)
-        model = check_name(self._gateway, body.model)
+        model = _known(self._gateway, body.model)
         if not body.prompt:  # as Ollama
             return json_response(EmbeddedOne(embedding=[]))
         vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
@@ -432,24 +430,18 @@ class Models:
         normalise: bool = True,
     ) -> tuple[list[list[float]], int]:
         """A vector for each text, and the number of tokens of all; `names` are errors' fields."""
-        account = admitted()
-        found = await find_vectors(
+        found, usage = await vectors(
             self._gateway,
             [Prompt(text=text).parts() for text in texts],
             None,
             normalise=normalise,
             dimensions=dimensions,
-            namespace=namespace_of(account, body.cache_salt),
-            account=account,
-            source=source(),
+            namespace=body.cache_salt,
             adapter=adapter_of(self._gateway, model),
             handling=handling_without_pin(body),
             names=names,
         )
-        total = sum(vector.prompt_tokens for vector in found)
-        cached = sum(vector.cached_tokens for vector in found)
-        note_usage(Usage(prompt_tokens=total, cached_tokens=cached), None)
-        return [vector.values.tolist() for vector in found], total
+        return [vector.values.tolist() for vector in found], usage.prompt_tokens
 
     async def _entry(self) -> Entry:
         info = self._gateway.model_info
@@ -596,7 +588,7 @@ class Answers:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, ChatBody)
-        model = check_name(self._gateway, body.model)
+        model = _known(self._gateway, body.model)
         if not body.messages:  # that is how Ollama's clients load a model
             return json_response({**_head(model), **_text(True, ""), **_LOADED})
         messages, tools = messages_of(body.messages), tools_of(body.tools)
@@ -607,7 +599,7 @@ class Answers:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, GenerateBody)
-        model = check_name(self._gateway, body.model)
+        model = _known(self._gateway, body.model)
         if not body.prompt:
             return json_response({**_head(model), **_text(False, ""), **_LOADED})
         messages = [{"role": "system", "content": body.system}] if body.system else []
@@ -646,7 +638,7 @@ class Answers:
         if body.stream is not False:
             return await stream_events(request, self._stream(asked), LINES)
         begun = time.monotonic()
-        ended, (answer,) = await self._chats.run(asked.prepared)
+        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         generated = ended.generated
         reply = _text(asked.chat, answer.content)
         target = reply["message"] if asked.chat else reply
@@ -658,7 +650,7 @@ class Answers:
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         begun, blocks = time.monotonic(), Blocks()
-        with AnswerStream(self._chats, asked.prepared) as answers:
+        with AnswerStream(self._gateway, asked.prepared) as answers:
             async for event in answers.events():
                 ended = isinstance(event, FinalOutput)
                 changes = (

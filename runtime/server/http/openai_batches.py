@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from aiohttp import BodyPartReader, web
 
-from rootlace.runtime.server.auth import caller
-from rootlace.runtime.server.http.batch_service import BatchService, owner
+from rootlace.runtime.server.auth import caller, owner
+from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.batch_store import (
     MAX_PAGE,
     Batch,
@@ -24,12 +24,12 @@ from rootlace.runtime.server.http.batch_store import (
     room_needed,
 )
 from rootlace.runtime.server.http.body import (
+    RECEIVING,
     Body,
     ignored,
     read_body,
     read_query,
 )
-from rootlace.runtime.server.http.connections import RECEIVING
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.replies import json_response
 from rootlace.runtime.server.server_state import kept_for_others

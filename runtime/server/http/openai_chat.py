@@ -10,18 +10,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import Body, convert, ignored, read_body, refused
-from rootlace.runtime.server.http.chat_pipeline import (
-    AnswerDelta,
-    AnswerStream,
-    Chats,
-    FinalOutput,
-    Prepared,
-    check_length,
-    finish_reason,
-)
+from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import (
     Budget,
     ChatRequest,
@@ -32,6 +23,13 @@ from rootlace.runtime.server.http.chat_request import (
 )
 from rootlace.runtime.server.http.constraints import openai_constraint, openai_options
 from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.generation import (
+    AnswerDelta,
+    AnswerStream,
+    FinalOutput,
+    Prepared,
+    whole_answers,
+)
 from rootlace.runtime.server.http.logprobs import ChatLogprobs, chat_logprobs, rows_of
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
@@ -59,7 +57,7 @@ from rootlace.runtime.server.http.request_fields import (
     wants_usage,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
@@ -227,7 +225,7 @@ class ChatCompletions:
     async def answer(self, body: ChatBody) -> ChatReply:
         """The whole reply."""
         asked = await self._parse(body)
-        ended, answers = await self._chats.run(asked.prepared)
+        ended, answers = await whole_answers(self._gateway, asked.prepared)
         rows = rows_of([ended.generated])
         choices = await call_for(rows, self._choices, asked, ended, answers)
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
@@ -314,7 +312,7 @@ class ChatCompletions:
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": finish_reason(
+            "finish_reason": _finish_reason(
                 output, bool(answer.calls) and not ended.cut_calls[index]
             ),
             "matched_stop": output.matched,
@@ -331,7 +329,7 @@ class ChatCompletions:
             for index in range(asked.prepared.job.params.n)
         ]
         write = [writer.write for writer in writers]
-        with AnswerStream(self._chats, asked.prepared, direct, write) as answers:
+        with AnswerStream(self._gateway, asked.prepared, direct, write) as answers:
             async for event in answers.events():
                 if not isinstance(event, FinalOutput):
                     yield writers[event.index].write(event)
@@ -357,7 +355,7 @@ class _Writer:
         self._calls = 0
         self._begun = False
         # Nearly all chunks differ in their text alone.
-        usual = sse(self._chunk({"content": _ANY_TEXT}))
+        usual = self._event({"content": _ANY_TEXT})
         self._before, _, self._behind = usual.rpartition(msgspec.json.encode(_ANY_TEXT))
 
     def write(self, said: AnswerDelta) -> bytes:
@@ -384,23 +382,22 @@ class _Writer:
                     call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
                     written.append({"tool_calls": [call]})
         self._begun = True
-        if top is not None and said.logprobs and (not written or written[-1] is _ROLE):
-            written.append({})
-        chunks = list(map(self._chunk, written))
         if top is not None and said.logprobs:
+            last = written.pop() if written and written[-1] is not _ROLE else {}
             logprobs = chat_logprobs(self._gateway.tokenizer, said.logprobs, top)
-            chunks[-1]["choices"][0]["logprobs"] = logprobs
-        return b"".join(map(sse, chunks))
+            return b"".join([*map(self._event, written), self._event(last, logprobs=logprobs)])
+        return b"".join(map(self._event, written))
 
     def finish(self, output: Output, cut: bool) -> bytes:
         """The last events."""
-        reason = finish_reason(output, self._calls > 0 and not cut)
-        last = sse(self._chunk({}, finish_reason=reason, matched_stop=output.matched))
-        return last if self._begun else sse(self._chunk(_ROLE)) + last
+        reason = _finish_reason(output, self._calls > 0 and not cut)
+        last = self._event({}, finish_reason=reason, matched_stop=output.matched)
+        return last if self._begun else self._event(_ROLE) + last
 
-    def _chunk(self, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def _event(self, delta: dict[str, Any], **more: Any) -> bytes:
         choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head, "choices": [{**choice, **more}]}
+        chunk = {**self._head, "choices": [{**choice, **more}]}
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
 
 def _call(name: str, arguments: str) -> ToolCallReply:
@@ -455,3 +452,8 @@ def _top_logprobs(body: ChatBody) -> int | None:
             "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
         )
     return top
+
+
+def _finish_reason(output: Output, called: bool) -> str:
+    """OpenAI's: an answer that ended by itself and holds calls, whole ones, ended for them."""
+    return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason

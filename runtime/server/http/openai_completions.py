@@ -8,7 +8,6 @@ from typing import Annotated, Any, TypedDict
 
 from aiohttp import web
 
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import read_body, refused
 from rootlace.runtime.server.http.constraints import Asked, openai_constraint
@@ -43,7 +42,7 @@ from rootlace.runtime.server.http.request_fields import (
     wants_usage,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 from rootlace.wire.sampling import Handling

@@ -12,7 +12,6 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.batch_store import Deleted, page
 from rootlace.runtime.server.http.body import (
     MANY,
@@ -25,12 +24,7 @@ from rootlace.runtime.server.http.body import (
     read_query,
     refused,
 )
-from rootlace.runtime.server.http.chat_pipeline import (
-    AnswerStream,
-    Chats,
-    FinalOutput,
-    Prepared,
-)
+from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
     BlockEvent,
@@ -45,7 +39,12 @@ from rootlace.runtime.server.http.chat_request import (
 )
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import PrefixHolds
+from rootlace.runtime.server.http.generation import (
+    AnswerStream,
+    FinalOutput,
+    Prepared,
+    whole_answers,
+)
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
@@ -76,7 +75,8 @@ from rootlace.runtime.server.http.response_store import (
     Stored,
     input_items,
 )
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.http.sglang_sessions import PrefixHolds
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
 from rootlace.wire.sampling import SamplingParams
@@ -389,7 +389,7 @@ class Responses:
         asked = await self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await self._chats.run(asked.prepared)
+        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         response = self._ended(asked, blocks_of(answer), ended)
         await self._store.flush()
         return json_response(response)
@@ -474,7 +474,7 @@ class Responses:
 
         started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
         try:
-            with AnswerStream(self._chats, asked.prepared) as answers:
+            with AnswerStream(self._gateway, asked.prepared) as answers:
                 async for event in answers.events():
                     if not number:
                         for name in ("response.created", "response.in_progress"):

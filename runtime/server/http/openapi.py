@@ -36,9 +36,9 @@ class Endpoint:
     path: str
     handler: Handler
     says: str
+    reply: Any = None
     body: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
-    reply: Any = None
     content: str = JSON
     takes: str = JSON
     other_body: type[msgspec.Struct] | None = None

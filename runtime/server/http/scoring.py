@@ -15,14 +15,11 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.contracts.messages import Pooling
-from rootlace.runtime.server.auth import admitted, namespace_of
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.body import SOME, Body, ignored, read_body, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
-from rootlace.runtime.server.http.connections import note_usage, source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import behind_prompts
+from rootlace.runtime.server.http.generation import behind_prompts, vectors
 from rootlace.runtime.server.http.replies import PromptTokens, envelope, json_response
 from rootlace.runtime.server.http.request_fields import (
     MAX_PROMPTS,
@@ -33,8 +30,8 @@ from rootlace.runtime.server.http.request_fields import (
     handling_without_pin,
     parse_prompts,
 )
-from rootlace.runtime.server.score import Vector, find_vectors
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.score import Vector
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.wire.protocol import (
     ChoicesMethod,
     Generate,
@@ -45,7 +42,6 @@ from rootlace.wire.protocol import (
     Selected,
     Text,
     Tokens,
-    Usage,
 )
 from rootlace.wire.sampling import Handling
 
@@ -183,22 +179,16 @@ class Embeddings:
         if body.dimensions is not None and not 0 < body.dimensions <= size:
             raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
         prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
-        account = admitted()
-        found = await find_vectors(
+        found, usage = await vectors(
             self._gateway,
             [prompt.parts() for prompt in prompts],
             body.pooling,
             normalise=body.normalize is not False,
             dimensions=body.dimensions,
-            namespace=namespace_of(account, body.cache_salt),
-            account=account,
-            source=source(),
+            namespace=body.cache_salt,
             adapter=adapter_of(self._gateway, model, body.adapter),
             handling=handling_without_pin(body),
         )
-        total = sum(vector.prompt_tokens for vector in found)
-        cached = sum(vector.cached_tokens for vector in found)
-        note_usage(Usage(prompt_tokens=total, cached_tokens=cached), None)
         return {
             "object": "list",
             "model": model,
@@ -211,9 +201,9 @@ class Embeddings:
                 for index, vector in enumerate(found)
             ],
             "usage": {
-                "prompt_tokens": total,
-                "total_tokens": total,
-                "prompt_tokens_details": {"cached_tokens": cached},
+                "prompt_tokens": usage.prompt_tokens,
+                "total_tokens": usage.prompt_tokens,
+                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
             },
         }
 
@@ -463,23 +453,17 @@ class Scores:
         place: _Place,
     ) -> tuple[list[Vector], ScoreUsage]:
         """Of each input; `pooling` None: of the length 1, to be compared."""
-        account = admitted()
-        found = await find_vectors(
+        found, usage = await vectors(
             self._gateway,
             inputs,
             pooling,
             normalise=pooling is None,
-            namespace=namespace_of(account, place["namespace"]),
+            namespace=place["namespace"],
             adapter=place["adapter"],
-            account=account,
-            source=source(),
             handling=place["handling"],
             names=names,
         )
-        tokens = sum(one.prompt_tokens for one in found)
-        cached = sum(one.cached_tokens for one in found)
-        note_usage(Usage(prompt_tokens=tokens, cached_tokens=cached), None)
-        return found, ScoreUsage(tokens, tokens)
+        return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 
     def _method(self, body: _Ranked) -> Method:
         """The one that is asked for, or the model's own. Raises InvalidParameter for one that the

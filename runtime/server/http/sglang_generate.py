@@ -19,12 +19,11 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, Ty
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.core import check_name
+from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import ignored, read_body, refused
+from rootlace.runtime.server.http.body import Body, ignored, read_body, refused
 from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import Aborts
 from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
 from rootlace.runtime.server.http.replies import (
     Drafted,
@@ -47,7 +46,7 @@ from rootlace.runtime.server.http.request_fields import (
     with_sampling,
 )
 from rootlace.runtime.server.http.sglang_sessions import SessionParams, Sessions, Turn
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.protocol import (
     Chunk,
@@ -162,6 +161,65 @@ class GenerateReply(TypedDict):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
+
+
+# Aborts -------------------------------------------------------------------------------------------
+#
+# Requests that can be ended by their id (`rid`); `POST /abort`, and sglang's `/abort_request`.
+
+
+class AbortBody(Body):
+    """`POST /abort`."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
+    abort_message: Annotated[str | None, ignored("the reason is always 'abort'")] = None
+
+
+class Aborted(msgspec.Struct):
+    """So many requests were ended."""
+
+    aborted: int
+    success: bool = True
+
+
+class Aborts:
+    """What is running, by id, and the handler that ends it: of the same API key alone."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], list[Callable[[], None]]] = {}
+
+    @contextmanager
+    def running(self, named: Sequence[tuple[str, Callable[[], None]]]) -> Iterator[None]:
+        """While the block runs, each id ends what is beside it. Several may have the same id."""
+        keys = [((owner(), rid), abort) for rid, abort in named]
+        for key, abort in keys:
+            self._running.setdefault(key, []).append(abort)
+        try:
+            yield
+        finally:
+            for key, abort in keys:
+                self._running[key].remove(abort)
+                if not self._running[key]:
+                    del self._running[key]
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await read_body(request, AbortBody)
+        if not body.rid and not body.abort_all:
+            raise InvalidParameter("rid", "give rid, or abort_all")
+        asker = owner()
+        found = [
+            abort
+            for key, aborts in self._running.items()
+            if key[0] == asker and (body.abort_all or key[1] == body.rid)
+            for abort in aborts
+        ]
+        for abort in found:
+            abort()
+        return json_response(Aborted(len(found)))
+
+
+# Generate -----------------------------------------------------------------------------------------
 
 
 _SAMPLING = with_sampling(SamplingParamsBody, "generate")

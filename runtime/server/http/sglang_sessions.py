@@ -1,12 +1,14 @@
-"""sglang's sessions: requests of `/generate` that go on from earlier ones, by their ids."""
+"""sglang's sessions: requests of `/generate` that go on from earlier ones, by their ids; and what
+holds the prefixes of such requests in the cache."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,16 +16,64 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
-from rootlace.runtime.server.core import check_name
 from rootlace.runtime.server.http.body import Body, ignored, read_body
 from rootlace.runtime.server.http.chat_pipeline import check_length
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import GenerationStream, PrefixHolds
+from rootlace.runtime.server.http.generation import GenerationStream
 from rootlace.runtime.server.http.replies import Status, json_response
 from rootlace.runtime.server.http.request_fields import Prompt
-from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.sequence import OpenSequences
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.protocol import Output
+
+# Held prefixes ------------------------------------------------------------------------------------
+#
+# Sequences of requests that have ended, which stay in the cache for others to go on from.
+
+
+MAX_HELD = 256
+_PART_OF_CACHE = 4
+"""All that is held is at most one part in so many of what the cache holds."""
+
+
+class PrefixHolds:
+    """Keeps such sequences open, as those of a program that still runs, whose path in the cache is
+    evicted last.
+
+    Each is held for `hold_seconds`. The oldest are let go where there would be too many, or where
+    they would take too much of the cache. What was let go counts as what requests of no program
+    left behind.
+    """
+
+    def __init__(self, gateway: ServedModel) -> None:
+        self._gateway = gateway
+        self._held: dict[ExitStack, int] = {}
+        """What lets each go, and its tokens."""
+        self._tokens = 0
+
+    def add(self, opened: OpenSequences, tokens: int) -> Callable[[], None]:
+        """Hold sequences that have so many `tokens` for themselves. What this returns closes them,
+        and keeps nothing in memory once they are closed: neither them nor their model."""
+        held = ExitStack()
+        seconds = self._gateway.config.hold_seconds
+        timer = asyncio.get_running_loop().call_later(seconds, held.close)
+        for let_go in (opened.close, timer.cancel):
+            held.callback(let_go)
+        held.callback(self._forget, held)
+        self._held[held] = tokens
+        self._tokens += tokens
+        most = self._gateway.model_info.capacity_tokens // _PART_OF_CACHE
+        while self._held and (len(self._held) > MAX_HELD or self._tokens > most):
+            next(iter(self._held)).close()
+        return held.close
+
+    def _forget(self, held: ExitStack) -> None:
+        self._tokens -= self._held.pop(held)
+
+
+# Sessions -----------------------------------------------------------------------------------------
+
 
 MAX_SESSIONS = 1024
 MAX_TOKENS = 16 * 2**20

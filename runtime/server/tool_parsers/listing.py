@@ -96,7 +96,8 @@ RESULT = ("<tool_response>\n", "\n</tool_response>")
 
 _NAME, _SYSTEM, _RESULT = "probe_the_name", "probe the system", "probe the result"
 _ROLE = re.compile("""['"]tool['"]""")
-_RESULTS = ("tool", "function")
+RESULTS = ("tool", "function")
+"""Roles of messages that are results of calls."""
 _ARGUMENTS = {"probe_the_key": "probe the value"}
 
 Message = dict[str, Any]
@@ -161,7 +162,7 @@ class ToolPrompt:
         but for what it has no place for; and that: of tools, calls and results."""
         found, calls, results = [], False, False
         for message in messages:
-            if message["role"] in _RESULTS:
+            if message["role"] in RESULTS:
                 results, message = True, self._enclosed(message)
             calls = calls or bool(message.get("tool_calls"))
             found.append(message)
@@ -224,7 +225,7 @@ class ToolPrompt:
                 results.clear()
 
         for message in messages:
-            if message["role"] in _RESULTS:
+            if message["role"] in RESULTS:
                 results.append(message)
                 continue
             own = bool(results)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from rootlace.runtime.server.http.app import make_runner
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_gateway import FakeGateway, stand_in
 
 
 @dataclass
@@ -40,7 +40,8 @@ Serve = Callable[[FakeGateway], Awaitable[Served]]
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
+    stand_in(monkeypatch)
     runners: list[web.AppRunner] = []
     served: list[Served] = []
 

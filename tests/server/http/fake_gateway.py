@@ -15,11 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import Ready
-from rootlace.runtime.server.auth import Account, Keys
+from rootlace.runtime.server.auth import Account, Asker, Keys
+from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.metrics import Metrics
+from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.server_state import Drain
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import InvalidRequest, RootlaceError, from_code
@@ -47,6 +50,7 @@ from rootlace.wire.protocol import (
     Tokens,
     Usage,
 )
+from rootlace.wire.sampling import Handling
 
 Emit = Callable[[Event], None]
 
@@ -118,6 +122,9 @@ class FakeSequence:
         self.ids: list[int] = []
         self.stopped = asyncio.Event()
         self.stop: Callable[[], None] | None = None
+
+    def check_handling(self, handling: Handling) -> None:
+        pass
 
 
 class FakeSession:
@@ -243,6 +250,41 @@ def _score(token: int, top: int, first: bool = False) -> TokenLogprob:
     return TokenLogprob(token, text, None if first else -0.5, () if first else best)
 
 
+def stand_in(patch: pytest.MonkeyPatch) -> None:
+    """What is computed for a `FakeGateway` is made up; for a real one, nothing changes."""
+
+    def open_(gateway: Any, end: Any, asker: Asker, stays_wanted: bool = False) -> Any:
+        if not isinstance(gateway, FakeGateway):
+            return OpenSequences(gateway, end, asker, stays_wanted)
+        gateway.sessions.append(FakeSession(gateway, end))
+        gateway.accounts.append(asker.account)
+        gateway.sources.append(asker.source)
+        return gateway.sessions[-1]
+
+    def done(real: Callable[..., Any]) -> Callable[..., Any]:
+        def do(gateway: Any, sequence: Any, op: Any, emit: Emit = lambda event: None) -> Any:
+            if not isinstance(gateway, FakeGateway):
+                return real(gateway, sequence, op)
+            sequence.session.ops.append(op)
+            return sequence.session.perform(op, sequence, emit)
+
+        return do
+
+    def run_of(real: Callable[..., Any]) -> Callable[..., Any]:
+        def make(gateway: Any, *more: Any) -> Any:
+            if not isinstance(gateway, FakeGateway):
+                return real(gateway, *more)
+            return SimpleNamespace(run=lambda: done(real)(gateway, *more))
+
+        return make
+
+    patch.setattr(generation, "OpenSequences", open_)
+    for name in ("append", "prefill", "explain"):
+        patch.setattr(generation, name, done(getattr(generation, name)))
+    for name in ("Generation", "Selection"):
+        patch.setattr(generation, name, run_of(getattr(generation, name)))
+
+
 class FakeGateway:
     def __init__(self, **config: Any) -> None:
         self.config = GatewayConfig(model="/models/fake", program_address="inproc://x", **config)
@@ -268,23 +310,6 @@ class FakeGateway:
         self.generated = 0
         self.forced = 0  # tokens that each sample says its constraint forced
         self.script: Callable[[str, int], str] = lambda prompt, index: "hello"[index:]
-
-    def open_sequences(
-        self,
-        end: Callable[[RootlaceError], None],
-        account: Account | None = None,
-        source: str = "",
-        stays_wanted: bool = True,
-    ) -> FakeSession:
-        session = FakeSession(self, end)
-        self.sessions.append(session)
-        self.accounts.append(account)
-        self.sources.append(source)
-        return session
-
-    async def perform(self, sequence: FakeSequence, op: Any, emit: Emit | None = None) -> Event:
-        sequence.session.ops.append(op)
-        return await sequence.session.perform(op, sequence, emit or (lambda event: None))
 
     async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)

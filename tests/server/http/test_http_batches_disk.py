@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from rootlace.runtime.server.http import batch_runner, batch_service, batch_store, openai_batches
+from rootlace.runtime.server.http import batch_runner, batch_store, openai_batches
 from rootlace.runtime.server.http.batch_store import Bounds, FileStore
 from tests.server.http.conftest import Serve, stop
 from tests.server.http.fake_gateway import FakeGateway
@@ -88,7 +88,7 @@ async def test_a_full_share_of_files_costs_no_answer(
     clock = SimpleNamespace(time=time.time, monotonic=time.monotonic)
     monkeypatch.setattr(batch_runner, "time", clock)
     monkeypatch.setattr(batch_runner, "ROOM_SECONDS", 0.01)
-    monkeypatch.setattr(batch_service, "Bounds", lambda: Bounds(total_bytes=6000))
+    monkeypatch.setattr(batch_runner, "Bounds", lambda: Bounds(total_bytes=6000))
     gateway = FakeGateway(files=str(tmp_path))
     served = await serve(gateway)
     client = served.openai()
@@ -123,7 +123,7 @@ async def test_a_batch_that_cannot_end_takes_no_room(
         return add(store, content, name, *more)
 
     monkeypatch.setattr(FileStore, "add", broken)
-    monkeypatch.setattr(batch_service, "Bounds", lambda: Bounds(total_bytes=6000))
+    monkeypatch.setattr(batch_runner, "Bounds", lambda: Bounds(total_bytes=6000))
     served = await serve(FakeGateway(files=str(tmp_path)))
     batch = await until(served, (await start(served, [row("a")])).id, "failed")
     if times == 1:

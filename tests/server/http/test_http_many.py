@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rootlace.runtime.server.http import generation
 from rootlace.wire.protocol import Open, SamplingParams, Text
 from tests.server.http.conftest import Served
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_gateway import FakeGateway, stand_in
 
 
 async def test_samples_of_all_prompts_are_bounded(served: Served) -> None:
@@ -22,7 +24,8 @@ async def test_samples_of_all_prompts_are_bounded(served: Served) -> None:
     assert not served.gateway.sessions
 
 
-async def test_many_prompts_begin_in_many_turns() -> None:
+async def test_many_prompts_begin_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
     gateway = FakeGateway()
     gateway.script = lambda prompt, index: prompt
     job = generation.GenerateRequest(

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from rootlace.runtime.server.http import connections
-from rootlace.runtime.server.http.connections import RECEIVING, Receiving
+from rootlace.runtime.server.http import body as bodies
+from rootlace.runtime.server.http.body import RECEIVING, Receiving
 from tests.server.http.conftest import Serve, Served
 from tests.server.http.fake_gateway import FakeGateway
 from tests.waiting import soon, until
@@ -61,7 +61,7 @@ async def test_all_bodies_together_have_a_bound(
         async with await soon(Slow(served, 2**10).reply) as reply:
             assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
             assert "too many large bodies" in await reply.text()
-    assert len([one for one in caplog.records if one.name == connections.__name__]) == 1
+    assert len([one for one in caplog.records if one.name == bodies.__name__]) == 1
     assert [await one.status() for one in slow] == [200] * 7
     assert not bounds(served)._taken and not bounds(served)._of
     assert await Slow(served, BODY - 1).status() == 200

@@ -18,10 +18,11 @@ from aiohttp.test_utils import make_mocked_request
 from prometheus_client.parser import text_string_to_metric_families
 
 from rootlace.runtime.processes import JsonFormatter
-from rootlace.runtime.server.core import INLINE_CHARACTERS
-from rootlace.runtime.server.http import admin
+from rootlace.runtime.server.generate import observe
+from rootlace.runtime.server.http import admin, generation
 from rootlace.runtime.server.http.app import make_app, make_runner
 from rootlace.runtime.server.http.errors import reply_to
+from rootlace.runtime.server.served_model import INLINE_CHARACTERS
 from rootlace.runtime.server.server_state import Drain
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Timing
@@ -274,7 +275,7 @@ async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPa
 
 
 async def test_metrics(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.gateway.metrics.generated(Timing(queued=0.1, first_token=0.2, total=1.2), tokens=11)
+    observe(served.gateway.metrics, Timing(queued=0.1, first_token=0.2, total=1.2), tokens=11)
     for path in ("/health", "/nowhere", "/elsewhere"):
         async with served.http.get(path):
             pass
@@ -411,7 +412,7 @@ async def test_logs_for_programs(
     caplog.set_level(logging.INFO)
     caplog.handler.setFormatter(JsonFormatter("gateway"))
     key = {"X-Request-Id": "r-1", "Authorization": "Bearer SECRET"}
-    monkeypatch.setattr(served.gateway, "open_sequences", broken)
+    monkeypatch.setattr(generation, "OpenSequences", broken)
     body = {"text": "SECRET"}
     async with served.http.post("/generate?key=SECRET", json=body, headers=key) as reply:
         assert reply.status == 500
@@ -455,7 +456,7 @@ async def test_who_sends_too_slowly_is_let_go(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr("rootlace.runtime.server.http.app.IDLE_SECONDS", 0.05)
-    monkeypatch.setattr("rootlace.runtime.server.http.connections.BODY_SECONDS", 0.05)
+    monkeypatch.setattr("rootlace.runtime.server.http.body.BODY_SECONDS", 0.05)
     served = await serve(FakeGateway())
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
+from rootlace.runtime.server.http import generation
 from rootlace.wire.errors import Overloaded
 from tests.scheduler.world import World
 from tests.server.fake_engine import FakeEngine
@@ -142,7 +143,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     # Nothing stays of a request that could not be started.
     body = {"input_ids": [6], "rid": "r", "session_params": {"id": name}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gateway, "open_sequences", _refuse)
+        patch.setattr(generation, "OpenSequences", _refuse)
         await post("/generate", 429, **body)
     await post("/generate", **body)
     await post("/close_session", session_id=name)
