@@ -117,6 +117,7 @@ def _serve(
         max_step_tokens=engine.scheduler.max_step_tokens,
         max_running=engine.scheduler.max_running,
         progress=_told_loading(config),
+        config=found,
     )
     overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
@@ -167,16 +168,16 @@ def _serve(
     )
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
     pipes.send([ready])
-    # Late import: runs while the gateway opens its ports.
-    from rootlace.runtime.engine.constraints import compile_service
+    # Late import: a refused model should not wait for it.
+    from rootlace.runtime.engine.constraints import LateCompiler
 
-    service = compile_service(runner, engine.constraints)
+    compiler = LateCompiler(runner, engine.constraints)
     collect_when_idle()
     jump_forward = engine.constraints.jump_forward
     loop = EngineLoop(
         scheduler,
         runner,
-        service,
+        compiler,
         pipes.receive,
         pipes.send,
         jump_forward,
@@ -197,7 +198,7 @@ def _serve(
         if below is not None:
             below.close(scheduler)
     finally:
-        service.close()
+        compiler.close()
         filler.close()
 
 

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,19 +78,20 @@ class ModelRunner:
         max_running: int,
         progress: Progress | None = None,
         weights_of: LoadWeights | None = None,
+        config: ModelConfig | None = None,
     ) -> ModelRunner:
         """Read the model folder and allocate the KV pool.
 
         `progress(what, fraction)` is called while weights are read. `weights_of` gets the weights;
-        whoever measures a shape may make them up, then the folder holds `config.json` alone. Raises
-        `UnsupportedModel` for the folder's faults, `InvalidRequest` for a configuration that does
-        not fit the model or the machine.
+        whoever measures a shape may make them up, then the folder holds `config.json` alone.
+        `config`: of the model, where it has been read. Raises `UnsupportedModel` for the folder's
+        faults, `InvalidRequest` for a configuration that does not fit the model or the machine.
         """
         device = chosen_device(executor.device)
         on_gpu = device != "cpu"
-        config = ModelConfig.read(
-            executor.model, executor.allow_pickle, executor.ignore_config_keys
-        )
+        if config is None:
+            config = ModelConfig.read(executor.model, ignored=executor.ignore_config_keys)
+        config = replace(config, allow_pickle=executor.allow_pickle)
         check_computable(config)
         check_options(config, executor, cache)
         check_gpus(config, executor, cache, device)
