@@ -101,11 +101,11 @@ def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
                 for number, child in enumerate(gateway.children(recursive=True)):
                     parts += account(child.pid, "engine" if not number else "other", model)
                 found[when] = parts
-        modules, torch = imported()
+        modules = imported()
     except (OSError, RootlaceError) as error:
         fail(str(error))
     if as_json:
-        known = {"modules_imported": modules, "torch_imported": torch}
+        known = {"modules_imported": modules}
         typer.echo(json.dumps(known | msgspec.to_builtins(found), indent=1))
         return
     names = ("process", "what", "at start", "after a schema", "of files")
@@ -123,9 +123,8 @@ def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
             if sizes[1] >= LEAST_SHOWN:
                 table.add_row(process, what, *map(_mb, sizes))
             if what == HEAP and process == "engine":
-                rest = [size - modules - torch for size in sizes[:2]]
+                rest = [size - modules for size in sizes[:2]]
                 table.add_row("", "  of it Python and modules", *[_mb(modules)] * 2)
-                table.add_row("", "  of it what importing torch makes", *[_mb(torch)] * 2)
                 table.add_row("", "  of it vocabulary, constraints, buffers", *map(_mb, rest))
         whole = [[sizes[at] for _, sizes in own] for at in range(3)]
         small = [sum(one for one in column if one < LEAST_SHOWN) for column in whole]
@@ -294,12 +293,12 @@ def _gib(size: int) -> str:
 #
 # Mapped files are named by what they are. Anonymous memory has no names in Linux: what is large, or
 # was advised to have huge or small pages, is the engine's own. Of the rest it is measured, in a
-# process of its own, what importing the engine's modules takes, and torch.
+# process of its own, what importing the engine's modules takes.
 
 LARGE = 80 << 20
 """Bytes of address space from which on an anonymous mapping is no heap: malloc's have 64 MiB."""
 POOL = "KV pool, large buffers, weights that were packed by this start"
-HEAP = "heap: objects of Python, torch and other libraries"
+HEAP = "heap: objects of Python and of libraries"
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+\s*(.*)")
 _PACKAGE = re.compile(r"site-packages/(\w+?)(?:\.libs)?/")
 _IMPORTED = """
@@ -307,9 +306,8 @@ def anonymous():
     lines = open("/proc/self/status").read().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 import rootlace.runtime.engine.__main__
-modules = anonymous()
-import torch
-print(modules, anonymous() - modules)
+import rootlace.runtime.model.executor.runner
+print(anonymous())
 """
 
 
@@ -342,11 +340,10 @@ def account(pid: int, process: str, model: str) -> list[Part]:
     return sorted(parts, key=lambda part: -part.resident)
 
 
-def imported() -> tuple[int, int]:
-    """Bytes of anonymous memory that Python takes with the modules of an engine, and torch more."""
+def imported() -> int:
+    """Bytes of anonymous memory that Python takes with the modules of an engine."""
     command = [sys.executable, "-c", _IMPORTED]
-    modules, torch = subprocess.run(command, capture_output=True, check=True).stdout.split()
-    return int(modules), int(torch)
+    return int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
 def _mappings(pid: int) -> Iterator[tuple[str, int, int, int, frozenset[str]]]:

@@ -101,6 +101,8 @@ TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
 MAGIC = b"rootlace packed6"
 BLOCKS = "embedding.blocks"
+LOOKED_UP = (BLOCKS, "embedding", "positions")
+"""Tables of which a step reads a row for each token."""
 AT_ONCE = 64 << 20
 """Bytes that are written before they are sent to the disk, since what waits there takes memory; and
 that are checked before anybody asks whether that is still wanted."""
@@ -208,7 +210,10 @@ class Entry:
     def verify(self) -> None:
         """Compare all arrays with their checksums, which also has the system read what is not in
         memory yet. Ends with the main thread. Others may use the interpreter meanwhile. Raises
-        `DamagedEntry`, with `damage` set."""
+        `DamagedEntry`, with `damage` set.
+
+        What rows are looked up in is let go of again: steps need few of its pages."""
+        looked_up = [self.table.tensors[name] for name in LOOKED_UP if name in self.table.tensors]
         arrays = list(self.table.tensors.values())
         for parts in self.table.linears.values():
             arrays += (array for part in parts for array in part.arrays)
@@ -223,6 +228,10 @@ class Entry:
                 if crc != array.crc:
                     self.damage.set()
                     raise DamagedEntry(f"{self.path}: bytes {array.begin} to {end} have changed")
+                if array in looked_up and hasattr(mmap, "MADV_DONTNEED"):
+                    begin = -(-array.begin // mmap.PAGESIZE) * mmap.PAGESIZE
+                    if length := max(end - begin, 0) // mmap.PAGESIZE * mmap.PAGESIZE:
+                        self.memory.madvise(mmap.MADV_DONTNEED, begin, length)
 
     def _linear(self, linear: Linear) -> Packed:
         schemes = None
@@ -350,11 +359,11 @@ class CacheFile:
 @dataclass(frozen=True)
 class WeightCache:
     """Files of packed weights, by their keys. `most_bytes`: what all of them may take; None: a
-    share of the disk. `least_bytes`: smaller checkpoints are packed in no time."""
+    share of the disk. `least_bytes`: of checkpoints that are worth a file; smaller ones are tests' for the most part."""
 
     folder: Path
     most_bytes: int | None = None
-    least_bytes: int = 64 << 20
+    least_bytes: int = 8 << 20
 
     @classmethod
     def chosen(cls, folder: str, most_bytes: int | None = None) -> WeightCache | None:

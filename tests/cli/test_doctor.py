@@ -115,15 +115,17 @@ def test_memory(tiny_model: Path) -> None:
     result = _doctor(tiny_model, "--memory", "--json", "--threads", "1", "--kv-memory", "96M")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["torch_imported"] > 20_000_000 < found["modules_imported"]
+    assert found["modules_imported"] > 20_000_000
     for process in ("gateway", "engine"):
         parts = {one["what"]: one for one in found["start"] if one["process"] == process}
         assert all(0 <= one["shared"] <= one["resident"] for one in parts.values())
         assert all(one["resident"] <= one["reserved"] for one in parts.values())
         assert parts[HEAP]["resident"] > 10_000_000 and not parts[HEAP]["shared"]
-        torch = "library: torch" in parts
-        assert torch is (process == "engine"), "the gateway has no torch"
-        if torch:  # the pool is committed as it is used: a small page of each layer's part
+        # So small a model is packed at each start, which takes torch.
+        assert ("library: torch" in parts) is (process == "engine"), "the gateway has no torch"
+        if (
+            process == "engine"
+        ):  # the pool is committed as it is used: a small page of each layer's part
             pool = parts[POOL]
             # Lines of smaps may hold what lies beside it, which is all in main memory.
             assert pool["reserved"] - pool["resident"] >= 84 << 20
