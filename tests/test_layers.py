@@ -163,7 +163,11 @@ def loaded_by(module: str) -> set[str]:
         # the gateway: server/test_imports.py.)
         ("rootlace.runtime.simulation.study", {"torch", "transformers", "matplotlib"}),
         ("rootlace.runtime.model.checkpoint.config", {"torch", "numpy", "transformers"}),
-        ("rootlace.runtime.model.executor.runner", {"transformers"}),
+        ("rootlace.runtime.model.executor.runner", {"torch", "transformers", "safetensors.torch"}),
+        (
+            "rootlace.runtime.engine.constraints",
+            {"torch", "llguidance", "jsonschema", "tokenizers"},
+        ),
         ("rootlace.kernels.native.library", {"torch", "numpy"}),
     ],
 )
