@@ -699,7 +699,6 @@ class Failed(_Event, tag="failed"):
 Event = Welcome | Chunk | Done | Generated | Selected | Explained | Status | Embedded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-_ops = msgspec.msgpack.Decoder(list[Op])
 _events = msgspec.msgpack.Decoder(list[Event])
 
 
@@ -714,11 +713,6 @@ def pack(message: Op) -> msgspec.Raw:
     Raises UnicodeEncodeError for a lone surrogate and OverflowError for a number over 64 bits.
     """
     return msgspec.Raw(_encoder.encode(message))
-
-
-def decode_ops(frame: bytes) -> list[Op]:
-    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` (with the offending path)."""
-    return _ops.decode(frame)
 
 
 def decode_events(frame: bytes) -> list[Event]:

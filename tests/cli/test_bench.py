@@ -20,7 +20,7 @@ from rootlace.cli.app import app
 from rootlace.cli.bench_load import Figures, Spread, Timed
 from rootlace.runtime.server.http.app import make_runner
 from rootlace.wire.protocol import Append, Generate, Text
-from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.fake_gateway import FakeGateway, stand_in
 
 SHAPE = loads.Shape(12, 100, 20, 400, 3, 0.5, seed=1)
 
@@ -47,11 +47,13 @@ def gateway() -> Iterator[tuple[FakeGateway, str]]:
         loop.run_until_complete(runner.cleanup())
 
     thread = Thread(target=serve)
-    thread.start()
-    ready.wait()
-    yield found[0]
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        thread.start()
+        ready.wait()
+        yield found[0]
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
 def run(url: str, *arguments: str) -> Result:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from rootlace.client.machine import Ask, BranchText, Machine
@@ -115,7 +116,7 @@ class FakeGateway:
                 if self._socket.poll(5):
                     identity, frame = self._socket.recv_multipart()
                     self.frames += 1
-                    self._receive(identity, protocol.decode_ops(frame))
+                    self._receive(identity, msgspec.msgpack.decode(frame, type=list[protocol.Op]))
                 while self._commands:
                     self._commands.popleft()()
         finally:
