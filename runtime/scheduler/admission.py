@@ -212,8 +212,6 @@ class RunningSet:
 
     def fits(self, sequence: RequestState, promises: int) -> bool:
         """Whether `sequence` may be admitted beside the `promises` to running sequences."""
-        if not self.sequences and not promises:
-            return True
         return self.wanted(sequence) + promises <= self._kv.pool.available
 
     def wanted(self, sequence: RequestState) -> int:
@@ -438,7 +436,10 @@ class Prefill:
         promises = running.promises()
         while budget.open and len(running.sequences) < self._max_rows:
             following = alone or (preempted[0] if preempted else self._waiting.peek())
-            if following is None or not running.fits(following, promises):
+            if following is None:
+                break
+            beside = running.sequences or promises  # otherwise there is always room
+            if beside and not running.fits(following, promises):
                 break
             if following.order >= 0 and self._awaits(following):
                 break

@@ -335,7 +335,9 @@ class KVStore:
     def room(self, sequence: RequestState) -> int:
         """Further tokens the sequence can have at most, with all available blocks."""
         pool = self.pool
-        blocks = sequence.table_len + self._can_adopt(sequence) + pool.free + pool.evictable
+        blocks = sequence.table_len + pool.free + pool.evictable
+        if sequence.table_len * self.block_size < sequence.computed:
+            blocks += self._can_adopt(sequence)
         return blocks * self.block_size - sequence.computed
 
     def grow(self, sequence: RequestState, count: int, builder: PlanBuilder) -> None:
@@ -346,7 +348,7 @@ class KVStore:
         """
         node = sequence.node
         inside = sequence.computed % self.block_size
-        partial = inside and sequence.table_len * self.block_size < sequence.computed
+        partial = sequence.table_len * self.block_size < sequence.computed
         if partial and self._can_adopt(sequence):
             assert node is not None
             tail = node.blocks[-1:].copy()
@@ -390,7 +392,8 @@ class KVStore:
             if replaced.any():
                 builder.drop_later(held[replaced])
                 held = held[~replaced]
-        self.pool.drop(held, pinned=True)
+        if len(held):
+            self.pool.drop(held, pinned=True)
         sequence.node = node
         sequence.tree_len = end
 
@@ -405,8 +408,6 @@ class KVStore:
 
     def rewind(self, sequence: RequestState, computed: int) -> None:
         """Forget the KV behind the first `computed` tokens, none of which is in the tree."""
-        if sequence.computed <= computed:
-            return
         assert sequence.tree_len <= computed
         self.version += 1
         sequence.computed = computed
@@ -459,14 +460,9 @@ class KVStore:
         return sequence.table[sequence.tree_len // self.block_size : sequence.table_len]
 
     def _can_adopt(self, sequence: RequestState) -> bool:
+        """Whether no other request holds the tree block that the sequence continues in."""
         node = sequence.node
-        return (
-            node is not None
-            and sequence.computed % self.block_size != 0
-            and sequence.table_len * self.block_size < sequence.computed
-            and not node.children
-            and int(self.pool.refs[node.blocks[-1]]) == 1
-        )
+        return node is not None and not node.children and int(self.pool.refs[node.blocks[-1]]) == 1
 
     def check(self, sequences: list[RequestState]) -> None:
         """Raise AssertionError unless tree, pool and `sequences` (all with KV) agree."""
