@@ -112,18 +112,6 @@ class RunningSet:
                 self.remove(sequence)
                 insort(self.preempted, sequence, key=BY_ORDER)
 
-    def jumped(self, sequence: RequestState) -> None:
-        """Compute appended tokens of a decoding sequence as a chunk.
-
-        A few forced tokens stay out of the tree, as decoded tokens do. Sharing them with other
-        requests costs more than computing them.
-        """
-        sequence.decoding = False
-        sequence.jumped = sequence.length - sequence.computed <= self._kv.block_size
-        if not sequence.jumped:
-            self._kv.store(sequence)
-            self.ordered = None
-
     def rollback(self, sequence: RequestState, length: int) -> None:
         """Drop the tokens of `sequence` behind `length` and queue it before any new request.
 
@@ -377,10 +365,9 @@ class Prefill:
         """Add chunks within `budget`; if `alone` is given, admit no other sequence."""
         running = self._running
         begun: list[RequestState] = []
-        if running.prefilling:
-            begun = [one for one in running.sequences if not one.decoding]
-        if alone is not None:
-            begun = [one for one in begun if one is alone]
+        for one in running.sequences if running.prefilling else ():
+            if not one.decoding and (alone is None or one is alone):
+                begun.append(one)
         may_admit = running.preempted or self._waiting.count
         if not may_admit or alone in running.sequences:
             self._go_on(begun, budget, builder)

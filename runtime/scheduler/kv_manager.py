@@ -326,7 +326,7 @@ class KVStore:
         whole = node.end // self.block_size
         if whole > len(sequence.table):
             sequence.reserve_table(whole)
-        node.fill_table(sequence.table, whole, self.block_size, sequence.tree_len)
+        self.tree.fill_table(node, sequence.table, whole, sequence.tree_len)
         sequence.table_len = whole
         sequence.node = node
         sequence.tree_len = sequence.computed = node.end
@@ -385,7 +385,7 @@ class KVStore:
         held = sequence.table[old:new].copy()
         table = sequence.table[: sequence.table_len]
         node = self.tree.insert(node, sequence.tokens, end, table, sequence.program)
-        node.fill_table(sequence.table, new, size, sequence.tree_len)
+        self.tree.fill_table(node, sequence.table, new, sequence.tree_len)
         if builder is not None:
             # The tree may hold the same block, and may replace it before the plan is built.
             replaced = held != sequence.table[old:new]
@@ -491,7 +491,7 @@ class KVStore:
             whole = sequence.tree_len // self.block_size
             assert sequence.table_len >= whole, sequence
             table = np.full(whole, -1, np.int32)
-            node.fill_table(table, whole, self.block_size)
+            self.tree.fill_table(node, table, whole)
             assert np.array_equal(table, sequence.table[:whole]), (
                 f"{sequence}: not its path's table"
             )

@@ -404,7 +404,13 @@ class Scheduler:
         if verdict is not None and (verdict.finish == "error" or scored):
             return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
-            self._running.jumped(sequence)
+            # The appended tokens are computed as a chunk. A few forced ones stay out of the tree,
+            # as decoded ones do: sharing them with other requests costs more than computing them.
+            sequence.decoding = False
+            sequence.jumped = sequence.length - sequence.computed <= self.kv.block_size
+            if not sequence.jumped:
+                self.kv.store(sequence)
+                self._running.ordered = None
         return None
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[EngineOutput]:

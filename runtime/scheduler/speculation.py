@@ -88,8 +88,8 @@ class DraftPace:
         self._drafted_steps = 0
         learnt = _LEARNT if seconds < usual else _LEARNT_LONGER
         self._steps[rows] += learnt * (min(seconds, _HELD_UP * usual) - usual)
-        if self._sums[0]:
-            self._sums = [_REMEMBERED * old for old in self._sums]
+        for at, old in enumerate(self._sums):
+            self._sums[at] = _REMEMBERED * old
         return 1.0
 
     def wants_none(self) -> bool:
