@@ -353,7 +353,7 @@ class KVStore:
             assert node is not None
             tail = node.blocks[-1:].copy()
             self.pool.retain(tail, pinned=True)
-            sequence.extend_table(tail)
+            sequence.add_block(int(tail[0]))
             partial = False
         needed = -(-(sequence.computed + count) // self.block_size) - sequence.table_len
         if needed <= 0:
@@ -363,7 +363,11 @@ class KVStore:
             self.make_room(needed, sequence)
         blocks = self.pool.allocate(needed)
         self.tiering.fetching.restored[blocks] = False
-        sequence.extend_table(blocks)
+        end = sequence.table_len + needed
+        if end > len(sequence.table):
+            sequence.reserve_table(end)
+        sequence.table[sequence.table_len : end] = blocks
+        sequence.table_len = end
         if partial:
             assert node is not None
             builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside)

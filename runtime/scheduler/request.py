@@ -336,13 +336,6 @@ class RequestState:
         self.table[end] = block
         self.table_len = end + 1
 
-    def extend_table(self, blocks: np.ndarray) -> None:
-        end = self.table_len + len(blocks)
-        if end > len(self.table):
-            self.reserve_table(end)
-        self.table[self.table_len : end] = blocks
-        self.table_len = end
-
     def shorten(self, length: int) -> None:
         """Drop the tokens behind `length`, which were neither emitted nor computed."""
         assert self.emitted <= length <= self.length and self.computed <= length
