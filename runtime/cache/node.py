@@ -97,22 +97,6 @@ class Node:
     def __repr__(self) -> str:
         return f"<Node {self.uid} [{self.start}:{self.end}) locks={self.locks}>"
 
-    def fill_table(self, table: np.ndarray, count: int, block_size: int, position: int = 0) -> None:
-        """Write the blocks of the path into `table[:count]`, at least from `position` on.
-
-        For each block index the deepest node's block wins.
-        """
-        chain, node = [], self
-        while not node.is_root and node.end > position:
-            chain.append(node)
-            assert node.parent is not None
-            node = node.parent
-        for link in reversed(chain):
-            first = link.start // block_size
-            stop = min(first + len(link.blocks), count)
-            if first < stop:
-                table[first:stop] = link.blocks[: stop - first]
-
 
 # Programs -----------------------------------------------------------------------------------------
 

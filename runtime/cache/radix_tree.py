@@ -216,6 +216,22 @@ class RadixTree:
         """Count of cached leading tokens."""
         return self.descend(namespace, tokens, len(tokens))[1]
 
+    def fill_table(self, node: Node, table: np.ndarray, count: int, position: int = 0) -> None:
+        """Write the blocks of a node's path into `table[:count]`, at least from `position` on.
+
+        For each block index the deepest node's block wins.
+        """
+        chain, size = [], self.block_size
+        while not node.is_root and node.end > position:
+            chain.append(node)
+            assert node.parent is not None
+            node = node.parent
+        for link in reversed(chain):
+            first = link.start // size
+            stop = min(first + len(link.blocks), count)
+            if first < stop:
+                table[first:stop] = link.blocks[: stop - first]
+
     # ------------------------------------------------------------ handles
 
     def enter(self, namespace: Hashable) -> Node:
@@ -258,7 +274,7 @@ class RadixTree:
         """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
 
         Moves the handle from `node` to the end. Cached tokens keep their blocks, and the caller's
-        blocks for these tokens stay outside. The handle's path (`Node.fill_table`) shows the valid
+        blocks for these tokens stay outside. The handle's path (`fill_table`) shows the valid
         blocks.
         """
         node = self.advance(node, tokens, end, program)

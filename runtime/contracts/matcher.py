@@ -8,7 +8,6 @@ while not matcher.is_finished():
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -157,23 +156,3 @@ class Grammar(Protocol):
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of the text."""
-
-
-class ForcedTokenizer(Protocol):
-    """Turns forced text into forced tokens; see `canonical.Canonicalizer`."""
-
-    def tail(self, context: list[int]) -> bytes | None:
-        """Summary of the tokens before, for `tokens_after`; None: no text can be forced."""
-
-    def tokens_after(
-        self,
-        tail: bytes | None,
-        forced: bytes,
-        can_follow: Callable[[bytes], bool],
-        may_end: bool,
-    ) -> list[int]:
-        """The tokens with which every tokenization of `forced`, and of any continuation, begins.
-
-        `can_follow`: whether bytes can come behind `forced`. `may_end`: whether the text may end
-        there.
-        """

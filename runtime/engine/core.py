@@ -120,12 +120,12 @@ class Steps:
         An exception of a step ends the step's requests; only `ExecutorLost` is raised on.
         """
         started = time.perf_counter()
-        count = self.count
-        plan = self._scheduler.plan()
+        count, scheduler = self.count, self._scheduler
+        plan = scheduler.plan()
         self.planned = plan is not None
         if self._move is not None:
             try:
-                self._move(self._scheduler.kv.tiering.take_moves())
+                self._move(scheduler.kv.tiering.take_moves())
             except Exception as error:  # the content of the pool is unknown now
                 raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
         if plan is not None:
@@ -135,9 +135,19 @@ class Steps:
         if self._overlap:
             updates = self._overlapped(plan)
         elif plan is None:
-            updates = self._scheduler.take_updates()
+            updates = scheduler.take_updates()
         else:
-            updates = self._run(plan)
+            if scheduler.streams and (held_back := scheduler.held_back(plan)):
+                self._send(held_back)
+            before = time.perf_counter()
+            try:
+                result = self._executor.run(plan)
+            except Exception as error:
+                updates = self._failed(plan, error)
+            else:
+                self.waited += time.perf_counter() - before
+                self._over(plan)
+                updates = scheduler.commit(plan, result)
         if self._running is not None or self.count > count:
             self.busy += time.perf_counter() - started
         return updates
@@ -152,21 +162,7 @@ class Steps:
         """Seconds that the steps in flight should take; -1 if too few were measured."""
         return -1.0 if self._scheduler.cost.steps < TRUSTED_STEPS else sum(self._forecasts)
 
-    # ------------------------------------------------------------ the two ways
-
-    def _run(self, plan: StepPlan) -> list[EngineOutput]:
-        """Run a step without overlap."""
-        scheduler = self._scheduler
-        if scheduler.streams and (updates := scheduler.held_back(plan)):
-            self._send(updates)
-        before = time.perf_counter()
-        try:
-            result = self._executor.run(plan)
-        except Exception as error:
-            return self._failed(plan, error)
-        self.waited += time.perf_counter() - before
-        self._over(plan)
-        return self._scheduler.commit(plan, result)
+    # ------------------------------------------------------------ with overlap
 
     def _overlapped(self, plan: StepPlan | None) -> list[EngineOutput]:
         updates = self._scheduler.take_updates()

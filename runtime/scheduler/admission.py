@@ -112,18 +112,6 @@ class RunningSet:
                 self.remove(sequence)
                 insort(self.preempted, sequence, key=BY_ORDER)
 
-    def jumped(self, sequence: RequestState) -> None:
-        """Compute appended tokens of a decoding sequence as a chunk.
-
-        A few forced tokens stay out of the tree, as decoded tokens do. Sharing them with other
-        requests costs more than computing them.
-        """
-        sequence.decoding = False
-        sequence.jumped = sequence.length - sequence.computed <= self._kv.block_size
-        if not sequence.jumped:
-            self._kv.store(sequence)
-            self.ordered = None
-
     def rollback(self, sequence: RequestState, length: int) -> None:
         """Drop the tokens of `sequence` behind `length` and queue it before any new request.
 
@@ -212,8 +200,6 @@ class RunningSet:
 
     def fits(self, sequence: RequestState, promises: int) -> bool:
         """Whether `sequence` may be admitted beside the `promises` to running sequences."""
-        if not self.sequences and not promises:
-            return True
         return self.wanted(sequence) + promises <= self._kv.pool.available
 
     def wanted(self, sequence: RequestState) -> int:
@@ -379,10 +365,9 @@ class Prefill:
         """Add chunks within `budget`; if `alone` is given, admit no other sequence."""
         running = self._running
         begun: list[RequestState] = []
-        if running.prefilling:
-            begun = [one for one in running.sequences if not one.decoding]
-        if alone is not None:
-            begun = [one for one in begun if one is alone]
+        for one in running.sequences if running.prefilling else ():
+            if not one.decoding and (alone is None or one is alone):
+                begun.append(one)
         may_admit = running.preempted or self._waiting.count
         if not may_admit or alone in running.sequences:
             self._go_on(begun, budget, builder)
@@ -438,7 +423,10 @@ class Prefill:
         promises = running.promises()
         while budget.open and len(running.sequences) < self._max_rows:
             following = alone or (preempted[0] if preempted else self._waiting.peek())
-            if following is None or not running.fits(following, promises):
+            if following is None:
+                break
+            beside = running.sequences or promises  # otherwise there is always room
+            if beside and not running.fits(following, promises):
                 break
             if following.order >= 0 and self._awaits(following):
                 break

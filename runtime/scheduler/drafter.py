@@ -193,8 +193,34 @@ class Drafter:
             return
         while self._seen < length:
             # Where the place is unknown, only the end of the output can tell.
-            self._seen = self._seen + 1 if self.at >= 0 else length
-            self._take(sequence, self._seen)
+            self._seen = end = self._seen + 1 if self.at >= 0 else length
+            at, expected, token, text = self.at, False, int(sequence[end - 1]), self._text
+            if text is not None and 0 <= at < text.end:
+                expected = not self._guessed
+                right = text.ids.item(at) == token
+                rates, rank = self._rates, self._rank
+                if self.sure:
+                    self._wrong = _KEPT * self._wrong + (not right)
+                    self._tried = _KEPT * self._tried + 1
+                    rates.next += rates.learnt_next * (right - rates.next)
+                    prior = _TRIED * (1 - rates.next)
+                    self.next_right = 1 - (self._wrong + prior) / (self._tried + _TRIED)
+                else:
+                    rates.found[rank] += rates.learnt_found * (right - rates.found[rank])
+                if right:
+                    if self.sure or rates.found[rank] > _BELIEVED:
+                        self._known = end
+                    self.at = at + 1
+                    if self.source == PREDICTION:
+                        self._anchor = at + 1
+                    self.sure, self._guessed = True, False
+                    continue
+            pause = min(1 + (end - self._known) // _PART, _MOST_PAUSED)
+            self.at = self._find(sequence, end)
+            self.sure = self._guessed = False
+            if self.at < 0 and expected and pause == 1:
+                self.at, self._guessed = at + 1, True
+            self.until = end + (pause if self.at < 0 else 1)
 
     def draft(self, count: int) -> list[int]:
         """The next expected tokens, at most `count`."""
@@ -229,36 +255,6 @@ class Drafter:
         included."""
         self.won = min(self.won + right - cost - self.missed, _MOST_WON)
         self.missed = 0
-
-    def _take(self, sequence: np.ndarray, end: int) -> None:
-        """Take in the output token at the end of the sequence's first `end` tokens."""
-        at, expected, token, text = self.at, False, int(sequence[end - 1]), self._text
-        if text is not None and 0 <= at < text.end:
-            expected = not self._guessed
-            right = text.ids.item(at) == token
-            rates, rank = self._rates, self._rank
-            if self.sure:
-                self._wrong = _KEPT * self._wrong + (not right)
-                self._tried = _KEPT * self._tried + 1
-                rates.next += rates.learnt_next * (right - rates.next)
-                prior = _TRIED * (1 - rates.next)
-                self.next_right = 1 - (self._wrong + prior) / (self._tried + _TRIED)
-            else:
-                rates.found[rank] += rates.learnt_found * (right - rates.found[rank])
-            if right:
-                if self.sure or rates.found[rank] > _BELIEVED:
-                    self._known = end
-                self.at = at + 1
-                if self.source == PREDICTION:
-                    self._anchor = at + 1
-                self.sure, self._guessed = True, False
-                return
-        pause = min(1 + (end - self._known) // _PART, _MOST_PAUSED)
-        self.at = self._find(sequence, end)
-        self.sure = self._guessed = False
-        if self.at < 0 and expected and pause == 1:
-            self.at, self._guessed = at + 1, True
-        self.until = end + (pause if self.at < 0 else 1)
 
     def _find(self, sequence: np.ndarray, end: int) -> int:
         """The place behind the suffix of `sequence[:end]` in the text of the best source, -1 if

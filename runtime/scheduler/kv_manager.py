@@ -326,7 +326,7 @@ class KVStore:
         whole = node.end // self.block_size
         if whole > len(sequence.table):
             sequence.reserve_table(whole)
-        node.fill_table(sequence.table, whole, self.block_size, sequence.tree_len)
+        self.tree.fill_table(node, sequence.table, whole, sequence.tree_len)
         sequence.table_len = whole
         sequence.node = node
         sequence.tree_len = sequence.computed = node.end
@@ -335,7 +335,9 @@ class KVStore:
     def room(self, sequence: RequestState) -> int:
         """Further tokens the sequence can have at most, with all available blocks."""
         pool = self.pool
-        blocks = sequence.table_len + self._can_adopt(sequence) + pool.free + pool.evictable
+        blocks = sequence.table_len + pool.free + pool.evictable
+        if sequence.table_len * self.block_size < sequence.computed:
+            blocks += self._can_adopt(sequence)
         return blocks * self.block_size - sequence.computed
 
     def grow(self, sequence: RequestState, count: int, builder: PlanBuilder) -> None:
@@ -346,12 +348,12 @@ class KVStore:
         """
         node = sequence.node
         inside = sequence.computed % self.block_size
-        partial = inside and sequence.table_len * self.block_size < sequence.computed
+        partial = sequence.table_len * self.block_size < sequence.computed
         if partial and self._can_adopt(sequence):
             assert node is not None
             tail = node.blocks[-1:].copy()
             self.pool.retain(tail, pinned=True)
-            sequence.extend_table(tail)
+            sequence.add_block(int(tail[0]))
             partial = False
         needed = -(-(sequence.computed + count) // self.block_size) - sequence.table_len
         if needed <= 0:
@@ -361,7 +363,11 @@ class KVStore:
             self.make_room(needed, sequence)
         blocks = self.pool.allocate(needed)
         self.tiering.fetching.restored[blocks] = False
-        sequence.extend_table(blocks)
+        end = sequence.table_len + needed
+        if end > len(sequence.table):
+            sequence.reserve_table(end)
+        sequence.table[sequence.table_len : end] = blocks
+        sequence.table_len = end
         if partial:
             assert node is not None
             builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside)
@@ -383,14 +389,15 @@ class KVStore:
         held = sequence.table[old:new].copy()
         table = sequence.table[: sequence.table_len]
         node = self.tree.insert(node, sequence.tokens, end, table, sequence.program)
-        node.fill_table(sequence.table, new, size, sequence.tree_len)
+        self.tree.fill_table(node, sequence.table, new, sequence.tree_len)
         if builder is not None:
             # The tree may hold the same block, and may replace it before the plan is built.
             replaced = held != sequence.table[old:new]
             if replaced.any():
                 builder.drop_later(held[replaced])
                 held = held[~replaced]
-        self.pool.drop(held, pinned=True)
+        if len(held):
+            self.pool.drop(held, pinned=True)
         sequence.node = node
         sequence.tree_len = end
 
@@ -405,8 +412,6 @@ class KVStore:
 
     def rewind(self, sequence: RequestState, computed: int) -> None:
         """Forget the KV behind the first `computed` tokens, none of which is in the tree."""
-        if sequence.computed <= computed:
-            return
         assert sequence.tree_len <= computed
         self.version += 1
         sequence.computed = computed
@@ -459,14 +464,9 @@ class KVStore:
         return sequence.table[sequence.tree_len // self.block_size : sequence.table_len]
 
     def _can_adopt(self, sequence: RequestState) -> bool:
+        """Whether no other request holds the tree block that the sequence continues in."""
         node = sequence.node
-        return (
-            node is not None
-            and sequence.computed % self.block_size != 0
-            and sequence.table_len * self.block_size < sequence.computed
-            and not node.children
-            and int(self.pool.refs[node.blocks[-1]]) == 1
-        )
+        return node is not None and not node.children and int(self.pool.refs[node.blocks[-1]]) == 1
 
     def check(self, sequences: list[RequestState]) -> None:
         """Raise AssertionError unless tree, pool and `sequences` (all with KV) agree."""
@@ -495,7 +495,7 @@ class KVStore:
             whole = sequence.tree_len // self.block_size
             assert sequence.table_len >= whole, sequence
             table = np.full(whole, -1, np.int32)
-            node.fill_table(table, whole, self.block_size)
+            self.tree.fill_table(node, table, whole)
             assert np.array_equal(table, sequence.table[:whole]), (
                 f"{sequence}: not its path's table"
             )

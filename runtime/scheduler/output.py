@@ -7,6 +7,7 @@ Sections: updates (when tokens are emitted), suspects (which request made a step
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
@@ -126,8 +127,9 @@ def _tokens(sequence: RequestState, stop: int) -> EngineOutput:
         assert len(update.scores.logprobs) == stop - start, f"{sequence}: scores out of line"
         sequence.output_scores = []
     if sequence.forced:
-        update.forced = tuple(at - start for at in sequence.forced if at < stop)
-        sequence.forced = [at for at in sequence.forced if at >= stop]
+        count = bisect_left(sequence.forced, stop)
+        update.forced = tuple([at - start for at in sequence.forced[:count]])
+        del sequence.forced[:count]
     sequence.emitted = stop
     if sequence.accepted:
         update.accepted = tuple((at - start, by) for at, by in sequence.accepted if at < stop)

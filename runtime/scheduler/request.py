@@ -75,10 +75,6 @@ Place = tuple[str, ...]
 """Who asks: key or address, then what `EngineRequest.origin` says; "" where nothing is said."""
 
 
-def place_of(request: EngineRequest) -> Place:
-    return (request.client, *request.origin, *("", "")[len(request.origin) :])
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why a request ends; fields as in `EngineOutput`."""
@@ -172,7 +168,8 @@ class RequestState:
             OneRequest(self.namespace, self.rid) if forgotten else self.namespace
         )
         """Whose the request's text is in the index: with a time to live, only the request's."""
-        self.place = place_of(request)
+        origin = request.origin
+        self.place: Place = (request.client, *origin, *("", "")[len(origin) :])
         self.program = 0
         """The cache's id of the request's program."""
         self.number = number
@@ -338,13 +335,6 @@ class RequestState:
             self.reserve_table(end + 1)
         self.table[end] = block
         self.table_len = end + 1
-
-    def extend_table(self, blocks: np.ndarray) -> None:
-        end = self.table_len + len(blocks)
-        if end > len(self.table):
-            self.reserve_table(end)
-        self.table[self.table_len : end] = blocks
-        self.table_len = end
 
     def shorten(self, length: int) -> None:
         """Drop the tokens behind `length`, which were neither emitted nor computed."""

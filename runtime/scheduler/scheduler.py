@@ -280,9 +280,10 @@ class Scheduler:
             ready = running.secure(alone, others=cleared, may_preempt=not self._flights)
             if ready is not None:  # otherwise the step in flight may free the missing blocks
                 budget = self.config.max_step_tokens - len(ready)
-                draft_budget = budget // 2  # the other half is for prefill
-                ready, left = self._drafting.plan(ready, builder, draft_budget)
-                budget -= draft_budget - left
+                if ready:
+                    draft_budget = budget // 2  # the other half is for prefill
+                    ready, left = self._drafting.plan(ready, builder, draft_budget)
+                    budget -= draft_budget - left
                 builder.decoding = ready
                 for sequence in ready:
                     sequence.computed += 1
@@ -382,18 +383,19 @@ class Scheduler:
     def _turn(self, sequence: RequestState, start: int, verdict: Verdict) -> EngineOutput | None:
         """Note a token at `start` that had a consequence, or forced others behind it; return the
         last update if the sequence ends."""
-        jumped = sequence.length > start + 1
-        if verdict is not None or sequence.score_next < sequence.score_stop:
+        over = verdict is not None or sequence.score_next < sequence.score_stop
+        if over:
             if sequence.draft is not None:
                 self._drafting.close(sequence)
-            sequence.drop_pending()
-            self.kv.rewind(sequence, start)
+            if sequence.computed > start:
+                self.kv.rewind(sequence, start)
         elif sequence.drafter is not None:
             self._drafting.settle(sequence)
-        if jumped and sequence.draft is None:
+        if over or sequence.draft is None:
             # A step planned ahead continued from this token alone, so its sample does not count.
             # The token's KV counts, unless its logits are still needed or the request is over.
-            sequence.drop_pending()
+            sequence.epoch += 1
+            sequence.pending = 0
         if isinstance(verdict, Rollback):
             self._running.rollback(sequence, verdict.length)
             return None
@@ -402,7 +404,13 @@ class Scheduler:
         if verdict is not None and (verdict.finish == "error" or scored):
             return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
-            self._running.jumped(sequence)
+            # The appended tokens are computed as a chunk. A few forced ones stay out of the tree,
+            # as decoded ones do: sharing them with other requests costs more than computing them.
+            sequence.decoding = False
+            sequence.jumped = sequence.length - sequence.computed <= self.kv.block_size
+            if not sequence.jumped:
+                self.kv.store(sequence)
+                self._running.ordered = None
         return None
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[EngineOutput]:

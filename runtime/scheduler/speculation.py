@@ -88,8 +88,8 @@ class DraftPace:
         self._drafted_steps = 0
         learnt = _LEARNT if seconds < usual else _LEARNT_LONGER
         self._steps[rows] += learnt * (min(seconds, _HELD_UP * usual) - usual)
-        if self._sums[0]:
-            self._sums = [_REMEMBERED * old for old in self._sums]
+        for at, old in enumerate(self._sums):
+            self._sums[at] = _REMEMBERED * old
         return 1.0
 
     def wants_none(self) -> bool:
@@ -224,20 +224,20 @@ class Drafting:
     def plan(
         self, ready: list[RequestState], builder: PlanBuilder, budget: int
     ) -> tuple[list[RequestState], int]:
-        """Add the rows of `ready` with a draft, of at most `budget` tokens in all.
+        """Add the rows of `ready` (at least one) with a draft, of at most `budget` tokens in all.
 
         Returns the other sequences, and the budget left. Each of `ready` has room for one token.
         """
         if self._rest:
             self._rest -= 1
             return ready, budget
-        if not ready or not (self.requests or self._recalled is not None):
+        if not (self.requests or self._recalled is not None):
             return ready, budget
-        near = [
-            s
-            for s in ready
-            if s.drafter is not None and s.drafter.at >= 0 and s.full - s.length > 1
-        ]
+        near: list[tuple[RequestState, Drafter]] = []
+        for sequence in ready:
+            drafter = sequence.drafter
+            if drafter is not None and drafter.at >= 0 and sequence.full - sequence.length > 1:
+                near.append((sequence, drafter))
         # Before the budget is checked: the price decides which sequences skip a step.
         fixed, price = self.pace.price(len(ready))
         self._fixed, self._price = MARGIN * fixed, MARGIN * price
@@ -246,9 +246,8 @@ class Drafting:
         if not near or self.pace.wants_none():
             return ready, budget
         wanted, saved = [], 0.0
-        for sequence in near:
-            drafter = sequence.drafter
-            if drafter is None or sequence.pending:
+        for sequence, drafter in near:
+            if sequence.pending:
                 continue
             sequence.stands_by = False
             count, saves = drafter.worth(self._price)
@@ -303,7 +302,8 @@ class Drafting:
                 return
             self.close(sequence)
             sequence.drop_pending()
-            self._kv.rewind(sequence, min(right, sequence.length - 1))
+            if sequence.computed > (end := min(right, sequence.length - 1)):
+                self._kv.rewind(sequence, end)
         if drafter is not None and sequence.length >= drafter.until and not self._rest:
             drafter.follow(sequence.tokens, sequence.length)
             sequence.stands_by = self._drafters > 0 and self._should_stand_by(drafter)

@@ -154,7 +154,7 @@ class GrammarCompiler:
         self.config = config
         self.documents = dict(documents or {})
         """The schemas that `$ref` may name, by URI."""
-        self._cache = GrammarCache(config.cache_size, config.cache_bytes)
+        self.cache = GrammarCache(config.cache_size, config.cache_bytes)
         self._canonicalizer: Canonicalizer | None = None
         self._making = threading.Lock()
         self.builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
@@ -192,11 +192,7 @@ class GrammarCompiler:
         elif given:
             raise TypeError("either a Constraint or one of the named sources")
         key = as_compiled(constraint)
-        return self._cache.get_or_build(key, lambda: self.build(key))
-
-    def cached(self, constraint: Constraint) -> Grammar | None:
-        """The grammar, if the cache holds it."""
-        return self._cache.get(as_compiled(constraint))
+        return self.cache.get_or_build(key, lambda: self.build(key))
 
     def build(self, constraint: Constraint) -> Grammar:
         """Compile `constraint` without the cache. Raises InvalidConstraint."""

@@ -15,11 +15,12 @@ from collections.abc import Callable
 import numpy as np
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.contracts.matcher import ForcedTokenizer, Grammar, Matcher, Place
+from rootlace.runtime.contracts.matcher import Grammar, Matcher, Place
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
 from rootlace.runtime.structured.vocabulary import vocabulary
+from rootlace.runtime.structured.vocabulary.forced_tokens import Canonicalizer
 from rootlace.runtime.structured.vocabulary.masks import TokenClasses, TokenTable, token_classes
 from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, Vocabulary
 from rootlace.wire.errors import InvalidConstraint
@@ -93,7 +94,7 @@ class DfaGrammar:
         self,
         vocabulary: Vocabulary,
         dfa: LazyDfa,
-        canonicalizer: ForcedTokenizer,
+        canonicalizer: Canonicalizer,
         max_table_bytes: int,
     ) -> None:
         self.vocabulary = vocabulary
@@ -385,8 +386,6 @@ class DfaMatcher(Matcher):
     def reset(self) -> None:
         self.rollback(len(self._tokens))
 
-    # ------------------------------------------------------------ the rest
-
     def rollback_refused(self) -> int | None:
         self._error = "the constraint has nothing to check that its mask does not hold"
         return None
@@ -539,7 +538,7 @@ class AutomatonGrammar(DfaGrammar):
         self,
         vocabulary: Vocabulary,
         dfa: LazyDfa,
-        canonicalizer: ForcedTokenizer,
+        canonicalizer: Canonicalizer,
         fallback: Callable[[], Grammar],
         max_table_bytes: int = ConstraintConfig.max_table_bytes,
         builds: SteppedBuilds | None = None,

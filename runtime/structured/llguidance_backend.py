@@ -13,13 +13,14 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import MaskRow
 from rootlace.runtime.structured.dfa_backend import BEYOND, DfaGrammar
 from rootlace.runtime.structured.json_schema.to_regex import MARK
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
+from rootlace.runtime.structured.vocabulary.forced_tokens import Canonicalizer
 from rootlace.runtime.structured.vocabulary.masks import TokenWalk
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidConstraint
@@ -164,7 +165,7 @@ class LLGuidanceGrammar:
         self,
         vocabulary: Vocabulary,
         lark: str,
-        canonicalizer: ForcedTokenizer,
+        canonicalizer: Canonicalizer,
         config: ConstraintConfig,
         special: frozenset[int] = frozenset(),
     ) -> None:
@@ -514,7 +515,7 @@ class HybridGrammar(DfaGrammar):
         vocabulary: Vocabulary,
         inner: LLGuidanceGrammar,
         dfa: LazyDfa,
-        canonicalizer: ForcedTokenizer,
+        canonicalizer: Canonicalizer,
         max_table_bytes: int,
     ) -> None:
         super().__init__(vocabulary, dfa, canonicalizer, max_table_bytes)

@@ -15,7 +15,6 @@ import numpy as np
 import outlines_core
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.contracts.matcher import ForcedTokenizer
 from rootlace.runtime.structured.dfa_backend import ENDED, DfaGrammar
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
@@ -30,6 +29,7 @@ from rootlace.runtime.structured.regex.syntax import (
     with_leaves,
 )
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
+from rootlace.runtime.structured.vocabulary.forced_tokens import Canonicalizer
 from rootlace.runtime.structured.vocabulary.masks import TokenTable
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidConstraint
@@ -51,7 +51,7 @@ class OutlinesGrammar(DfaGrammar):
         self,
         vocabulary: Vocabulary,
         regex: Regex,
-        canonicalizer: ForcedTokenizer,
+        canonicalizer: Canonicalizer,
         config: ConstraintConfig,
     ) -> None:
         """Raises InvalidConstraint where outlines-core refuses the pattern or would take more than

@@ -348,7 +348,8 @@ class CompileService:
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is compiled already."""
-        return self._compiler.cached(constraint) if self._compiler is not None else None
+        compiler = self._compiler
+        return None if compiler is None else compiler.cache.get(as_compiled(constraint))
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         """The grammar, soon.

@@ -77,7 +77,7 @@ def test_the_deepest_block_of_an_index_counts() -> None:
     cache.keep([1, 2, 3, 4, 5, 6, 7])
     node = cache.store([1, 2, 3, 4, 5, 8, 9, 10, 11])
     table = np.full(3, -1, np.int32)
-    node.fill_table(table, 3, cache.tree.block_size)
+    cache.tree.fill_table(node, table, 3)
     assert table[1:].tolist() == node.blocks.tolist()
     assert node.parent is not None
     assert table[0] == node.parent.blocks[0] and table[1] != node.parent.blocks[1]

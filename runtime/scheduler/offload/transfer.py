@@ -92,7 +92,7 @@ class Handing:
             return
         node = self._tree.advance(self._tree.enter(namespace), tokens, cached * size)
         table = np.zeros(cached, np.int32)
-        node.fill_table(table, cached, size)
+        self._tree.fill_table(node, table, cached)
         keys = prefix_keys(self._tiers.space_of(namespace), tokens[: cached * size], size, first)
         blocks = list(zip(keys, table[first:].tolist(), strict=True))
         giving = _Giving(ticket, node, blocks, slots)

@@ -228,7 +228,6 @@ class _State(NamedTuple):
     schema.
     """
 
-    length: int = 0
     open: _Open | None = None
     scalar: _Scalar | None = None
     start: int = 0
@@ -406,6 +405,9 @@ class Verifier:
         self._rules = rules
         self._text = bytearray()
         self._states = [_State()]
+        """Before the first feed, and behind each."""
+        self._ends = [0]
+        """Length of the text there."""
         self.has_ahead = False
         """Whether `ahead` may have something to say."""
 
@@ -435,7 +437,8 @@ class Verifier:
         except _Refused as refused:
             del self._text[before:]
             return replace(refused.violation, length=at + 1)
-        self._states.append(state._replace(length=len(self._text)))
+        self._states.append(state)
+        self._ends.append(len(self._text))
         opened, scalar = state.open, state.scalar
         is_later_key = scalar is _Scalar.KEY and opened is not None and bool(opened.seen)
         self.has_ahead = is_later_key or scalar is _Scalar.NUMBER
@@ -450,8 +453,8 @@ class Verifier:
     def undo(self, count: int) -> None:
         """Forget the last `count` feeds."""
         if count:
-            del self._states[len(self._states) - count :]
-            del self._text[self._states[-1].length :]
+            del self._states[-count:], self._ends[-count:]
+            del self._text[self._ends[-1] :]
             self.has_ahead = True
 
     def violation(self) -> Violation | None:
