@@ -33,7 +33,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-oldest newest first-changes clients api-fuzz docs simulate fuzz soak audit sbom clients-env kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test test-oldest newest first-changes clients api-fuzz docs simulate fuzz soak audit sbom clients-env kernels lint mypy-tree format wheel wheels clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
@@ -58,6 +58,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make wheel   build the wheels, install this machine's into fresh environments and try it"
+	@echo "make wheels  the same for glibc 2.28 and newer, into dist/: compiled by Zig, whose package takes 100 MB"
 	@echo "make clean   remove .venv and everything built"
 
 setup: $(READY)
@@ -208,6 +209,10 @@ format: $(READY)
 
 wheel: $(READY)
 	$(BIN)/python scripts/check_wheel.py
+
+wheels: $(READY)
+	$(BIN)/python -m pip install --quiet "ziglang==0.17.1"
+	$(BIN)/python scripts/check_wheel.py --into dist
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(TOOLS) tests/clients/vercel/node_modules build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -148,11 +149,18 @@ def check_kernels(wheel: Path, architecture: str, work: Path) -> None:
         return
     source, program = work / "open.cpp", work / f"open-{architecture}"
     source.write_text(OPEN)
-    run(platform_wheel.compiler_for(architecture), source, "-o", program)
+    run(platform_wheel.compiler_for(architecture, work), source, "-o", program)
     libraries = ["-L", f"/usr/{architecture}-linux-gnu"] if emulator else []
     said = run(*emulator, *libraries, program, *paths).split()
     if said != wanted:
         raise SystemExit(f"wheel: kernels say {said} in libraries of {wanted}")
+
+
+def check_age(wheel: Path) -> None:
+    """Zig links for an old C library: a wheel that wants a newer one runs on fewer machines."""
+    major, minor = re.findall(r"manylinux_(\d+)_(\d+)_", wheel.name)[0]
+    if (int(major), int(minor)) > platform_wheel.LINKED_FOR:
+        raise SystemExit(f"wheel: {wheel.name} is not for glibc {platform_wheel.LINKED_FOR}")
 
 
 def install(wheel: Path, venv: Path, extras: str = "") -> None:
@@ -195,12 +203,14 @@ def is_own(architecture: str) -> bool:
 
 def with_kernels(plain: Path, architecture: str, work: Path) -> Path:
     """The checked wheel of an architecture; `plain` where there is no compiler for it."""
-    compiler = platform_wheel.compiler_for(architecture)
+    compiler = platform_wheel.compiler_for(architecture, work)
     if find_compiler(compiler) is None:
         print(f"wheel: none for {architecture}: there is no {compiler}", flush=True)
         return plain
     made = platform_wheel.make(plain, architecture, work)
     check_contents(made)
+    if platform_wheel.is_zig(compiler):
+        check_age(made)
     check_kernels(made, architecture, work)
     announce(made)
     return made
@@ -216,6 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Build the wheel and try it in fresh environments."
     )
+    parser.add_argument("--into", type=Path, help="copy the wheels into this folder")
     parser.add_argument("--keep", type=Path, help="work in this folder and leave it behind")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -239,6 +250,10 @@ def main() -> None:
             ]
             for task in tasks:
                 task.result()
+        if arguments.into is not None:
+            arguments.into.mkdir(parents=True, exist_ok=True)
+            for made in work.glob("*.whl"):
+                shutil.copy(made, arguments.into)
 
 
 if __name__ == "__main__":

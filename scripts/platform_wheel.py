@@ -2,10 +2,11 @@
 
     python scripts/platform_wheel.py WHEEL [--architecture aarch64] [--into FOLDER]
 
-All instruction sets of the architecture are compiled, by g++ or by Debian's cross compiler
-(`aarch64-linux-gnu-g++`), each into a library of its own that lies beside the sources. The C++
-library is linked in; what is wanted of the C library is the least version with all its symbols in
-use, which the wheel's platform tag names (PEP 600).
+All instruction sets of the architecture are compiled, each into a library of its own that lies
+beside the sources: by Zig's C++ compiler where the package `ziglang` is installed, which brings the
+symbols of old C libraries along, else by g++ or Debian's cross compiler (`aarch64-linux-gnu-g++`).
+The C++ library is linked in; what is wanted of the C library is the least version with all its
+symbols in use, which the wheel's platform tag names (PEP 600).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import importlib.util
 import platform
 import re
 import subprocess
@@ -30,28 +32,58 @@ from rootlace.kernels.native.build import (
 )
 
 FOLDER = "rootlace/kernels/native/prebuilt"
+LINKED_FOR = (2, 28)
+"""The C library that Zig's compiler is told to link for: that of Debian 10 and RHEL 8."""
 LINK = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-s")
+ZIG_LINK = ("-Wl,-Bsymbolic", "-s")
+"""Zig links its own C++ library in, and shows nothing of it."""
 SYMBOL = re.compile(r"\bGLIBC_(\d+)\.(\d+)")
 OLDEST_GLIBC = (2, 17)
 """Of the platform tags there are."""
 
 
-def compiler_for(architecture: str) -> str:
-    """The compiler's name; there need not be one."""
-    return "g++" if architecture == platform.machine() else f"{architecture}-linux-gnu-g++"
+def compiler_for(architecture: str, folder: Path) -> str:
+    """The compiler's name or path; there need not be one. Zig's is called by a script in
+    `folder`."""
+    if importlib.util.find_spec("ziglang") is None:
+        return "g++" if architecture == platform.machine() else f"{architecture}-linux-gnu-g++"
+    script = folder / f"zig-{architecture}"
+    target = f"{architecture}-linux-gnu.{LINKED_FOR[0]}.{LINKED_FOR[1]}"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {target} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def target_for(compiler: str, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags that have `compiler` use an instruction set: Zig has other names for processors."""
+    if not is_zig(compiler):
+        return flags
+    first, *others = flags
+    if first.startswith("-march=arm"):  # armv8.2-a+bf16: "v8_2a" is a feature of Zig's
+        version, _, features = first.removeprefix("-march=armv").partition("+")
+        version = version.replace(".", "_").replace("-", "")
+        return (
+            f"-mcpu=generic+v{version}" + "".join(f"+{one}" for one in features.split("+") if one),
+        )
+    return (first.replace("x86-64", "x86_64").replace("-v", "_v"), *others)
+
+
+def is_zig(compiler: str) -> bool:
+    return Path(compiler).name.startswith("zig-")
 
 
 def compile_all(architecture: str, folder: Path) -> list[Path]:
     """A library for each instruction set, named after it. Raises `NativeUnavailable`."""
     made = []
     for instructions in INSTRUCTION_SETS[architecture]:
-        name = compiler_for(architecture)
-        compiler = find_compiler(name, instructions.target)
+        name = compiler_for(architecture, folder)
+        compiler = find_compiler(name, target_for(name, instructions.target))
         if compiler is None:
             raise NativeUnavailable(f"there is no {name}")
         library = folder / f"{instructions.name}.so"
         with tempfile.TemporaryDirectory() as work:
-            compile_library(compiler, SOURCES, Path(work), library, LINK)
+            link = ZIG_LINK if is_zig(name) else LINK
+            compile_library(compiler, SOURCES, Path(work), library, link)
         made.append(library)
     return made
 

@@ -359,7 +359,7 @@ class CacheFile:
 @dataclass(frozen=True)
 class WeightCache:
     """Files of packed weights, by their keys. `most_bytes`: what all of them may take; None: a
-    share of the disk. `least_bytes`: of checkpoints that are worth a file; smaller ones are tests' for the most part."""
+    share of the disk. `least_bytes`: checkpoints of fewer are packed at each start."""
 
     folder: Path
     most_bytes: int | None = None

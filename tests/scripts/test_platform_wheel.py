@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -58,6 +59,31 @@ def test_libraries_tag_and_record(script: Any, tmp_path: Path) -> None:
 def test_a_wheel_for_a_platform_is_not_changed(script: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not for any platform"):
         script.platform_wheel(tmp_path / "a-1-py3-none-linux_x86_64.whl", [], "t", tmp_path)
+
+
+def test_processors_by_the_names_that_zig_has(script: Any) -> None:
+    v4 = ("-march=x86-64-v4", "-mavx512bf16")
+    assert script.target_for("g++", v4) == v4
+    assert script.target_for("/tmp/zig-x86_64", v4) == ("-march=x86_64_v4", "-mavx512bf16")
+    assert script.target_for("zig-x86_64", ("-march=x86-64",)) == ("-march=x86_64",)
+    arm = {"armv8-a": "v8a", "armv8.2-a+bf16+dotprod": "v8_2a+bf16+dotprod"}
+    for flags, expected in arm.items():
+        found = script.target_for("zig-aarch64", (f"-march={flags}",))
+        assert found == (f"-mcpu=generic+{expected}",)
+
+
+def test_zig_links_for_an_old_c_library(script: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ziglang", reason="`make wheels` installs it")
+    source, library = tmp_path / "team.cpp", tmp_path / "team.so"
+    source.write_text(
+        "#include <cmath>\n#include <condition_variable>\n#include <thread>\n"
+        'extern "C" double one(double x) {\n'
+        "  std::thread([&] { x = std::exp(x); }).join();\n  return x;\n}\n"
+    )
+    compiler = script.compiler_for("x86_64", tmp_path)
+    command = [compiler, "-O3", "-fPIC", "-shared", *script.ZIG_LINK, str(source)]
+    subprocess.run([*command, "-o", str(library)], check=True, timeout=280)
+    assert script.glibc([library]) <= script.LINKED_FOR
 
 
 def test_the_oldest_c_library_that_will_do(script: Any) -> None:
