@@ -59,8 +59,8 @@ def cache_key(
     """A digest of everything that the bytes of packed weights follow from: the configuration; of
     each of the weights' `files` its name, size, times of change, beginning and samples; the native
     library and its instruction set, if it is used; this package's code that reads, rounds and
-    packs, and the version of torch that it does so with; `dtype` and the options that were `asked`
-    for. Raises OSError for a file that cannot be read.
+    packs, and the versions of torch and NumPy, which it does so with; `dtype` and the options that
+    were `asked` for. Raises OSError for a file that cannot be read.
 
     The times are those of the bytes, which programs can set, and of the file (`st_ctime`), which
     they cannot: weights that are changed in place have another key. So have weights that are only
@@ -73,7 +73,8 @@ def cache_key(
             data = part if isinstance(part, bytes) else str(part).encode()
             digest.update(len(data).to_bytes(8, "little") + data)
 
-    add(json.dumps(config.source.config(), sort_keys=True), dtype, *asked, version("torch"))
+    add(json.dumps(config.source.config(), sort_keys=True), dtype, *asked)
+    add(version("torch"), np.__version__)
     if library is not None:
         add(library.rl_instructions(), Path(library._name).read_bytes())
     for package in (rootlace.kernels, rootlace.runtime.model):

@@ -14,6 +14,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.interface import StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -49,7 +50,7 @@ def device_runner(
     """In float32, with a pool of NaN."""
     config = ModelConfig.read(folder)
     vocab_size = config.spec.vocab_size
-    rotary = RotaryEmbedding(config, context_length, CPU, torch.float32)
+    rotary = RotaryEmbedding(config, chosen_context(config, context_length), CPU, torch.float32)
     rotary.tabulate()
     pool = torch.from_numpy(allocate(config, blocks + 1, block_size, FLOAT32))
     pool.fill_(float("nan"))

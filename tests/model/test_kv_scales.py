@@ -26,7 +26,7 @@ LAYERS, KV_HEADS = 3, 2
 def found_scales(folder: Path) -> tuple[KVScales, ...]:
     config = ModelConfig.read(folder)
     with torch.inference_mode():
-        rotary = RotaryEmbedding(config, None, CPU, torch.float32)
+        rotary = RotaryEmbedding(config, config.spec.max_context, CPU, torch.float32)
         weights = load_weights(config, torch.float32, CPU)
         return module.kv_scales(config, weights, rotary, torch.float32, CPU)
 

@@ -13,10 +13,12 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding, frequencies, query_factors
+from rootlace.runtime.model.decoder.rope import frequencies, query_factors
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families.reading import NEEDED
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
@@ -189,11 +191,11 @@ def test_which_set_of_longrope_serves_is_said(
     config.architectures = ["Phi3ForCausalLM"]
     config.save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING):
-        rotary = RotaryEmbedding(
-            ModelConfig.read(tmp_path), asked, torch.device("cpu"), torch.float32
-        )
-    assert rotary.context_length == context
-    assert words in caplog.text
+        executor = ExecutorConfig(model=str(tmp_path), context_length=asked)
+        setup = ModelSetup(ModelConfig.read(tmp_path), executor, CacheConfig(), FLOAT32)
+        assert setup.context_length == setup.rotary.context_length == context
+    (said,) = caplog.messages  # once
+    assert words in said
 
 
 def test_queries_grow_as_transformers_has_them_grow() -> None:

@@ -67,7 +67,7 @@ def load(config: ModelConfig, kernels: str, weights_of: Any = load_weights) -> L
 @torch.inference_mode()
 def logits(config: ModelConfig, kernels: KernelSet = REFERENCE) -> torch.Tensor:
     """Of the torch decoder, after `TOKENS`."""
-    rotary = RotaryEmbedding(config, None, CPU, torch.float32)
+    rotary = RotaryEmbedding(config, config.spec.max_context, CPU, torch.float32)
     weights = load_weights(config, torch.float32, CPU)
     decoder = torch_decoder.Decoder(config.spec, weights, kernels)
     inputs = StepInputBuilder(config.spec, kernels, rotary, 4, torch.float32, CPU)

@@ -190,6 +190,20 @@ def test_what_the_key_depends_on(tmp_path: Path) -> None:
     assert len(found) == 7
 
 
+def test_each_set_of_longropes_factors_is_kept(tmp_path: Path) -> None:
+    """Angles are kept beside the weights: those of a context, short or long."""
+    save(configs()["phi3-partial"], tmp_path / "model")
+    starts = Starts(tmp_path / "model", FLOAT32)
+    cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
+    for context, loads in ((None, 1), (100, 1), (200, 2), (256, 2), (128, 2)):
+        starts.executor = ExecutorConfig("", context_length=context)
+        angles = starts.start(cache).tensors["frequencies"].tolist()
+        expected = starts.start(None).tensors["frequencies"].tolist()
+        starts.loads -= 1
+        assert (angles, starts.loads) == (expected, loads)
+        eventually(lambda count=loads: len(cache.kept()) == count)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

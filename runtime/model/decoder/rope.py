@@ -11,7 +11,6 @@ import torch
 
 from rootlace.kernels.arrays import as_array
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.families.spec import Rope
 
 # Frequencies --------------------------------------------------------------------------------------
@@ -115,16 +114,16 @@ def query_factors(growth: tuple[float, int], positions: torch.Tensor) -> torch.T
 
 
 class RotaryEmbedding:
-    """cos and sin of any position, on any device. `context_length`: see `chosen_context`."""
+    """cos and sin of any position, on any device. `context_length`: that of `chosen_context`."""
 
     def __init__(
-        self, config: ModelConfig, requested: int | None, device: torch.device, dtype: torch.dtype
+        self, config: ModelConfig, context_length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         spec, rope = config.spec, config.spec.rope
-        self.context_length = chosen_context(config, requested)
+        self.context_length = context_length
         pairs = spec.attention.head_dim // 2
         rotated = (rope.rotated or spec.attention.head_dim) // 2
-        found, scaling = frequencies(rope, 2 * rotated, self.context_length)
+        found, scaling = frequencies(rope, 2 * rotated, context_length)
         # Pairs that are not rotated stand behind the others: an angle of 0, a factor of 1.
         found = torch.nn.functional.pad(found, (0, pairs - rotated))
         factor = torch.full((pairs,), scaling)

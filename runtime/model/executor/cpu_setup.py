@@ -57,8 +57,10 @@ def packed_weights(
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     files = checkpoint.files
     asked: list[str] = [setup.executor.quantize, setup.executor.product_paths]
-    if config.spec.rope.kind == "longrope":  # whose frequencies are those of a context
-        asked.append(str(setup.context_length))
+    rope = config.spec.rope
+    if rope.kind == "longrope":  # whose frequencies are one of two sets
+        longer = setup.context_length > rope.parameters["original_max_position_embeddings"]
+        asked.append(str(longer))
     try:
         if sum(file.stat().st_size for file in files) < cache.least_bytes:
             return _pack(library, team, setup)[0]

@@ -390,21 +390,20 @@ def work(config: WorkerConfig) -> None:
     width = model.spec.hidden_size
     none = torch.empty(0, width, dtype=torch_dtype(dtype), device=device)
     while True:
-        follow(group, loaded.forward, none, native=isinstance(loaded.pool, np.ndarray))
+        follow(group, loaded, none)
 
 
-def follow(group: Group, forward: Forward, none: torch.Tensor, *, native: bool) -> None:
-    """Do what rank 0 says next. `none`: hidden states of no tokens [0, H]; `native`: whether
-    `forward` takes arrays."""
+def follow(group: Group, loaded: LoadedModel, none: torch.Tensor) -> None:
+    """Do what rank 0 says next. `none`: hidden states of no tokens [0, H]."""
     kind, numbers = group.hear()
     if kind == RUN:
-        forward.run(decode(numbers))
+        loaded.forward.run(decode(numbers))
         return
     assert kind == LOGITS
     rows = int(numbers.view("int64")[0])
     hidden = group.first(none.new_empty(rows, none.shape[1]))
-    given = as_array(hidden) if native else hidden
-    group.gathered(share_of_logits(forward, given, group.count))
+    given = as_array(hidden) if loaded.kernels == "native" else hidden
+    group.gathered(share_of_logits(loaded.forward, given, group.count))
 
 
 def _say_that_it_loads(ended: threading.Event) -> None:

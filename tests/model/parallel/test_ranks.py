@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,11 +30,12 @@ LENGTH = 12
 SHARED = np.random.default_rng(0).integers(3, 300, 30).tolist()
 
 
-def load(tensor_parallel: int) -> ModelRunner:
+def load(tensor_parallel: int, kernels: Literal["auto", "reference"] = "auto") -> ModelRunner:
     return ModelRunner.load(
         ExecutorConfig(
             model=str(demo_model()),
             dtype="float32",
+            kernels=kernels,
             threads=tensor_parallel,
             tensor_parallel=tensor_parallel,
         ),
@@ -63,6 +64,18 @@ def pair() -> Iterator[Pair]:
     pair = Pair(load(1), load(2))
     yield pair
     pair.steps().workers.close()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def reference() -> Iterator[ModelRunner]:
+    """Two ranks whose decoder is torch's, as without a compiler."""
+    threads = torch.get_num_threads()
+    runner = load(2, "reference")
+    yield runner
+    steps: object = runner._steps
+    assert isinstance(steps, LeadingSteps)
+    steps.workers.close()
     torch.set_num_threads(threads)
 
 
@@ -96,7 +109,16 @@ def run(runner: ModelRunner) -> list[Outcome]:
 
 
 def test_the_same_tokens_and_nearly_the_same_log_probabilities(pair: Pair) -> None:
-    for one, two in zip(run(pair.alone), run(pair.divided), strict=True):
+    check_alike(run(pair.alone), run(pair.divided))
+
+
+def test_ranks_of_the_reference(pair: Pair, reference: ModelRunner) -> None:
+    assert reference.kernels == "reference"
+    check_alike(run(pair.alone), run(reference))
+
+
+def check_alike(alone: list[Outcome], divided: list[Outcome]) -> None:
+    for one, two in zip(alone, divided, strict=True):
         assert not two.error
         assert two.token_ids == one.token_ids
         assert np.abs(np.subtract(two.logprobs, one.logprobs)).max() < TOLERANCE
