@@ -17,7 +17,9 @@
 //
 // Where a set of instructions is fast at it, all codes that stand for integers, but for those, are
 // multiplied by integers of 16 bits, group by group (`grouped`): see group_products.h. Then codes of four
-// bits are digits of words of 16 bits: digit n of those of the i-th vector is of row 4 i + n.
+// bits are digits of the 16 or (SHORT_PARTS) eight bits of an input in a word: digit n of the i-th row of words is
+// of the n-th of the rows of words that codes of eight bits would be. Words of all vectors lie side by side, row
+// by row: what a product reads is one stream.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +38,7 @@ constexpr int CHUNK = 16;
 constexpr int BYTE_DEPTH = 64;  // inputs of a tile of bytes; products are with whole ones
 constexpr int MOST_BYTE_INPUTS = 32768;
 constexpr bool CODE_GROUPS = Isa::GROUPS && !HAS_TILES;  // whether codes may be `grouped`
+constexpr int SHORT_WORD = 2 * Isa::SHORT_PARTS;  // inputs of a word of such codes
 
 inline int size_of(int32_t numbers) {
   switch (numbers) {
@@ -48,6 +51,18 @@ inline int size_of(int32_t numbers) {
   }
 }
 
+// By what codes are to be multiplied to become integers of eight bits: 0 where nothing helps.
+inline int integers_of(const RlScheme& scheme) {
+  if (scheme.codes == RL_INT8) return 1;
+  if (scheme.codes != RL_FOUR_BITS) return 0;
+  const auto whole = [&](float factor) {
+    return std::all_of(scheme.table, scheme.table + 16, [&](float x) {
+      return x * factor >= -128 && x * factor <= 127 && x * factor == std::floor(x * factor);
+    });
+  };
+  return whole(1) ? 1 : whole(2) ? 2 : 0;
+}
+
 // How the codes of a panel lie, of `vecs` vectors of columns and so many chunks of inputs.
 struct CodeLayout {
   RlScheme scheme;
@@ -57,6 +72,10 @@ struct CodeLayout {
   bool as_bytes, grouped;
   int rows;  // of words, of a vector of `as_bytes`, that lie one behind the other
   size_t chunk_bytes, head_bytes;
+  // Of `grouped` codes: by what they are to be multiplied to become integers, by how much what they become
+  // in products is more than these, and whether that is the codes themselves.
+  int whole = 1, shift = 0;
+  bool digits = false;
 
   CodeLayout() = default;
   CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles, bool as_bytes, bool grouped)
@@ -73,6 +92,16 @@ struct CodeLayout {
     unit_chunks = group_chunks * scheme.unit_groups;
     chunk_bytes = CHUNK * LANES / (scheme.codes == RL_FOUR_BITS ? 2 : 1);
     head_bytes = scales_at(scheme.unit_groups);
+    if (!grouped) return;
+    whole = integers_of(scheme);
+    const bool four_bits = scheme.codes == RL_FOUR_BITS;
+    const float* numbers = scheme.table;
+    digits = Isa::DIGITS && four_bits;
+    for (int i = 1; i < 16; i++) digits = digits && (numbers[i] - numbers[0]) * whole == i;
+    if (digits)
+      shift = -static_cast<int>(numbers[0] * whole);
+    else if (four_bits || Isa::SHORT_PARTS == 2)
+      shift = Isa::SHORT_SHIFT;
   }
 
   size_t bytes() const { return ceil_div(chunks, unit_chunks) * unit_bytes(); }
@@ -83,9 +112,13 @@ struct CodeLayout {
   }
   size_t codes(int chunk, int vec) const {
     const int before = chunk % unit_chunks / together * together;
+    if (grouped) return head(chunk, vecs) + before * vecs * chunk_bytes + vec * word_bytes();
     const size_t place = before * vecs + vec * together + chunk % together;
     return head(chunk, vecs) + place * chunk_bytes;
   }
+
+  // Of `grouped` codes: bytes of a vector's words, or digits of words.
+  size_t word_bytes() const { return LANES * (scheme.codes == RL_FOUR_BITS ? 4 : SHORT_WORD); }
 
   // Where the code of an input and of a vector's column is, of `as_bytes`.
   size_t byte(int input, int vec, int lane) const {
@@ -105,18 +138,6 @@ struct CodeLayout {
 
   size_t unit_bytes() const { return vecs * (head_bytes + unit_chunks * chunk_bytes); }
 };
-
-// By what codes are to be multiplied to become integers of eight bits: 0 where nothing helps.
-inline int integers_of(const RlScheme& scheme) {
-  if (scheme.codes == RL_INT8) return 1;
-  if (scheme.codes != RL_FOUR_BITS) return 0;
-  const auto whole = [&](float factor) {
-    return std::all_of(scheme.table, scheme.table + 16, [&](float x) {
-      return x * factor >= -128 && x * factor <= 127 && x * factor == std::floor(x * factor);
-    });
-  };
-  return whole(1) ? 1 : whole(2) ? 2 : 0;
-}
 
 // The layouts of a panel's parts, which lie one behind the other; none: weights are numbers.
 struct Codes {
@@ -160,7 +181,7 @@ namespace detail {
 
 // use(load), where load(p) gets a register of such numbers.
 template <class Use>
-auto with_numbers(int32_t numbers, Use&& use) {
+[[gnu::always_inline]] inline auto with_numbers(int32_t numbers, Use&& use) {
   switch (numbers) {
     case RL_NUMBERS_FLOAT32:
       return use([](const char* p) { return load_as<Native>(p); });
@@ -257,10 +278,9 @@ struct PackedWeights {
 
 // Has codes fetched that follow this line, in two steps: few lines can be on their way to the first
 // level at a time, too few for those that memory has to give.
-inline void fetch_codes(const char* line) {
-  constexpr int FAR = 8192, NEAR = 2048;
-  __builtin_prefetch(line + FAR, 0, 2);
-  __builtin_prefetch(line + NEAR, 0, 3);
+[[gnu::always_inline]] inline void fetch_codes(const char* line, int far = 8192, int near = 2048) {
+  __builtin_prefetch(line + far, 0, 2);
+  __builtin_prefetch(line + near, 0, 3);
 }
 
 namespace detail {

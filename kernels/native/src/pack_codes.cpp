@@ -70,11 +70,13 @@ class Packer {
     const bool by_column = layout().by_column;
     const int depth = std::min(by_column ? 2 * CHUNK : CHUNK, panels_.inputs - input);
     const auto* values = static_cast<const uint8_t*>(source_.values);
-    constexpr int NUMBERS = LANES * STEP<T>;  // of a row
     if (layout().scheme.codes != RL_FOUR_BITS) {
       const uint8_t* from = values + output * panels_.inputs + input;
+      const int word = layout().grouped ? SHORT_WORD : STEP<T>;
+      const int moved = layout().grouped && Isa::SHORT_PARTS == 2 ? Isa::SHORT_SHIFT : 0;
+      const size_t row = layout().grouped ? layout().vecs * layout().word_bytes() : LANES * word;
       for (int i = 0; i < depth; i++)
-        to[i / STEP<T> * NUMBERS + lane * STEP<T> + i % STEP<T>] = static_cast<char>(from[i]);
+        to[i / word * row + lane * word + i % word] = static_cast<char>(from[i] + moved);
       return;
     }
     const uint8_t* from = values + (output * panels_.inputs + input) / 2;
@@ -85,9 +87,12 @@ class Packer {
         continue;
       }
       if (layout().grouped) {
-        const int row = i / 2, word = lane * 2 + i % 2;
-        char& byte = to[row / 4 * 64 + word * 2 + row % 4 / 2];
-        byte = static_cast<char>(byte | code << row % 2 * 4);
+        // Of a word's 32 bits, SHORT_WORD inputs have as many each; those of the words that follow
+        // are their higher digits.
+        constexpr int DIGITS = 8 / SHORT_WORD;
+        const int row = i / SHORT_WORD, digit = i % SHORT_WORD * DIGITS + row % DIGITS;
+        char& byte = to[row / DIGITS * layout().vecs * layout().word_bytes() + lane * 4 + digit / 2];
+        byte = static_cast<char>(byte | code << digit % 2 * 4);
         continue;
       }
       const int row = i / STEP<T>, word = row / 8 * LANES + lane * STEP<T> + i % STEP<T>;
