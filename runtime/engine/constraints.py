@@ -75,8 +75,7 @@ class LateCompiler:
             return
         with self._lock:
             if self._closed:
-                service.close()
-                return
+                service.close()  # which refuses those that wait
             waiting, self._waiting, self._service = self._waiting, [], service
         for constraint, client, future in waiting:
             _follow(future, service, constraint, client)

@@ -204,6 +204,24 @@ def test_each_set_of_longropes_factors_is_kept(tmp_path: Path) -> None:
         eventually(lambda count=loads: len(cache.kept()) == count)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_torch_packs_with_the_threads_that_are_asked_for(count: int, tmp_path: Path) -> None:
+    starts, before, found = Starts(llama(tmp_path), BFLOAT16), torch.get_num_threads(), []
+
+    def load(*given: Any) -> ModelWeights:
+        found.append(torch.get_num_threads())
+        return load_weights(*given)
+
+    executor = ExecutorConfig("", threads=count)
+    setup = ModelSetup(starts.config, executor, CacheConfig(), BFLOAT16, weights_of=load)
+    try:
+        torch.set_num_threads(3 - count)
+        packed_weights(starts.library, starts.team, setup, None)
+    finally:
+        torch.set_num_threads(before)
+    assert found == [count]
+
+
 @pytest.mark.parametrize(
     "damage",
     [

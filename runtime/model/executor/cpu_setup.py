@@ -79,8 +79,12 @@ def packed_weights(
 
 def _pack(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> tuple[PackedWeights, str | None]:
     """Read weights and pack them; and the tensor of the checkpoint that the embedding is."""
+    import torch
+
     from rootlace.runtime.model.decoder.packing import pack_weights
 
+    # Not those of the whole machine: other ranks pack, too, or a container has few of its cores.
+    torch.set_num_threads(setup.executor.threads or usable_cores())
     weights = setup.weights()
     packed = pack_weights(
         packer_of(library, team, setup), setup.config.spec, weights, setup.rotary.arrays()

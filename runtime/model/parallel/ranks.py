@@ -303,6 +303,7 @@ def lead(
     log.info("%d ranks, of %d threads each", count, executor.threads)
     if device != "cpu":
         log.warning("several ranks have not been tried on GPUs yet")
+        torch.cuda.set_device(torch.device(device))  # what kernels are launched on
     with tempfile.TemporaryDirectory(prefix="rootlace-ranks-") as folder:
         file = str(Path(folder) / "group")
         workers = Workers(

@@ -40,9 +40,10 @@ class BlockCodes:
             halves = np.stack((values & 15, values >> 4), axis=2).reshape(len(values), -1)
             values = np.array(table, np.float32)[halves]
         groups = values.astype(np.float32).reshape(len(values), -1, self.group)
-        groups *= _times(self.scales, self.units)[:, :, None]
-        if self.offsets is not None:
-            groups += _times(self.offsets, self.offset_units)[:, :, None]
+        with np.errstate(invalid="ignore"):  # scales of a damaged file may be infinite
+            groups *= _times(self.scales, self.units)[:, :, None]
+            if self.offsets is not None:
+                groups += _times(self.offsets, self.offset_units)[:, :, None]
         return groups.reshape(len(values), -1)
 
 
