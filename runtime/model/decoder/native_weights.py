@@ -65,10 +65,10 @@ class StoredRows:
         """int32: where in `table`, from its beginning on until the next call, these rows are."""
         found = self._place[rows]
         if len(found) and found.min() < 0:
-            missing = np.unique(rows[found < 0])
+            missing = _distinct(rows[found < 0])
             if self._used + len(missing) > len(self.table):
                 self._place.fill(-1)
-                self._used, missing = 0, np.unique(rows)
+                self._used, missing = 0, _distinct(rows)
                 if len(missing) > len(self.table):
                     self.table = np.empty((len(missing), self.table.shape[1]), self.table.dtype)
             end = self._used + len(missing)
@@ -79,6 +79,11 @@ class StoredRows:
 
     def _numbers(self, data: np.ndarray) -> np.ndarray:
         return self._read(data).numbers()
+
+
+def _distinct(rows: np.ndarray) -> np.ndarray:
+    """Ascending. (NumPy's own `unique` imports its masked arrays first: 12 ms of a first token.)"""
+    return np.array(sorted(set(rows.tolist())), rows.dtype)
 
 
 # Native weights -----------------------------------------------------------------------------------
