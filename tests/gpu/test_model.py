@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from rootlace.kernels.native.packed import BFLOAT16
 from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dequantise, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -257,7 +258,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers(
     exactly = reference(tmp_path, torch.float32).to(device)
     exactly.set_attn_implementation("eager")
     ours = Model("bf16", tmp_path, theirs, device).runner(dtype="bfloat16")
-    assert ours.dtype == torch.bfloat16
+    assert ours.dtype == BFLOAT16
     their_errors, our_errors = [], []
     for seed in range(3):
         ids = np.random.default_rng(seed).integers(3, wide.vocab, 180).tolist()
