@@ -53,6 +53,7 @@ NEEDED = {
     "tokenizers": "tokenizers",
     "safetensors": "safetensors",
     "numpy": "numpy",
+    "ml_dtypes": "ml_dtypes",
     "psutil": "psutil",
     "msgspec": "msgspec",
     "zmq": "pyzmq",
@@ -79,7 +80,7 @@ BROUGHT = (
     *("typer", "click", "shellingham", "annotated-doc"),
     *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy", "packaging"),
     *("jsonschema", "jsonschema-rs", "jsonschema-specifications", "referencing"),
-    *("rpds-py", "attrs"),
+    *("rpds-py", "attrs", "ml_dtypes"),
 )
 """What `wheels` fetches: small, and not part of what comes with torch and transformers."""
 
