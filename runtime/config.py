@@ -6,8 +6,10 @@ The keywords of `rootlace.Runtime` and the options of `rootlace serve` follow fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
@@ -476,3 +478,34 @@ class RuntimeConfig:
 
     gateway: GatewayConfig
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+def runtime_config(
+    model: str, program_address: str, options: Mapping[str, Any], name: str = ""
+) -> dict[str, Any]:
+    """A `RuntimeConfig` as the gateway reads it from its standard input: nested dictionaries.
+
+    `options` are by keyword or sglang's name. Clients know the model as `name` unless an option
+    says otherwise. Raises TypeError for an option that does not exist.
+    """
+    config: dict[str, Any] = {
+        "gateway": {"model": model, "program_address": program_address},
+        "engine": {"executor": {"model": model}},
+    }
+    known = {name: setting for setting in settings(RuntimeConfig) for name in setting.names}
+    for given, value in options.items():
+        setting = known.get(given)
+        if setting is None:
+            close = get_close_matches(given, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"Runtime() got an unexpected keyword argument {given!r}{hint}")
+        if value is None and setting.required:
+            continue  # the default that the signature shows
+        if isinstance(value, Path):
+            value = str(value)
+        if isinstance(value, Mapping):
+            value = [f"{key}={one}" for key, one in value.items()]
+        setting.put(config, not value if given == setting.option.opposite else value)
+    if name and not config["gateway"].get("served_name"):
+        config["gateway"]["served_name"] = name
+    return config

@@ -20,10 +20,9 @@ import typer
 import yaml
 
 from rootlace.cli.app import app
-from rootlace.client.runtime import runtime_config
 from rootlace.deploy import MORE_SECONDS
 from rootlace.deploy import app as ray_app
-from rootlace.runtime.config import GatewayConfig, RuntimeConfig
+from rootlace.runtime.config import GatewayConfig, RuntimeConfig, runtime_config
 from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.server.http.app import endpoints
 from rootlace.runtime.server.metrics import Metrics

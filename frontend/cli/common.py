@@ -23,6 +23,7 @@ from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 if TYPE_CHECKING:
     from rootlace.runtime.model.checkpoint.config import ModelConfig
+    from rootlace.runtime.model.checkpoint.source import ModelSource
 
 # Failure ------------------------------------------------------------------------------------------
 #
@@ -133,7 +134,7 @@ def described_model(given: str) -> str:
 
 def served_model(
     given: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
-) -> tuple[str, ModelConfig | None]:
+) -> tuple[ModelSource, ModelConfig | None]:
     """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
     served. With what its files say, where that takes no import of torch."""
     from rootlace.runtime.assets import demo_model
@@ -148,7 +149,7 @@ def served_model(
         config = check_config(source, ignored)
     except (RootlaceError, FileNotFoundError) as error:
         fail(str(error))
-    return str(source.path.absolute()), config
+    return source, config
 
 
 # Backend ------------------------------------------------------------------------------------------
@@ -184,10 +185,10 @@ def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]
         finally:
             backend.close()
         return
-    folder, _ = served_model(model)
+    source, _ = served_model(model)
     check_runtime()
     try:
-        runtime: Any = rl.Runtime(model_path=folder)
+        runtime: Any = rl.Runtime(model_path=source.path.absolute())
     except RootlaceError as error:
         fail(str(error))
     try:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from importlib import metadata
@@ -26,10 +26,11 @@ from rootlace.cli.common import (
     served_model,
     with_options,
 )
-from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.config import RuntimeConfig, runtime_config
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 
 if TYPE_CHECKING:
+    from rootlace.runtime.model.checkpoint.source import ModelSource
     from rootlace.runtime.server.app import Listening
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -90,7 +91,8 @@ def serve(
     found = _TCP.fullmatch(program_address)
     if found is not None:
         _check_port(found["host"].strip("[]"), int(found["port"]), "--program-address")
-    configs = []
+    configs: list[RuntimeConfig] = []
+    sources: list[ModelSource] = []
     models = _named(model or [model_option])
     names = {name for name, _ in models}
     keys = [key for some in settings["ignore_config_keys"] for key in some.split(",")]
@@ -101,38 +103,36 @@ def serve(
         # What begins with a model's name is for that alone.
         mine = [one for one in sampling if one.partition(":")[0] not in names - {name}]
         own = {**own, "default_sampling": [one.removeprefix(f"{name}:") for one in mine]}
-        configs.append(_config(given, program_address, own, keys))
+        made, read = _config(given, program_address, own, keys)
+        configs.append(made)
+        sources.append(read)
     first = configs[0].gateway
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         typer.echo(f"warning: listening on {host} without an API key", err=True)
     if found is not None and found["host"].strip("[]") not in _LOOPBACK and not first.program_key:
         said = "warning: programs' connections are not encrypted: see --program-key"
         typer.echo(said, err=True)
-    _serve_until_signal(configs)
+    _serve_until_signal(configs, sources)
 
 
 def _config(
     given: str | None, program_address: str, settings: dict[str, Any], ignored: list[str]
-) -> RuntimeConfig:
-    """What to serve a model with; ends the command for what it cannot be served with.
-
-    What was read of the model's files, a vocabulary's strings among it, does not outlive the call.
-    """
-    from rootlace.client.runtime import runtime_config
+) -> tuple[RuntimeConfig, ModelSource]:
+    """What to serve a model with, and its files; ends the command for what it cannot be served
+    with."""
     from rootlace.runtime.model.hub.local import known_name
     from rootlace.runtime.model.options import check_options
 
-    folder, read = served_model(given, settings.get("allow_pickle", False), ignored)  # downloads
+    source, read = served_model(given, settings.get("allow_pickle", False), ignored)  # downloads
     try:
         called = "" if given is None else known_name(given)
-        made = msgspec.convert(
-            runtime_config(folder, program_address, settings, called), RuntimeConfig
-        )
+        stated = runtime_config(str(source.path.absolute()), program_address, settings, called)
+        made = msgspec.convert(stated, RuntimeConfig)
         if read is not None:
             check_options(read, made.engine.executor, made.engine.cache)
     except (msgspec.ValidationError, RootlaceError) as error:
         fail(str(error))
-    return made
+    return made, source
 
 
 def _named(given: Sequence[str | None]) -> list[tuple[str | None, str | None]]:
@@ -186,14 +186,20 @@ def _check_port(host: str, port: int, option: str) -> None:
             fail(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}")
 
 
-def _serve_until_signal(models: Sequence[RuntimeConfig]) -> None:
+def _serve_until_signal(models: Sequence[RuntimeConfig], sources: list[ModelSource]) -> None:
+    """`sources` are kept until the server has read them, so that no file is read twice."""
+
+    def announce(listening: Listening) -> None:
+        sources.clear()
+        _announce(listening, models)
+
     try:
-        asyncio.run(_run(models))
+        asyncio.run(_run(models, announce))
     except RootlaceError as error:
         fail(str(error))
 
 
-async def _run(models: Sequence[RuntimeConfig]) -> None:
+async def _run(models: Sequence[RuntimeConfig], ready: Callable[[Listening], None]) -> None:
     """Serve until a signal."""
     from rootlace.runtime.server.app import serve_until
 
@@ -210,7 +216,7 @@ async def _run(models: Sequence[RuntimeConfig]) -> None:
 
     loop.add_signal_handler(signal.SIGINT, stop_now)
     loop.add_signal_handler(signal.SIGTERM, on_term)
-    await serve_until(models, lambda listening: _announce(listening, models), stop, drain)
+    await serve_until(models, ready, stop, drain)
 
 
 def _announce(listening: Listening, models: Sequence[RuntimeConfig]) -> None:

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
@@ -23,7 +22,7 @@ from rootlace.client.endpoint import Answer, RuntimeEndpoint, cache
 from rootlace.language import sampling
 from rootlace.language.expressions import Expression, Gen, items
 from rootlace.language.sampling import keyword, with_keywords
-from rootlace.runtime.config import RuntimeConfig, settings
+from rootlace.runtime.config import RuntimeConfig, runtime_config, settings
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailable, from_code
 from rootlace.wire.protocol import Text
@@ -220,37 +219,6 @@ def _generate(connection: Channel, expression: Gen) -> list[Answer]:
 
 
 R = TypeVar("R", bound="Runtime")
-
-
-def runtime_config(
-    model: str, program_address: str, options: Mapping[str, Any], name: str = ""
-) -> dict[str, Any]:
-    """A `RuntimeConfig` as the gateway reads it from its standard input: nested dictionaries.
-
-    `options` are by keyword or sglang's name. Clients know the model as `name` unless an option
-    says otherwise. Raises TypeError for an option that does not exist.
-    """
-    config: dict[str, Any] = {
-        "gateway": {"model": model, "program_address": program_address},
-        "engine": {"executor": {"model": model}},
-    }
-    known = {name: setting for setting in settings(RuntimeConfig) for name in setting.names}
-    for given, value in options.items():
-        setting = known.get(given)
-        if setting is None:
-            close = get_close_matches(given, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"Runtime() got an unexpected keyword argument {given!r}{hint}")
-        if value is None and setting.required:
-            continue  # the default that the signature shows
-        if isinstance(value, Path):
-            value = str(value)
-        if isinstance(value, Mapping):
-            value = [f"{key}={one}" for key, one in value.items()]
-        setting.put(config, not value if given == setting.option.opposite else value)
-    if name and not config["gateway"].get("served_name"):
-        config["gateway"]["served_name"] = name
-    return config
 
 
 class Runtime(RuntimeEndpoint):

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from rootlace.client.runtime import runtime_config
-from rootlace.runtime.config import RuntimeConfig, settings
+from rootlace.runtime.config import RuntimeConfig, runtime_config, settings
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:

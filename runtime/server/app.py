@@ -85,9 +85,9 @@ async def serve(
         servers = Servers(served, store)
         try:
             program_address, http_address = await servers.start()
-            processes.give_back_memory()  # of the tokenizer's construction
             if ready is not None:
                 ready(Listening(program_address, http_address, os.getpid()))
+            processes.give_back_memory()  # of the tokenizer's construction
             if await _first(stop, drain) is drain:
                 log.info("stopping: what is running may end, for %g seconds", config.drain_seconds)
                 await servers.drain(config.drain_seconds, stop)

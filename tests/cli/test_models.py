@@ -72,7 +72,7 @@ def test_a_name_is_a_model(hub: Hub, tiny_model: Path, capsys: pytest.CaptureFix
     commit = hub.add("people/tiny", tiny_model)
     folder = described_model("people/tiny")
     assert Path(folder).name == commit and not hub.sent("model.safetensors")
-    assert served_model("people/tiny")[0] == folder
+    assert str(served_model("people/tiny")[0].path) == folder
     assert (Path(folder) / "model.safetensors").is_file()
     result = CliRunner().invoke(app, ["serve", "people/none"])
     assert result.exit_code == 1 and "no such model on the Hugging Face hub" in result.output

@@ -135,7 +135,7 @@ def _configured(
     seen: list[Any] = []
     monkeypatch.setattr(
         "rootlace.cli.serve._serve_until_signal",
-        lambda models: seen.append((models[0].gateway, models[0].engine)),
+        lambda models, _: seen.append((models[0].gateway, models[0].engine)),
     )
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 0, result.output
@@ -261,7 +261,9 @@ def test_sampling_of_one_of_several_models(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("rootlace.cli.serve._serve_until_signal", seen.extend)
+    monkeypatch.setattr(
+        "rootlace.cli.serve._serve_until_signal", lambda models, _: seen.extend(models)
+    )
     options = ("--default-sampling", "top_p=0.9,b:top_k=3", "--default-sampling", "a:temperature=0")
     command = ["serve", f"a={tiny_model}", f"b={tiny_model}", *options]
     result = CliRunner().invoke(app, command)
@@ -283,7 +285,9 @@ def test_defaults_of_sampling_are_looked_at_before_a_model_is_loaded(tiny_model:
 
 def test_several_models_have_names(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("rootlace.cli.serve._serve_until_signal", seen.extend)
+    monkeypatch.setattr(
+        "rootlace.cli.serve._serve_until_signal", lambda models, _: seen.extend(models)
+    )
     options = ("--port", "0", "--load", "on-demand", "--idle-unload", "60")
     command = ["serve", f"a={tiny_model}", f"b={tiny_model}", *options]
     result = CliRunner().invoke(app, command)

@@ -20,7 +20,7 @@ import pytest
 import rootlace as rl
 from rootlace.client import runtime as gateway_process
 from rootlace.client import runtime as runtime_module
-from rootlace.runtime.config import RuntimeConfig, settings
+from rootlace.runtime.config import RuntimeConfig, runtime_config, settings
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 from tests.processes import alive
 from tests.waiting import eventually
@@ -48,10 +48,10 @@ def test_help_lists_the_options(started: Any) -> None:
 
 
 def test_every_shown_default_may_be_given() -> None:
-    plain = runtime_module.runtime_config("m", "ipc://x", {})
+    plain = runtime_config("m", "ipc://x", {})
     for setting in settings(RuntimeConfig):
         shown = inspect.signature(rl.Runtime).parameters[setting.keyword]
-        given = runtime_module.runtime_config("m", "ipc://x", {setting.keyword: shown.default})
+        given = runtime_config("m", "ipc://x", {setting.keyword: shown.default})
         assert msgspec.convert(given, RuntimeConfig) == msgspec.convert(plain, RuntimeConfig)
         if setting.keyword != "warm_up":  # it may be an expression, too
             msgspec.convert(shown.default, shown.annotation)
@@ -147,14 +147,14 @@ def test_every_keyword_has_its_place() -> None:
     for part, names in named_alike.items():
         places |= {name: f"{part}.{name}" for name in names.split()}
     for keyword, place in places.items():
-        found: Any = runtime_module.runtime_config("m", "ipc://x", {keyword: True})
+        found: Any = runtime_config("m", "ipc://x", {keyword: True})
         opposite, _, path = place.rpartition(" ")
         for part in path.split("."):
             found = found[part]
         assert found is not bool(opposite), keyword
     known = {name for setting in settings(RuntimeConfig) for name in setting.names}
     assert known == places.keys()
-    named = runtime_module.runtime_config("m", "ipc://x", {"adapters": {"a": "x", "b": "y=z"}})
+    named = runtime_config("m", "ipc://x", {"adapters": {"a": "x", "b": "y=z"}})
     assert named["engine"]["executor"]["adapters"] == ["a=x", "b=y=z"]
 
 

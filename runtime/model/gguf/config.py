@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.families.config_reader import (
@@ -269,10 +270,14 @@ class GgufSource:
 
     @classmethod
     def read(cls, path: Path) -> GgufSource:
-        """Raises `UnsupportedModel` for a file that is not sound, or no model of a known kind."""
+        """Raises `UnsupportedModel` for a file that is not sound, or no model of a known kind.
+        Of a file that somebody has, it is what they have."""
         file = GgufFile.read(path)
-        architecture_of(file)
-        return cls(file)
+        known = _READ.get(id(file))
+        if known is None:
+            architecture_of(file)
+            known = _READ[id(file)] = cls(file)
+        return known
 
     @property
     def path(self) -> Path:
@@ -337,3 +342,7 @@ class GgufSource:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.read(self.file)
+
+
+_READ: WeakValueDictionary[int, GgufSource] = WeakValueDictionary()
+"""By the `id` of its file, which lives as long."""

@@ -87,20 +87,21 @@ class Cursor:
     def texts(self, count: int, what: str) -> list[str]:
         """Read `count` texts, as `text` does: a vocabulary has hundreds of thousands."""
         self.expect(_LENGTH.size * count, what)
-        data = self._data
+        data, at, size = self._data, self.at, len(self._data)
         found: list[str] = []
-        for _ in range(count):
-            begin = self.at + _LENGTH.size
-            if begin > len(data):
-                self.expect(_LENGTH.size, what)
-            end = begin + _LENGTH.unpack_from(data, self.at)[0]
-            if end > len(data):
-                found.append(self.text(f"{what}[{len(found)}]"))  # says what is wrong
-            try:
+        try:
+            for _ in range(count):
+                begin = at + 8
+                end = begin + _LENGTH.unpack_from(data, at)[0]
+                if end > size:
+                    break
                 found.append(str(data[begin:end], "utf-8"))
-            except UnicodeDecodeError as error:
-                self.refuse(f"{what}[{len(found)}] is not UTF-8: {error}")
-            self.at = end
+                at = end
+        except (UnicodeDecodeError, struct.error):
+            pass
+        self.at = at
+        while len(found) < count:
+            found.append(self.text(f"{what}[{len(found)}]"))  # says what is wrong
         return found
 
     def numbers(self, form: str, count: int, what: str) -> array[int] | array[float]:

@@ -6,7 +6,6 @@ nobody uses are left out at the end of the vocabulary, where files have them to 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from array import array
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
+
+import msgspec
 
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
@@ -69,6 +70,8 @@ Prompts have them, too, so they are special only where the file says so."""
 _CLOSING_TAG = "</s>"
 """It ends a text where it is a special token; elsewhere it is a tag of HTML. (llama.cpp lets it end
 the texts of all models but Gemma 4 and PLaMo.)"""
+
+_KNOWN_ENDS = ENDS | _FILLING_ENDS | {_CLOSING_TAG}
 
 BEGINNING = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
 """Pre-tokenizers whose texts begin with a token where the file does not say."""
@@ -144,10 +147,10 @@ class Vocabulary:
         others = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")
         named = [eos, *(keys.token(f"{name}_token_id", len(tokens)) for name in others)]
         ends = _ends(tokens, kinds, [index for index in named if index is not None])
-        kinds = [
-            Kind.CONTROL if kind != Kind.UNUSED and token in ENDS and index in ends else kind
-            for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        ]
+        kinds = [*kinds]
+        for index in ends:
+            if tokens[index] in ENDS and kinds[index] != Kind.UNUSED:
+                kinds[index] = Kind.CONTROL
         if "tokenizer.ggml.token_type" not in file.metadata:
             keys.remarks += _markers(file, tokens, kinds)
         begins = keys("add_bos_token", bool, spm or pre in BEGINNING)
@@ -234,10 +237,8 @@ def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[in
     """The tokens that end a text: those that the file names, and those known by their names."""
     found = [
         index
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if token in ENDS
-        or token in _FILLING_ENDS
-        or (token == _CLOSING_TAG and kind == Kind.CONTROL)
+        for index, token in enumerate(tokens)
+        if token in _KNOWN_ENDS and (token != _CLOSING_TAG or kinds[index] == Kind.CONTROL)
     ]
     ends = dict.fromkeys(named + found)
     names = {tokens[index] for index in ends}
@@ -255,7 +256,7 @@ def _tokens(keys: _Keys) -> list[str]:
     found = keys("tokens", list)
     # As llama.cpp calls them: no two tokens may be the same.
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(found)]
-    if not tokens or any(type(token) is not str for token in found):
+    if {*map(type, found)} != {str}:
         keys.refuse("tokens", "it is not a list of texts")
     if len(set(tokens)) < len(tokens):
         twice = Counter(tokens).most_common(1)[0][0]
@@ -392,17 +393,15 @@ def tokenizer_json(vocabulary: Vocabulary) -> str:
     tokens = vocabulary.tokens[: _used(vocabulary)]
     ids = {token: index for index, token in enumerate(tokens)}
     parts = _spm(vocabulary, ids) if vocabulary.model == "llama" else _bpe(vocabulary, ids)
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": list(_added(vocabulary, len(tokens))),
-            "post_processor": _beginning(vocabulary),
-            **parts,
-        },
-        ensure_ascii=False,
-    )
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(_added(vocabulary, len(tokens))),
+        "post_processor": _beginning(vocabulary),
+        **parts,
+    }
+    return msgspec.json.encode(whole).decode()
 
 
 def tokenizer_config(vocabulary: Vocabulary) -> Json:
@@ -522,9 +521,10 @@ def _stated_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str
         vocabulary.refuse("merges", "it is not a list of texts")
     merges = []
     for merge in found:
-        one, _, other = str(merge)[1:].partition(" ")
-        pair = [str(merge)[:1] + one, other]
-        if not other or any(part not in ids for part in (*pair, "".join(pair))):
+        # A space is the first token at times, never the second.
+        at = merge.find(" ", 1) if type(merge) is str else -1
+        pair = [merge[:at], merge[at + 1 :]] if at > 0 else ["", ""]
+        if not (pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids):
             vocabulary.refuse("merges", f"{merge!r} are not two tokens that make a third")
         merges.append(pair)
     return merges

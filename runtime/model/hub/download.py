@@ -26,37 +26,8 @@ from rootlace.runtime.model.checkpoint.source import (
     model_source,
     weight_names,
 )
+from rootlace.runtime.model.hub import HubName
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
-
-# Name ---------------------------------------------------------------------------------------------
-#
-# The name of a model on the Hugging Face hub, as users write it.
-
-
-_WORD = r"[A-Za-z0-9][\w.-]*"
-_NAME = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[^\s:@]+))?(:(?P<variant>[\w.-]+))?")
-
-
-@dataclass(frozen=True)
-class HubName:
-    """`owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`: a repository, a branch, tag or
-    commit of it (None: its main branch), and which of its GGUF files, by the name of a format or
-    of the file (None: its safetensors, where it has any)."""
-
-    repo: str
-    revision: str | None = None
-    variant: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> HubName | None:
-        """Parse a name; None where `text` cannot be one."""
-        found = _NAME.fullmatch(text)
-        return None if found is None else cls(**found.groupdict())
-
-    def __str__(self) -> str:
-        revision = f"@{self.revision}" if self.revision else ""
-        return self.repo + revision + (f":{self.variant}" if self.variant else "")
-
 
 # Files --------------------------------------------------------------------------------------------
 

