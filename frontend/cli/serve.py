@@ -103,9 +103,7 @@ def serve(
         # What begins with a model's name is for that alone.
         mine = [one for one in sampling if one.partition(":")[0] not in names - {name}]
         own = {**own, "default_sampling": [one.removeprefix(f"{name}:") for one in mine]}
-        made, read = _config(given, program_address, own, keys)
-        configs.append(made)
-        sources.append(read)
+        configs.append(_config(given, program_address, own, keys, sources))
     first = configs[0].gateway
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         typer.echo(f"warning: listening on {host} without an API key", err=True)
@@ -116,10 +114,14 @@ def serve(
 
 
 def _config(
-    given: str | None, program_address: str, settings: dict[str, Any], ignored: list[str]
-) -> tuple[RuntimeConfig, ModelSource]:
-    """What to serve a model with, and its files; ends the command for what it cannot be served
-    with."""
+    given: str | None,
+    program_address: str,
+    settings: dict[str, Any],
+    ignored: list[str],
+    sources: list[ModelSource],
+) -> RuntimeConfig:
+    """What to serve a model with, whose files are added to `sources`; ends the command for what it
+    cannot be served with."""
     from rootlace.runtime.model.hub.local import known_name
     from rootlace.runtime.model.options import check_options
 
@@ -132,7 +134,8 @@ def _config(
             check_options(read, made.engine.executor, made.engine.cache)
     except (msgspec.ValidationError, RootlaceError) as error:
         fail(str(error))
-    return made, source
+    sources.append(source)
+    return made
 
 
 def _named(given: Sequence[str | None]) -> list[tuple[str | None, str | None]]:

@@ -308,6 +308,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         Status,
         [c_void_p, *[c_int32] * 5, c_void_p, c_int32, c_void_p, c_void_p],
     ),
+    "rl_rows": (Status, [c_int32, c_void_p, c_void_p, c_int32, c_void_p]),
     "rl_linear": (
         Status,
         [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int32, c_void_p, c_int32, c_void_p],

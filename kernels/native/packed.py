@@ -63,6 +63,15 @@ class Packed:
     schemes: ctypes.Array[native.Scheme] | None = None
     path: ProductPath = ProductPath.BEST
 
+    def rows(self, library: ctypes.CDLL, dtype: np.dtype[Any], rows: np.ndarray) -> np.ndarray:
+        """float32 [n, inputs]: the numbers that the codes of `rows` (int32 [n], not checked) stand
+        for; `dtype` is what W was packed for."""
+        found = np.empty((len(rows), self.inputs), np.float32)
+        at, to = np.ascontiguousarray(rows, np.int32), found.ctypes.data
+        weights = ctypes.byref(self.structure())
+        library.rl_rows(ACTIVATIONS[dtype], weights, at.ctypes.data, len(at), to)
+        return found
+
     def structure(self, factor: float = 1.0) -> native.Linear:
         """For C; valid as long as this object is. `factor`: what products are multiplied by where
         they are float32."""

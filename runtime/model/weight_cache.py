@@ -100,7 +100,7 @@ def samples(size: int, read: Callable[[int], bytes]) -> Iterable[bytes]:
 
 TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
-MAGIC = b"rootlace packed6"
+MAGIC = b"rootlace packed7"
 BLOCKS = "embedding.blocks"
 LOOKED_UP = (BLOCKS, "embedding", "positions")
 """Tables of which a step reads a row for each token."""
@@ -155,6 +155,8 @@ class Table(msgspec.Struct, array_like=True):
     """The tensor of the checkpoint's file that the embedding is; None: it is among `tensors`."""
     blocks: str | None
     """The type of GGUF's blocks that the embedding is looked up in, which are among `tensors`."""
+    in_head: bool
+    """Whether the embedding is looked up in the head."""
     arrays: int
     """Bytes of all arrays."""
     tensors: dict[str, Array]
@@ -200,13 +202,16 @@ class Entry:
         tensors = {name: self._array(array) for name, array in self.table.tensors.items()}
         if kind is not None:
             blocks = Blocks(kind, tensors.pop(BLOCKS))
-        elif stored is not None:
+        elif stored is not None and not self.table.in_head:
             tensors["embedding"] = checkpoint.array(stored)
         linears = {
             name: tuple(map(self._linear, parts)) for name, parts in self.table.linears.items()
         }
         table = self.table
-        return PackedWeights(linears, tensors, blocks, table.remarks, table.arrays, self.damage)
+        return PackedWeights(
+            *(linears, tensors, blocks, table.in_head),
+            *(table.remarks, table.arrays, self.damage),
+        )
 
     def verify(self) -> None:
         """Compare all arrays with their checksums, which also has the system read what is not in
@@ -269,7 +274,8 @@ def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: st
             writer.array(packed.embedding_blocks.data),
         )
     writer.align()
-    table = Table(model, embedding, kind, writer.at, tensors, linears, packed.remarks)
+    in_head = packed.embedding_in_head
+    table = Table(model, embedding, kind, in_head, writer.at, tensors, linears, packed.remarks)
     data = msgspec.msgpack.encode(table)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         digest = _digest(memory, table, data)

@@ -127,6 +127,11 @@ RL_API int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t path, 
                              int32_t inputs, int32_t parts, const RlScheme* schemes, int32_t part,
                              const RlSource* source, void* packed);
 
+// to[count, inputs] = the numbers that the codes of these outputs stand for, without a bias: code times
+// scale, rounded, plus offset. For weights that are codes other than E4M3, and not gated.
+RL_API int32_t rl_rows(int32_t dtype, const RlLinear* weights, const int32_t* rows, int32_t count,
+                       float* to);
+
 // `count` products of the same shape, one behind the other in one region, each of x[rows, inputs],
 // rows `ldx` elements apart, with its own weights into the same `out`, contiguous; for tests and
 // measurements. `epilogue` is a rootlace::Epilogue.

@@ -1,5 +1,6 @@
 // Weights that are codes, into panels: see codes.h.
 #include <cstring>
+#include <stdexcept>
 
 #include "codes.h"
 #include "guard.h"
@@ -9,6 +10,46 @@
 
 namespace rootlace {
 namespace {
+
+// Where a code begins, from its chunk's codes on.
+struct Digit {
+  size_t byte;
+  int bit;
+};
+
+// The inputs of a chunk, or of two that lie side by side.
+int depth_of(const CodeLayout& layout) { return layout.by_column ? 2 * CHUNK : CHUNK; }
+
+// By how much codes of eight bits are more than they were.
+int moved(const CodeLayout& layout) {
+  return layout.grouped && Isa::SHORT_PARTS == 2 ? Isa::SHORT_SHIFT : 0;
+}
+
+// The code of input i, of `depth_of`, and of a vector's column.
+template <class T>
+Digit digit_of(const CodeLayout& layout, int lane, int i) {
+  const size_t grouped_row = layout.vecs * layout.word_bytes();
+  if (layout.scheme.codes != RL_FOUR_BITS) {
+    const int word = layout.grouped ? SHORT_WORD : STEP<T>;
+    const size_t row = layout.grouped ? grouped_row : LANES * word;
+    return {i / word * row + lane * word + i % word, 0};
+  }
+  size_t word = 0;  // bytes before it
+  int digit = 0;
+  if (layout.by_column) {
+    word = (lane / 4 * TileCodes::DEPTH + i) * 2, digit = lane % 4;
+  } else if (layout.grouped) {
+    // Of a word's 32 bits, SHORT_WORD inputs have as many each; those of the words that follow
+    // are their higher digits.
+    constexpr int DIGITS = 8 / SHORT_WORD;
+    const int row = i / SHORT_WORD;
+    word = row / DIGITS * grouped_row + lane * 4, digit = i % SHORT_WORD * DIGITS + row % DIGITS;
+  } else {
+    const int row = i / STEP<T>;
+    word = (row / 8 * LANES + lane * STEP<T> + i % STEP<T>) * 4, digit = row % 8;
+  }
+  return {word + digit / 2, digit % 2 * 4};
+}
 
 // Packs the codes of one part of a matrix. Rows of the source are its outputs.
 template <class T, class Packing>
@@ -32,10 +73,10 @@ class Packer {
         put_bytes(panel, first + column, column);
         continue;
       }
-      const int chunks = layout().by_column ? 2 : 1;
-      for (int chunk = 0; chunk * CHUNK < panels_.inputs; chunk += chunks)
-        put_codes(panel + layout().codes(chunk, column / LANES), first + column, column % LANES,
-                  chunk * CHUNK);
+      const int depth = depth_of(layout());
+      for (int input = 0; input < panels_.inputs; input += depth)
+        put_codes(panel + layout().codes(input / CHUNK, column / LANES), first + column,
+                  column % LANES, input);
     }
   }
 
@@ -67,39 +108,14 @@ class Packer {
 
   // Those of a column's inputs from `input` on, at most a chunk of them, or two side by side.
   void put_codes(char* to, size_t output, int lane, int input) const {
-    const bool by_column = layout().by_column;
-    const int depth = std::min(by_column ? 2 * CHUNK : CHUNK, panels_.inputs - input);
-    const auto* values = static_cast<const uint8_t*>(source_.values);
-    if (layout().scheme.codes != RL_FOUR_BITS) {
-      const uint8_t* from = values + output * panels_.inputs + input;
-      const int word = layout().grouped ? SHORT_WORD : STEP<T>;
-      const int moved = layout().grouped && Isa::SHORT_PARTS == 2 ? Isa::SHORT_SHIFT : 0;
-      const size_t row = layout().grouped ? layout().vecs * layout().word_bytes() : LANES * word;
-      for (int i = 0; i < depth; i++)
-        to[i / word * row + lane * word + i % word] = static_cast<char>(from[i] + moved);
-      return;
-    }
-    const uint8_t* from = values + (output * panels_.inputs + input) / 2;
+    const int depth = std::min(depth_of(layout()), panels_.inputs - input);
+    const bool four_bits = layout().scheme.codes == RL_FOUR_BITS;
+    const auto* from = static_cast<const uint8_t*>(source_.values) +
+                       (output * panels_.inputs + input) / (four_bits ? 2 : 1);
     for (int i = 0; i < depth; i++) {
-      const uint32_t code = from[i / 2] >> 4 * (i % 2) & 15;
-      if (by_column) {
-        TileCodes::put(to, lane, i, code);
-        continue;
-      }
-      if (layout().grouped) {
-        // Of a word's 32 bits, SHORT_WORD inputs have as many each; those of the words that follow
-        // are their higher digits.
-        constexpr int DIGITS = 8 / SHORT_WORD;
-        const int row = i / SHORT_WORD, digit = i % SHORT_WORD * DIGITS + row % DIGITS;
-        char& byte = to[row / DIGITS * layout().vecs * layout().word_bytes() + lane * 4 + digit / 2];
-        byte = static_cast<char>(byte | code << digit % 2 * 4);
-        continue;
-      }
-      const int row = i / STEP<T>, word = row / 8 * LANES + lane * STEP<T> + i % STEP<T>;
-      uint32_t digits;
-      std::memcpy(&digits, to + word * 4, 4);
-      digits |= code << 4 * (row % 8);
-      std::memcpy(to + word * 4, &digits, 4);
+      const Digit digit = digit_of<T>(layout(), lane, i);
+      const int code = four_bits ? from[i / 2] >> 4 * (i % 2) & 15 : from[i] + moved(layout());
+      to[digit.byte] = static_cast<char>(to[digit.byte] | code << digit.bit);
     }
   }
 
@@ -108,6 +124,56 @@ class Packer {
   const int part_;
   const RlSource& source_;
   int group_, groups_;
+};
+
+// The numbers that packed codes stand for, output by output: as `Packer` puts them, taken back.
+template <class T, class Packing>
+class RowReader {
+ public:
+  RowReader(const Packing& panels, const RlLinear& weights)
+      : codes_(panels, weights.schemes),
+        packed_(static_cast<const char*>(weights.packed)),
+        inputs_(panels.inputs) {
+    if (layout().scheme.codes == RL_E4M3) throw std::invalid_argument("rows of E4M3 are not read");
+  }
+
+  // The row of an output: codes times scales, rounded, and offsets added.
+  void read(int output, float* to) const {
+    const int column = output % Packing::COLUMNS, lane = column % LANES;
+    const char* panel = packed_ + output / Packing::COLUMNS * codes_.bytes();
+    const int group = layout().scheme.group ? layout().scheme.group : inputs_;
+    Groups groups(layout(), panel, column / LANES);
+    for (int begin = 0; begin < inputs_; begin += group, groups.skip(groups.left())) {
+      const bool both = layout().scheme.offsets != RL_NO_NUMBERS;
+      const float scale = groups.scales()[lane], offset = both ? groups.offsets()[lane] : 0;
+      const int end = begin + group;
+      for (int i = begin; i < end; i += NATIVE) {
+        float numbers[NATIVE] = {};
+        const int count = std::min(NATIVE, end - i);
+        for (int k = 0; k < count; k++) numbers[k] = number(panel, i + k, column / LANES, lane);
+        Native x = load_as<Native>(reinterpret_cast<const char*>(numbers)) * scale;
+        if (both) x = Isa::rounded(x) + offset;
+        std::memcpy(to + i, &x, count * sizeof *to);
+      }
+    }
+  }
+
+ private:
+  const CodeLayout& layout() const { return codes_.parts[0]; }
+
+  float number(const char* panel, int input, int vec, int lane) const {
+    if (layout().as_bytes) return static_cast<int8_t>(panel[layout().byte(input, vec, lane)]);
+    const int depth = depth_of(layout());
+    const Digit digit = digit_of<T>(layout(), lane, input % depth);
+    const char* from = panel + layout().codes(input / depth * depth / CHUNK, vec);
+    const int code = static_cast<uint8_t>(from[digit.byte]) >> digit.bit;
+    if (layout().scheme.codes == RL_FOUR_BITS) return layout().scheme.table[code & 15];
+    return static_cast<int8_t>(code - moved(layout()));
+  }
+
+  const Codes codes_;
+  const char* packed_;
+  const int inputs_;
 };
 
 template <class T>
@@ -128,6 +194,15 @@ int64_t bytes(int32_t path, int outputs, int inputs, int parts, const RlScheme* 
   });
 }
 
+template <class T>
+void read_rows(const RlLinear& weights, const int32_t* rows, int count, float* to) {
+  with_panels<T>(weights, false, [&](const auto& panels) {
+    const RowReader<T, std::decay_t<decltype(panels)>> reader(panels, weights);
+    for (int i = 0; i < count; i++)
+      reader.read(rows[i], to + static_cast<size_t>(i) * weights.inputs);
+  });
+}
+
 }  // namespace
 }  // namespace rootlace
 
@@ -138,6 +213,13 @@ int64_t rl_codes_bytes(int32_t dtype, int32_t path, int32_t outputs, int32_t inp
   using namespace rootlace;
   auto one = dtype == RL_FLOAT32 ? bytes<float> : bytes<bf16>;
   return one(path, outputs, inputs, parts, schemes);
+}
+
+int32_t rl_rows(int32_t dtype, const RlLinear* weights, const int32_t* rows, int32_t count,
+                float* to) {
+  using namespace rootlace;
+  auto one = dtype == RL_FLOAT32 ? read_rows<float> : read_rows<bf16>;
+  return guarded([&] { one(*weights, rows, count, to); });
 }
 
 int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t path, int32_t outputs,

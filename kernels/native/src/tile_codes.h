@@ -18,14 +18,6 @@ class TileCodes {
   static constexpr int DEPTH = 2 * CHUNK;      // inputs of a tile
   static constexpr int TILE = DEPTH * LANES;   // numbers
 
-  static void put(char* pair, int column, int input, uint32_t code) {
-    char* at = pair + (column / 4 * DEPTH + input) * 2;
-    uint16_t digits;
-    std::memcpy(&digits, at, 2);
-    digits = static_cast<uint16_t>(digits | code << 4 * (column % 4));
-    std::memcpy(at, &digits, 2);
-  }
-
   // Begins with the first tile of a vector.
   void begin(const Groups& groups) {
     groups_ = groups, left_ = 0;

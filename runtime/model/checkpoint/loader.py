@@ -430,6 +430,7 @@ def load_weights(
         positions=positions,
         embedding_stored=embedding_stored,
         embedding_blocks=blocks,
+        head_is_embedding=quantised is not None and head is quantised,
         release=release,
     )
 

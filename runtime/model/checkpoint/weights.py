@@ -145,6 +145,8 @@ class ModelWeights:
     embedding_blocks: Blocks | None = None
     """The embedding as a GGUF file stores it: where rows are looked up in that, `embedding` can go.
     """
+    head_is_embedding: bool = False
+    """Whether the head has the codes of the embedding."""
     release: Callable[[], None] = _nothing
     """Lets go of memory that a mapped head takes: for those who have a copy of it."""
 

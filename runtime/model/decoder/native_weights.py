@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ class PackedWeights:
     """`linears`: the weights of products, of queries, keys and values up to `packing.PARTS`, of
     latent attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned
     positions in the activations' type; norms, sinks and corrections in float32; what `Rotations`
-    are made of. An embedding that a GGUF file has in blocks stays as it is, as `embedding_blocks`.
+    are made of. An embedding that a GGUF file has in blocks is none of them: its rows are read from
+    the head, if `embedding_in_head`, else it stays as it is, as `embedding_blocks`.
     `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
     which the system says that they are free. `damage`: set when that file turns out to be
     damaged."""
@@ -41,6 +43,7 @@ class PackedWeights:
     linears: Mapping[str, tuple[Packed, ...]]
     tensors: Mapping[str, np.ndarray]
     embedding_blocks: Blocks | None = None
+    embedding_in_head: bool = False
     remarks: tuple[str, ...] = ()
     mapped: int = 0
     damage: threading.Event = field(default_factory=threading.Event)
@@ -50,16 +53,32 @@ class PackedWeights:
 
 
 class StoredRows:
-    """Rows of a matrix in a file's blocks, as numbers: a table of those that were asked for lately,
-    which takes little memory where the whole matrix takes half a gigabyte. Not thread-safe."""
+    """Rows of a matrix that is kept as codes, as numbers: a table of those that were asked for
+    lately, which takes little memory where the whole takes half a gigabyte. Not thread-safe."""
 
     ROWS = 2048
 
-    def __init__(self, blocks: Blocks, dtype: np.dtype[Any]) -> None:
-        self._data, self._read = blocks.data, READERS[blocks.type]
-        self._place = np.full(len(blocks.data), -1, np.int32)
+    def __init__(
+        self, read: Callable[[np.ndarray], np.ndarray], count: int, dtype: np.dtype[Any]
+    ) -> None:
+        """`read`: the numbers of these rows of `count`, float32 [n, inputs]."""
+        self._read = read
+        self._place = np.full(count, -1, np.int32)
         self._used = 0
-        self.table = np.empty((self.ROWS, self._numbers(blocks.data[:1]).shape[1]), dtype)
+        self.table = np.empty((self.ROWS, read(np.zeros(1, np.int32)).shape[1]), dtype)
+
+    @classmethod
+    def of(
+        cls, weights: PackedWeights, dtype: np.dtype[Any], library: ctypes.CDLL
+    ) -> StoredRows | None:
+        """Those of an embedding; None for one that is numbers."""
+        if weights.embedding_in_head:
+            (head,) = weights.linears["head"]
+            return cls(partial(head.rows, library, dtype), head.outputs, dtype)
+        if weights.embedding_blocks is None:
+            return None
+        kind, data = weights.embedding_blocks
+        return cls(lambda rows: READERS[kind](data[rows]).numbers(), len(data), dtype)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """int32: where in `table`, from its beginning on until the next call, these rows are."""
@@ -72,13 +91,10 @@ class StoredRows:
                 if len(missing) > len(self.table):
                     self.table = np.empty((len(missing), self.table.shape[1]), self.table.dtype)
             end = self._used + len(missing)
-            self.table[self._used : end] = self._numbers(self._data[missing])
+            self.table[self._used : end] = self._read(missing)
             self._place[missing] = np.arange(self._used, end, dtype=np.int32)
             self._used, found = end, self._place[rows]
         return found
-
-    def _numbers(self, data: np.ndarray) -> np.ndarray:
-        return self._read(data).numbers()
 
 
 def _distinct(rows: np.ndarray) -> np.ndarray:
@@ -113,6 +129,7 @@ class NativeWeights:
         spec: ModelSpec,
         weights: PackedWeights,
         dtype: np.dtype[Any],
+        library: ctypes.CDLL,
         adapted: AdaptedLayers = (),
     ) -> None:
         """`dtype`: of activations."""
@@ -120,8 +137,7 @@ class NativeWeights:
         self._weights = weights
         self._held: list[object] = [weights]
         self.dtype = dtype
-        blocks = weights.embedding_blocks
-        self.stored_rows = None if blocks is None else StoredRows(blocks, dtype)
+        self.stored_rows = StoredRows.of(weights, dtype, library)
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
         for index in range(count):

@@ -41,6 +41,8 @@ def pack_weights(
         linears["head"] = packing.of("head", weights.head)
     weights.release()
     blocks = weights.embedding_blocks
+    # Rows of the embedding are those of the head, where that keeps the file's codes.
+    in_head = weights.head_is_embedding and linears["head"][0].schemes is not None
     embedding = weights.embedding if blocks is None else None
     tensors = {"embedding": embedding, "positions": weights.positions}
     tensors |= {
@@ -55,7 +57,9 @@ def pack_weights(
         for name, tensor in _tensors(layer):
             tensors[f"layers.{index}.{name}"] = _float32(tensor)
     there = {name: as_array(one) for name, one in tensors.items() if one is not None}
-    return PackedWeights(linears, there | dict(rotations), blocks, packing.remarks)
+    if in_head:
+        blocks = None
+    return PackedWeights(linears, there | dict(rotations), blocks, in_head, packing.remarks)
 
 
 def _products(layer: LayerWeights) -> Iterator[tuple[str, Weight]]:

@@ -149,7 +149,7 @@ def on_cpu(setup: ModelSetup, weight_cache: WeightCache | None = None) -> Loaded
 
         packer = packer_of(library, team, setup)
         adapted = pack_adapters(packer, config.spec, packed, setup.adapters)
-    weights = NativeWeights(config.spec, packed, setup.dtype, adapted)
+    weights = NativeWeights(config.spec, packed, setup.dtype, library, adapted)
     pool = _pool(setup, packed.mapped)
     codes = kv_pool.codes(config.spec.attention, setup.kv_dtype)
     found = packed.tensors

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
-from rootlace.kernels.native.linear import Epilogue, PackedLinear, Products, prepared
+from rootlace.kernels.arrays import numpy_dtype
+from rootlace.kernels.native.linear import Epilogue, PackedLinear, Packer, Products, prepared
 from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import Stacked, parts_of, stacked, tensors
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
@@ -27,6 +29,7 @@ from tests.kernels.quantised_cases import (
 )
 
 DTYPES = (torch.float32, torch.bfloat16)
+
 NATIVE = [form for form in FORMS if form[0].group != 8]
 ROWS = (*range(1, 10), 33, 130)
 
@@ -307,3 +310,16 @@ def test_what_has_no_kernels(machine: Machine) -> None:
     refuse("parts of unlike schemes", Stacked((weight, ordered)))
     refuse("parts of unlike schemes", Stacked((weight, make(FORMS[1], 2, 32))), True)
     refuse("unlike orders of columns", Stacked((weight, ordered)), True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", [form for form in NATIVE if form[0].codes != "fp8_e4m3"])
+def test_rows_are_the_numbers_that_codes_stand_for(
+    machine: Machine, form: tuple[Scheme, dict[str, Any]], dtype: torch.dtype
+) -> None:
+    for outputs, inputs in ((1, 32), (7, 64), (100, 320)):
+        weight = make(form, outputs, inputs, seed=outputs)
+        packed = Packer(machine.library, machine.teams[2], dtype).pack(weight, path=machine.path)
+        asked = np.random.default_rng(outputs).integers(0, outputs, 9).astype(np.int32)
+        found = packed.rows(machine.library, numpy_dtype(dtype), asked)
+        assert np.array_equal(found, dequantise(weight).float().numpy()[asked])
