@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import secrets
@@ -26,7 +27,7 @@ from rootlace.runtime.contracts.messages import (
     StepRecord,
     encode,
 )
-from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.runtime.engine.client.process_config import EngineProcessConfig
 from rootlace.runtime.engine.core import EngineLoop, Pipes, collect_when_idle, connect
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
@@ -55,6 +56,7 @@ compilation took several times as long.
 def main() -> int:
     """Exit status 0 after a `Stop`, 1 if the engine could not start (the reason is on stdout)."""
     processes.compete()
+    gc.disable()  # a start makes many objects that stay, and garbage of few
     processes.set_up_logs(LogConfig(), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -101,6 +103,7 @@ def _serve(
     found = check_config(model_source(executor.model), executor.ignore_config_keys)
     if found is not None:
         check_options(found, executor, engine.cache)
+        found.source.release_texts()  # before more is imported, which takes the memory
     read_adapters(engine.executor.adapters)
     if config.replicas > 1:
         from rootlace.runtime.model.executor.refusals import take_share

@@ -328,6 +328,7 @@ def collect_when_idle() -> None:
     gc.freeze()
     processes.give_back_memory()
     gc.set_threshold(YOUNG, 10, BUSY_AFTER)
+    gc.enable()
 
 
 def collect() -> bool:

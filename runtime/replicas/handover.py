@@ -22,7 +22,7 @@ from rootlace.runtime.contracts.messages import (
     Offered,
     Ready,
 )
-from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.runtime.engine.client.restarts import PendingRequest
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError, ServerUnavailable

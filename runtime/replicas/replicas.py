@@ -29,9 +29,8 @@ from rootlace.runtime.contracts.messages import (
     TreePage,
     Unpin,
 )
-from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.cache_orders import Forgets
-from rootlace.runtime.engine.client.engine_client import ReplicaContext
+from rootlace.runtime.engine.client.engine_client import EngineClient, ReplicaContext
 from rootlace.runtime.engine.client.restarts import PendingRequest, Suspensions
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover, transfer_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rootlace.runtime.config import EngineConfig, GatewayConfig
-from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ async def open_room(
     begin = start or partial(_start, engine_config, config, on_exit)
     starting: asyncio.Task[Engine] = asyncio.create_task(begin())
     try:
-        await asyncio.to_thread(meanwhile)
+        # What the texts take for a while is free for the modules then.
         texts = await asyncio.to_thread(_read_texts, config)
+        await asyncio.to_thread(meanwhile)
         engine = await asyncio.shield(starting)
     except BaseException:
         await _abandon(starting)

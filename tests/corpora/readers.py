@@ -62,6 +62,8 @@ def read_gguf(data: bytes) -> None:
         path.write_bytes(data)
         file = GgufFile.read(path)
         assert all(len(tensor.data) <= len(data) for tensor in file.tensors.values())
+        for value in file.metadata.values():
+            assert not hasattr(value, "tolist") or len(value.tolist()) <= len(data)
 
 
 def read_safetensors(data: bytes) -> None:

@@ -26,7 +26,7 @@ from rootlace.runtime.contracts.messages import (
     encode,
 )
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
-from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.runtime.engine.client.process_config import EngineProcessConfig
 from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.engine.process import Telling
 from rootlace.runtime.scheduler.masks import StepMasks

@@ -18,7 +18,7 @@ from rootlace.runtime.config import (
     GatewayConfig,
     SchedulerConfig,
 )
-from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.runtime.engine.client.restarts import MAX_RESTARTS
 from rootlace.runtime.replicas import Apart, Replicas
 from rootlace.runtime.server.chat_template import ChatTemplate

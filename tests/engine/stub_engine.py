@@ -39,7 +39,7 @@ from rootlace.runtime.contracts.messages import (
     decode_to_engine,
     encode,
 )
-from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.runtime.engine.client.process_config import EngineProcessConfig
 from rootlace.wire.protocol import RequestFacts
 from rootlace.wire.sampling import PIN_SECONDS
 

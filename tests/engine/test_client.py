@@ -26,7 +26,7 @@ from rootlace.runtime.contracts.messages import (
     StepRecord,
     read_step_record,
 )
-from rootlace.runtime.engine.client import EngineClient, engine_client
+from rootlace.runtime.engine.client import engine_client
 from rootlace.runtime.engine.client.cache_orders import (
     FORGET_SECONDS,
     MAX_FORGETS,
@@ -34,6 +34,7 @@ from rootlace.runtime.engine.client.cache_orders import (
     ForgetFile,
     Forgets,
 )
+from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN

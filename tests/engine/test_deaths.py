@@ -19,9 +19,9 @@ from rootlace.runtime.contracts.messages import (
     Ready,
     ToEngine,
 )
-from rootlace.runtime.engine.client import EngineClient, restarts
+from rootlace.runtime.engine.client import restarts
 from rootlace.runtime.engine.client.cache_orders import Forgets
-from rootlace.runtime.engine.client.engine_client import ReplicaContext
+from rootlace.runtime.engine.client.engine_client import EngineClient, ReplicaContext
 from rootlace.runtime.engine.client.restarts import (
     GUILTY_SECONDS,
     MAX_GUILTY,

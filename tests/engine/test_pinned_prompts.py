@@ -23,8 +23,9 @@ from rootlace.runtime.contracts.messages import (
     Unpin,
     Unpinned,
 )
-from rootlace.runtime.engine.client import EngineClient, cache_orders
+from rootlace.runtime.engine.client import cache_orders
 from rootlace.runtime.engine.client.cache_orders import PinnedPrompts
+from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.wire.protocol import RequestFacts
 from rootlace.wire.sampling import PRIORITIES, Cache, Handling
 from tests.engine.test_client import PARAMS, client, kill

@@ -14,7 +14,8 @@ import pytest
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig
 from rootlace.runtime.contracts.messages import EngineRequest
-from rootlace.runtime.engine.client import EngineClient, engine_client, restarts
+from rootlace.runtime.engine.client import engine_client, restarts
+from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.wire.protocol import SamplingParams
 from tests.processes import alive
 from tests.waiting import soon, until

@@ -25,6 +25,7 @@ from rootlace.runtime.contracts.messages import (
     encode,
     read_step_record,
 )
+from rootlace.runtime.engine.client.process_config import EngineProcessConfig
 from rootlace.wire.errors import ServerUnavailable, from_code
 from rootlace.wire.sockets import MessageReader
 
@@ -131,24 +132,6 @@ def new_sockets(
 
 
 STOP_GRACE_SECONDS = 5.0
-
-
-class EngineProcessConfig(msgspec.Struct, frozen=True):
-    """The engine process's configuration, from its standard input."""
-
-    engine: EngineConfig
-    inbox: str
-    outbox: str
-    socket_folder: str
-    record: str
-    """Path where the engine writes the requests of its steps (`StepRecord`)."""
-    replica: int = 0
-    replicas: int = 1
-    """Index among the engines of this machine, and their count."""
-    digest_key: str = ""
-    """Key of the digests that the engine reports of its cache, hexadecimal; empty: no reports."""
-    transfer: TransferConfig | None = None
-    """Configuration of block transfer, if any; a file descriptor in it is inherited."""
 
 
 class Children:

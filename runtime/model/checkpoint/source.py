@@ -322,6 +322,9 @@ class ModelSource(Protocol):
     def about(self) -> About:
         """Summarise the model's files."""
 
+    def release_texts(self) -> None:
+        """Let go of a vocabulary that was read; it is read again when asked for."""
+
 
 @dataclass(frozen=True)
 class FolderSource:
@@ -388,6 +391,9 @@ class FolderSource:
 
     def pooling(self) -> str:
         return read_pooling(self.path)
+
+    def release_texts(self) -> None:
+        """Nothing is kept."""
 
     def about(self) -> About:
         config = self.config()

@@ -25,7 +25,7 @@ from rootlace.runtime.model.families.config_reader import (
 from rootlace.runtime.model.families.gpt import FALCON_KEYS, GPT2_KEYS
 from rootlace.runtime.model.families.llama import BETA
 from rootlace.runtime.model.families.reading import ORIGINAL
-from rootlace.runtime.model.gguf.file import GgufFile
+from rootlace.runtime.model.gguf.file import GgufFile, Texts
 
 # Metadata -----------------------------------------------------------------------------------------
 #
@@ -58,7 +58,7 @@ class Metadata(ConfigReader):
         self._tensors = file.tensors
         self._prefix = f"{architecture}."
         values = {
-            key: value.tolist() if isinstance(value, array) else value
+            key: value.tolist() if isinstance(value, (array, Texts)) else value
             for key, value in file.metadata.items()
             if key.startswith(self._prefix)
         }

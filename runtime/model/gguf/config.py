@@ -289,10 +289,10 @@ class GgufSource:
 
     def config(self) -> dict[str, Any]:
         check_types(self.file)
-        return read_config(self.file) | {"bos_token_id": self._vocabulary.bos}
+        return read_config(self.file) | {"bos_token_id": self._ends[0]}
 
     def eos_token_id(self) -> list[int]:
-        return list(self._vocabulary.ends)
+        return list(self._ends[1])
 
     def generation_config(self) -> tuple[str, dict[str, Any]]:
         names = {about.gguf: name for name, about in PARAMETERS.items() if about.gguf}
@@ -339,9 +339,17 @@ class GgufSource:
             },
         )
 
+    def release_texts(self) -> None:
+        self.__dict__.pop("_vocabulary", None)
+
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.read(self.file)
+
+    @cached_property
+    def _ends(self) -> tuple[int | None, tuple[int, ...]]:
+        """The tokens that a text begins with and may end with."""
+        return self._vocabulary.bos, self._vocabulary.ends
 
 
 _READ: WeakValueDictionary[int, GgufSource] = WeakValueDictionary()

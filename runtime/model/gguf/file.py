@@ -84,25 +84,18 @@ class Cursor:
         except UnicodeDecodeError as error:
             self.refuse(f"{what} is not UTF-8: {error}", at)
 
-    def texts(self, count: int, what: str) -> list[str]:
-        """Read `count` texts, as `text` does: a vocabulary has hundreds of thousands."""
+    def texts(self, count: int, what: str) -> Texts:
+        """The next `count` texts, each as `text` reads it."""
         self.expect(_LENGTH.size * count, what)
-        data, at, size = self._data, self.at, len(self._data)
-        found: list[str] = []
-        try:
-            for _ in range(count):
-                begin = at + 8
-                end = begin + _LENGTH.unpack_from(data, at)[0]
-                if end > size:
-                    break
-                found.append(str(data[begin:end], "utf-8"))
-                at = end
-        except (UnicodeDecodeError, struct.error):
-            pass
+        data, begin, at, size = self._data, self.at, self.at, len(self._data)
+        for index in range(count):
+            end = at + 8 + _LENGTH.unpack_from(data, at)[0] if at + 8 <= size else size + 1
+            if end > size:
+                self.at = at
+                self.text(f"{what}[{index}]")  # says what is wrong
+            at = end
         self.at = at
-        while len(found) < count:
-            found.append(self.text(f"{what}[{len(found)}]"))  # says what is wrong
-        return found
+        return Texts(self._file, data[begin:at], count, what)
 
     def numbers(self, form: str, count: int, what: str) -> array[int] | array[float]:
         """Read `count` numbers of the `struct` type `form`, as many bytes as in the file."""
@@ -112,6 +105,31 @@ class Cursor:
         found.frombytes(data)
         if sys.byteorder == "big":
             found.byteswap()
+        return found
+
+
+class Texts:
+    """Texts of a file, which become strings when they are read, and are not kept then."""
+
+    def __init__(self, file: Path, data: memoryview, count: int, what: str) -> None:
+        self._file, self._data, self._what = file, data, what
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def tolist(self) -> list[str]:
+        """Raises `UnsupportedModel` for what is not UTF-8."""
+        data, at = self._data, 0
+        found: list[str] = []
+        for index in range(self._count):
+            begin = at + 8
+            at = begin + _LENGTH.unpack_from(data, at)[0]
+            try:
+                found.append(str(data[begin:at], "utf-8"))
+            except UnicodeDecodeError as error:
+                what = f"{self._what}[{index}] is not UTF-8: {error}"
+                raise UnsupportedModel(f"{self._file}: {what}") from None
         return found
 
 
@@ -174,7 +192,7 @@ TYPES: dict[int, TensorType] = {
 
 
 Scalar = int | float | bool | str
-Value: TypeAlias = "Scalar | list[str] | list[bool] | array[int] | array[float]"
+Value: TypeAlias = "Scalar | Texts | list[bool] | array[int] | array[float]"
 """Lists of numbers stay arrays, which take as much memory as the file's bytes."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}

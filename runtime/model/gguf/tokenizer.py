@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from rootlace.runtime.model.gguf.file import GgufFile
+from rootlace.runtime.model.gguf.file import GgufFile, Texts
 from rootlace.wire.errors import UnsupportedModel
 
 # Vocabulary ---------------------------------------------------------------------------------------
@@ -188,6 +188,8 @@ class _Keys:
         found = self._file.metadata.get(f"tokenizer.ggml.{key}", default)
         if found is ...:
             self.refuse(key, "it is missing")
+        if isinstance(found, Texts):
+            found = found.tolist()
         if found is not default and type(found) is not kind:
             self.refuse(key, f"it is not of type {kind.__name__}")
         return found
@@ -517,6 +519,8 @@ def _stated_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
     ):
         return []  # writers leave out an empty list
+    if isinstance(found, Texts):
+        found = found.tolist()
     if not isinstance(found, list):
         vocabulary.refuse("merges", "it is not a list of texts")
     merges = []

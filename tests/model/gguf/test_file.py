@@ -39,7 +39,7 @@ def read(tmp_path: Path, data: bytes) -> GgufFile:
 
 def test_a_file(tmp_path: Path) -> None:
     file = read(tmp_path, gguf_bytes(METADATA, ENTRIES, DATA))
-    assert {key: list(v) if hasattr(v, "tolist") else v for key, v in file.metadata.items()} == (
+    assert {key: v.tolist() if hasattr(v, "tolist") else v for key, v in file.metadata.items()} == (
         METADATA
     )
     assert {name: (t.type.name, t.shape) for name, t in file.tensors.items()} == {
@@ -220,6 +220,10 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "long text": (gguf_bytes({"k": u32(8) + u64(1 << 62) + b"x"}), "'k' would take"),
     "long list": (gguf_bytes({"k": u32(9) + u32(4) + u64(1 << 62)}), "'k' would take"),
     "long texts": (gguf_bytes({"k": u32(9) + u32(8) + u64(1 << 61)}), "'k' would take"),
+    "long text of a list": (
+        gguf_bytes({"k": u32(9) + u32(8) + u64(2) + text(b"a") + u64(99)}),
+        "'k'[1] would take 99 bytes",
+    ),
     "long flags": (gguf_bytes({"k": u32(9) + u32(7) + u64(1 << 63)}), "'k' would take"),
     "list of lists": (gguf_bytes({"k": u32(9) + u32(9) + u64(1)}), "a list of lists"),
     "type": (gguf_bytes({"k": u32(13)}), "'k' has a value of unknown type 13"),
@@ -261,6 +265,16 @@ def test_faults_are_named(name: str, tmp_path: Path) -> None:
         read(tmp_path, data)
     assert str(caught.value).startswith(f"{tmp_path / 'm.gguf'}: ")
     assert words in str(caught.value)
+
+
+def test_texts_that_are_no_texts_are_named_when_they_are_read(tmp_path: Path) -> None:
+    """Nobody who needs no vocabulary reads one."""
+    file = read(tmp_path, gguf_bytes({"k": u32(9) + u32(8) + u64(2) + text(b"a") + text(b"\xff")}))
+    for _ in range(2):
+        with pytest.raises(
+            UnsupportedModel, match=rf"{tmp_path / 'm.gguf'}: 'k'\[1\] is not UTF-8"
+        ):
+            file.metadata["k"].tolist()
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

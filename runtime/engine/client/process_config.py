@@ -1,0 +1,26 @@
+"""What an engine process is started with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.block_store import TransferConfig
+
+
+class EngineProcessConfig(msgspec.Struct, frozen=True):
+    """The engine process's configuration, from its standard input."""
+
+    engine: EngineConfig
+    inbox: str
+    outbox: str
+    socket_folder: str
+    record: str
+    """Path where the engine writes the requests of its steps (`StepRecord`)."""
+    replica: int = 0
+    replicas: int = 1
+    """Index among the engines of this machine, and their count."""
+    digest_key: str = ""
+    """Key of the digests that the engine reports of its cache, hexadecimal; empty: no reports."""
+    transfer: TransferConfig | None = None
+    """Configuration of block transfer, if any; a file descriptor in it is inherited."""
