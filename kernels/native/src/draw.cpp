@@ -206,21 +206,34 @@ class Row {
     }
   }
 
-  Vec kept_at(int i, const Cut& cut) const {
-    Vec v = at(i);
-    if (cut.id == INT_MAX && cut.logit == -INFINITY) return v;
+  static bool cuts(const Cut& cut) { return cut.id != INT_MAX || cut.logit != -INFINITY; }
+
+  static Ints kept(Vec v, int i, const Cut& cut) {
     const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Ints kept = (v > cut.logit) | ((v == cut.logit) & (lane + i <= cut.id));
-    return kept ? v : splat(-INFINITY);
+    return (v > cut.logit) | ((v == cut.logit) & (lane + i <= cut.id));
+  }
+
+  Vec kept_at(int i, const Cut& cut) const {
+    const Vec v = at(i);
+    if (!cuts(cut)) return v;
+    return kept(v, i, cut) ? v : splat(-INFINITY);
   }
 
   // Sums of the kept weights by blocks; returns their total.
-  double weigh(const Cut& cut) {
+  double weigh(const Cut& cut) { return cuts(cut) ? weigh_kept<true>(cut) : weigh_kept<false>(cut); }
+
+  template <bool CUT>
+  double weigh_kept(const Cut& cut) {
     double total = 0;
     for (int begin = 0, block = 0; begin < size_; begin += BLOCK, block++) {
       Wide low = {}, high = {};
       for (int i = begin; i < std::min(size_, begin + BLOCK); i += LANES) {
-        Vec v = kept_at(i, cut);
+        Vec v = at(i);
+        if (CUT) {
+          const Ints some = kept(v, i, cut);
+          if (!bits_of(some)) continue;  // most, behind a narrow cut: they would add zeros
+          v = some ? v : splat(-INFINITY);
+        }
         Wide first = exp(-distance(half(v, 0))), second = exp(-distance(half(v, 1)));
         low += first >= draw_.min_p ? first : Wide{};
         high += second >= draw_.min_p ? second : Wide{};
@@ -264,6 +277,7 @@ class Row {
         } else {
           int count = sort(bucket, reach), kept = static_cast<int>(draw_.top_k - rank);
           cut = {space_.tokens[kept - 1].logit, space_.tokens[kept - 1].id};
+          if (!by_mass) return cut;
           mass = mass_before(bucket);
           for (int i = 0; i < std::min(kept, count); i++) mass += weight(space_.tokens[i].logit);
           end = bucket + 1;
@@ -314,7 +328,7 @@ class Row {
     each_within(reach, [&](int, float logit, int bucket) {
       within++;
       space_.counts[bucket]++;
-      space_.masses[bucket] += weight(logit);
+      if (draw_.top_p < 1) space_.masses[bucket] += weight(logit);
     });
     return size_ - within;
   }
