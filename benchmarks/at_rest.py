@@ -48,7 +48,7 @@ def request_of(number: int) -> tuple[str, str, dict[str, Any]]:
         body["stream"] = True
     if kind == "schema":
         named = {"a": {"type": "integer"}, "b": {"enum": ["x", "y", str(number % 40)]}}
-        schema = {"type": "object", "properties": named, "required": ["a", "b"]}
+        schema: dict[str, Any] = {"type": "object", "properties": named, "required": [*named]}
         schema["additionalProperties"] = False
         body["response_format"] = {
             "type": "json_schema",
