@@ -1,4 +1,4 @@
-"""Text to token ids, piece by piece, with the result of tokenizing the whole at once; and back.
+"""Text to token ids, piece by piece, with the result of tokenizing the whole at once.
 
 Wraps a Hugging Face fast tokenizer (`tokenizer.json`). Three things are done here rather than in
 the library, because a branch grows in pieces and is continued after generated tokens:
@@ -9,17 +9,13 @@ the library, because a branch grows in pieces and is continued after generated t
   of the tokenizer and added here where the original would: never in the middle of a branch.
 - *The stable prefix*: the tokens that no later text can change (see `settle`).
 
-Back, a few at a time, never half a character: most tokenizers are byte-faithful. Each token stands
-for a fixed string of bytes (byte-level BPE, or SentencePiece with byte fallback), so decoding is
-concatenation followed by UTF-8, and an incremental UTF-8 decoder does it in O(new tokens). Others
-are decoded by the library over a short window.
+The way back is `output_text.Detokenizer`.
 
-Sections: vocabulary, detokenizer, pieces, tokenizer.
+Sections: vocabulary, pieces, tokenizer.
 """
 
 from __future__ import annotations
 
-import codecs
 import functools
 import json
 import re
@@ -162,114 +158,6 @@ def _decoder_kind(spec: dict[str, Any] | None) -> tuple[Kind, bool]:
         if steps[3:] in ([], [strip]):
             return "byte_fallback", bool(steps[3:])
     return "other", False
-
-
-# Detokenizer --------------------------------------------------------------------------------------
-
-
-_CONTEXT_TOKENS = 8
-_REPLACEMENT = "\ufffd"
-
-
-class Detokenizer:
-    """Text of the tokens fed so far, in the context of those before.
-
-    `context` are the ids before (only the last few matter: they may hold the beginning of a
-    character); `at_start` says that no visible token came before, which matters to tokenizers that
-    strip the first space of a text. The concatenation of what `feed` and `flush` return is the
-    text of the fed ids in that context; bytes that are not UTF-8 show as U+FFFD.
-    """
-
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        context: Sequence[int] = (),
-        skip_special_tokens: bool = True,
-        at_start: bool = True,
-    ) -> None:
-        table = vocabulary.visible_bytes if skip_special_tokens else vocabulary.token_bytes
-        self._bytes = table
-        self._strip = table.strips_first and at_start and not table.shows_any(context)
-        self._held = b""
-        """The beginning of a character."""
-        self._window = _Window(vocabulary, skip_special_tokens) if table.kind == "other" else None
-        if self._window is not None:
-            self._window.feed(list(context[-_CONTEXT_TOKENS:]))
-        else:
-            # Where the last byte is not ASCII, the tokens may end within a character.
-            data = b"".join(map(table.__getitem__, context[-_CONTEXT_TOKENS:]))
-            if data and data[-1] >= 0x80:
-                self._held = data[codecs.utf_8_decode(data, "replace", False)[1] :]
-
-    @property
-    def clean(self) -> bool:
-        """Whether no part of a character is held back."""
-        if self._window is not None:
-            return not self._window.holds
-        return not self._held
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """The new text that is certain."""
-        if self._window is not None:
-            return self._window.feed(token_ids)
-        if len(token_ids) == 1:
-            data = self._bytes[token_ids[0]]
-        else:
-            data = b"".join(map(self._bytes.__getitem__, token_ids))
-        if self._strip and data:
-            data = data.removeprefix(b" ")
-            self._strip = False
-        # What codecs' incremental decoder does, without its Python overhead.
-        if self._held:
-            data = self._held + data
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self._held = data[used:]
-        return text
-
-    def flush(self) -> str:
-        """At the end, what is held back: U+FFFD for an unfinished character."""
-        if self._window is not None:
-            return self._window.flush()
-        held, self._held = self._held, b""
-        return codecs.utf_8_decode(held, "replace", True)[0]
-
-
-class _Window:
-    """Decoding through the library: the text a window gains when the new tokens join it.
-
-    The window starts at the last place where the text was whole, so the cost of a call does not
-    grow with the sequence.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
-        self._fast = vocabulary.fast
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._told = 0  # tokens of the window whose text was returned
-        self.holds = False
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join(self._feed_one(token_id) for token_id in token_ids)
-
-    def _feed_one(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        new = self._new_text()
-        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._told < 8
-        if self.holds:
-            return ""
-        self._ids = self._ids[-_CONTEXT_TOKENS:]
-        self._told = len(self._ids)
-        return new
-
-    def flush(self) -> str:
-        new = self._new_text() if self.holds else ""
-        self._told, self.holds = len(self._ids), False
-        return new
-
-    def _new_text(self) -> str:
-        before = self._fast.decode(self._ids[: self._told], skip_special_tokens=self._skip)
-        whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
-        return whole[len(before) :]
 
 
 # Pieces -------------------------------------------------------------------------------------------
@@ -418,8 +306,13 @@ class Tokenizer(Vocabulary):
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""
-        detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
-        return detokenizer.feed(token_ids) + detokenizer.flush()
+        table = self.visible_bytes if skip_special_tokens else self.token_bytes
+        if table.kind == "other":
+            return self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        data = b"".join(map(table.__getitem__, token_ids))
+        if table.strips_first:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
 
     # ------------------------------------------------------------ pieces of a branch
 
@@ -479,13 +372,12 @@ class Tokenizer(Vocabulary):
         """One token's own text; a part of a character shows as U+FFFD, an unknown id as ""."""
         text = self._texts.get(token_id)
         if text is None:
-            text = self._decode_one(token_id)
+            if self.token_bytes.kind == "other":
+                text = self.fast.decode([token_id], skip_special_tokens=False)
+            else:
+                text = self.token_bytes[token_id].decode("utf-8", "replace")
             self._texts[token_id] = text
         return text
-
-    def _decode_one(self, token_id: int) -> str:
-        detokenizer = Detokenizer(self, skip_special_tokens=False, at_start=False)
-        return detokenizer.feed([token_id]) + detokenizer.flush()
 
     # ------------------------------------------------------------ parts of it
 
