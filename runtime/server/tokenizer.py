@@ -279,7 +279,6 @@ class Tokenizer(Vocabulary):
             _BREAKING.search(self.added[token].content) for token in self._made_of_text
         )
         self.longest_token = max((len(c) for c in (*vocabulary, *self.by_content)), default=1)
-        self._texts: dict[int, str] = {}
 
     @classmethod
     def read(cls, source: ModelSource) -> Tokenizer:
@@ -308,7 +307,7 @@ class Tokenizer(Vocabulary):
         """Text of a whole sequence."""
         table = self.visible_bytes if skip_special_tokens else self.token_bytes
         if table.kind == "other":
-            return self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return self.fast.decode([*token_ids], skip_special_tokens=skip_special_tokens)
         data = b"".join(map(table.__getitem__, token_ids))
         if table.strips_first:
             data = data.removeprefix(b" ")
@@ -370,14 +369,9 @@ class Tokenizer(Vocabulary):
 
     def token_text(self, token_id: int) -> str:
         """One token's own text; a part of a character shows as U+FFFD, an unknown id as ""."""
-        text = self._texts.get(token_id)
-        if text is None:
-            if self.token_bytes.kind == "other":
-                text = self.fast.decode([token_id], skip_special_tokens=False)
-            else:
-                text = self.token_bytes[token_id].decode("utf-8", "replace")
-            self._texts[token_id] = text
-        return text
+        if self.token_bytes.kind == "other":
+            return self.fast.decode([token_id], skip_special_tokens=False)
+        return self.token_bytes[token_id].decode("utf-8", "replace")
 
     # ------------------------------------------------------------ parts of it
 
