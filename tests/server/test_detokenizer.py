@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from rootlace.runtime.server.output_text import Detokenizer
-from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.runtime.server.tokenizer import Detokenizer, Tokenizer
 from tests.server.conftest import load
 
 TEXT = "Once upon a time 🙂👩‍👩‍👧 there — was «naïve» 你好，世界 é e\u0301 \n\n\t x"

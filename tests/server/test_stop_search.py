@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.server.output_text import Finder, Found, Search
+from rootlace.runtime.server.stops import Finder, Found, Search
 from rootlace.wire.errors import InvalidConstraint
 
 LOOKS = ("^", "$", r"\A", r"\Z", r"\b", r"\B", "(?<=a)", "(?<!a)", "(?=b)", "(?!b)", "(?=[ab])")

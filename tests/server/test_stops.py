@@ -7,7 +7,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.server.output_text import Search, StopChecker
+from rootlace.runtime.server.stops import Search, StopChecker
 
 texts = st.text("abc", max_size=30)
 stop_lists = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)

@@ -8,7 +8,7 @@ import pytest
 
 from rootlace.runtime.contracts.messages import EngineOutput, ThoughtTokens
 from rootlace.runtime.server.generate import Sample
-from rootlace.runtime.server.output_text import Search
+from rootlace.runtime.server.stops import Search
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
 from rootlace.wire.protocol import SamplingParams
 

@@ -1,21 +1,13 @@
-"""The text of an output as it grows: tokens become text, stop strings and patterns end it.
-
-Text is held back while it is half a character, or may begin a match; matches are found across the
-borders of tokens.
-
-Sections: detokenizer, stop search, stop patterns, stops.
-"""
+"""Stop strings and patterns: found across token borders; text that may begin one is held back."""
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from rootlace.runtime.server.tokenizer import Vocabulary
 from rootlace.runtime.structured.regex.nfa import flat, repeats
 from rootlace.runtime.structured.regex.parse import AT_LAST_NEWLINE, parse
 from rootlace.runtime.structured.regex.syntax import (
@@ -34,117 +26,6 @@ from rootlace.runtime.structured.regex.syntax import (
     union,
 )
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-
-# Detokenizer --------------------------------------------------------------------------------------
-#
-# Most tokenizers are byte-faithful: each token stands for a fixed string of bytes (byte-level BPE,
-# or SentencePiece with byte fallback). Decoding is then concatenation followed by UTF-8, which an
-# incremental decoder does in O(new tokens). The library decodes the others over a short window.
-
-
-_CONTEXT_TOKENS = 8
-_REPLACEMENT = "\ufffd"
-
-
-class Detokenizer:
-    """Text of the tokens fed so far, in the context of those before.
-
-    `context` are the ids before: the last few may hold the beginning of a character, and a
-    tokenizer that strips the first space of a text does so if none of them is visible. The
-    concatenation of what `feed` and `flush` return is the text of the fed ids in that context;
-    bytes that are not UTF-8 show as U+FFFD.
-    """
-
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        context: Sequence[int] = (),
-        skip_special_tokens: bool = True,
-    ) -> None:
-        table = vocabulary.visible_bytes if skip_special_tokens else vocabulary.token_bytes
-        self._bytes = table
-        self._strip = table.strips_first and not table.shows_any(context)
-        self._held = b""
-        """The beginning of a character."""
-        self._window = _Window(vocabulary, skip_special_tokens) if table.kind == "other" else None
-        if self._window is not None:
-            self._window.feed(list(context[-_CONTEXT_TOKENS:]))
-        else:
-            # Where the last byte is not ASCII, the tokens may end within a character.
-            data = b"".join(map(table.__getitem__, context[-_CONTEXT_TOKENS:]))
-            if data and data[-1] >= 0x80:
-                self._held = data[codecs.utf_8_decode(data, "replace", False)[1] :]
-
-    @property
-    def clean(self) -> bool:
-        """Whether no part of a character is held back."""
-        if self._window is not None:
-            return not self._window.holds
-        return not self._held
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """The new text that is certain."""
-        if self._window is not None:
-            return self._window.feed(token_ids)
-        if len(token_ids) == 1:
-            data = self._bytes[token_ids[0]]
-        else:
-            data = b"".join(map(self._bytes.__getitem__, token_ids))
-        if self._strip and data:
-            data = data.removeprefix(b" ")
-            self._strip = False
-        # What codecs' incremental decoder does, without its Python overhead.
-        if self._held:
-            data = self._held + data
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self._held = data[used:]
-        return text
-
-    def flush(self) -> str:
-        """At the end, what is held back: U+FFFD for an unfinished character."""
-        if self._window is not None:
-            return self._window.flush()
-        held, self._held = self._held, b""
-        return codecs.utf_8_decode(held, "replace", True)[0]
-
-
-class _Window:
-    """Decoding through the library: the text a window gains when the new tokens join it.
-
-    The window starts at the last place where the text was whole, so the cost of a call does not
-    grow with the sequence.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
-        self._fast = vocabulary.fast
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._told = 0  # tokens of the window whose text was returned
-        self.holds = False
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join(self._feed_one(token_id) for token_id in token_ids)
-
-    def _feed_one(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        new = self._new_text()
-        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._told < 8
-        if self.holds:
-            return ""
-        self._ids = self._ids[-_CONTEXT_TOKENS:]
-        self._told = len(self._ids)
-        return new
-
-    def flush(self) -> str:
-        new = self._new_text() if self.holds else ""
-        self._told, self.holds = len(self._ids), False
-        return new
-
-    def _new_text(self) -> str:
-        before = self._fast.decode(self._ids[: self._told], skip_special_tokens=self._skip)
-        whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
-        return whole[len(before) :]
-
 
 # Stop search --------------------------------------------------------------------------------------
 #
