@@ -58,7 +58,7 @@ async def open_room(
     if gateway.model_info.labels is None:
         texts.log_sampling(gateway.model_info.name)
     if config.warm_up:
-        from rootlace.runtime.server.http.generation import warm_up
+        from rootlace.runtime.server.http.admin import warm_up
 
         try:
             await warm_up(gateway, config.replicas)

@@ -9,268 +9,34 @@ the library, because a branch grows in pieces and is continued after generated t
   of the tokenizer and added here where the original would: never in the middle of a branch.
 - *The stable prefix*: the tokens that no later text can change (see `settle`).
 
-Back, a few at a time, never half a character: most tokenizers are byte-faithful. Each token stands
-for a fixed string of bytes (byte-level BPE, or SentencePiece with byte fallback), so decoding is
-concatenation followed by UTF-8, and an incremental UTF-8 decoder does it in O(new tokens). Others
-are decoded by the library over a short window.
-
-Sections: vocabulary, detokenizer, pieces, tokenizer.
+Sections: pieces, tokenizer, detokenizer.
 """
 
 from __future__ import annotations
 
 import codecs
-import functools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.model.checkpoint.source import ModelSource
+from rootlace.runtime.server.vocabulary import (
+    SPACE,
+    AddedToken,
+    Vocabulary,
+    around,
+    may_have_dummy,
+    never_crosses_space,
+    remove_dummy_prefix,
+    without_vocabulary,
+)
 from rootlace.wire.errors import InvalidRequest
-
-# Vocabulary ---------------------------------------------------------------------------------------
-#
-# What each token is: its spelling, whether it is special, the bytes it stands for.
-
-
-SPACE = "\u2581"  # how SentencePiece writes a space
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-@dataclass(frozen=True)
-class AddedToken:
-    """A token beside the model's own; the flags are those of `tokenizer.json`."""
-
-    id: int
-    content: str
-    special: bool
-    lstrip: bool
-    rstrip: bool
-    single_word: bool
-
-
-class Vocabulary:
-    """The tokens of a Hugging Face fast tokenizer. Thread-safe: only caches change.
-
-    `vocab_size` counts added tokens. `token_bytes` and `visible_bytes` are the tokens' bytes, in
-    the latter none for special ones.
-    """
-
-    def __init__(self, fast: FastTokenizer, decoder: dict[str, Any] | None) -> None:
-        """`decoder` is that of `tokenizer.json`: it says how tokens become text."""
-        self.fast = fast
-        self.vocab_size = fast.get_vocab_size(with_added_tokens=True)
-        self.added = {
-            id_: AddedToken(id_, t.content, t.special, t.lstrip, t.rstrip, t.single_word)
-            for id_, t in fast.get_added_tokens_decoder().items()
-        }
-        self.by_content = {token.content: token for token in self.added.values()}
-        self.token_bytes = TokenBytes(self, decoder)
-        self.visible_bytes = TokenBytes(self, decoder, skip_special_tokens=True)
-
-    def id_of(self, content: str) -> int | None:
-        """The id of the token spelled so in the vocabulary."""
-        token = self.by_content.get(content)
-        return token.id if token else self.fast.token_to_id(content)
-
-    def content(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token."""
-        token = self.added.get(token_id)
-        return token.content if token else self.fast.id_to_token(token_id)
-
-    def is_special(self, token_id: int) -> bool:
-        token = self.added.get(token_id)
-        return token is not None and token.special
-
-
-class TokenBytes(dict[int, bytes]):
-    """The bytes that each token stands for, converted when first looked up.
-
-    With `skip_special_tokens` special ones stand for nothing. A dictionary, because looking up a
-    known token then costs no Python call.
-    """
-
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        decoder: dict[str, Any] | None,
-        skip_special_tokens: bool = False,
-    ) -> None:
-        super().__init__()
-        self._vocabulary = vocabulary
-        self._skip = skip_special_tokens
-        self.kind, self.strips_first = _decoder_kind(decoder)
-
-    def __missing__(self, token_id: int) -> bytes:
-        content = self._vocabulary.content(token_id)
-        if content is None or (self._skip and self._vocabulary.is_special(token_id)):
-            data = b""
-        else:
-            data = self._convert(content)
-        self[token_id] = data
-        return data
-
-    def shows_any(self, token_ids: Iterable[int]) -> bool:
-        """Whether one of them is not skipped."""
-        return any(not (self._skip and self._vocabulary.is_special(i)) for i in token_ids)
-
-    def _convert(self, content: str) -> bytes:
-        if self.kind == "byte_level":
-            alphabet = _byte_level_alphabet()
-            try:
-                return bytes(alphabet[c] for c in content)
-            except KeyError:  # an added token with characters outside the alphabet
-                return content.encode("utf-8", "replace")
-        if self.kind == "byte_fallback" and (match := _BYTE_TOKEN.fullmatch(content)):
-            return bytes([int(match[1], 16)])
-        return content.replace(SPACE, " ").encode("utf-8", "replace")
-
-
-@functools.cache
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 characters stand for themselves, the rest for 256 and up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(b): b for b in printable}
-    others = (b for b in range(256) if b not in set(printable))
-    table.update({chr(256 + n): b for n, b in enumerate(others)})
-    return table
-
-
-Kind = Literal["byte_level", "byte_fallback", "metaspace", "other"]
-
-
-def _decoder_kind(spec: dict[str, Any] | None) -> tuple[Kind, bool]:
-    """How tokens become text, and whether the first space of a text is stripped."""
-    if spec is None:
-        return "other", False
-    steps = spec.get("decoders", [spec])
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return "byte_level", False
-    if kinds == ["Metaspace"]:
-        return "metaspace", steps[0].get("prepend_scheme", "always") != "never"
-    replaces_space = steps[0].get("pattern") == {"String": SPACE}
-    if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and replaces_space:
-        strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-        if steps[3:] in ([], [strip]):
-            return "byte_fallback", bool(steps[3:])
-    return "other", False
-
-
-# Detokenizer --------------------------------------------------------------------------------------
-
-
-_CONTEXT_TOKENS = 8
-_REPLACEMENT = "\ufffd"
-
-
-class Detokenizer:
-    """Text of the tokens fed so far, in the context of those before.
-
-    `context` are the ids before (only the last few matter: they may hold the beginning of a
-    character); `at_start` says that no visible token came before, which matters to tokenizers that
-    strip the first space of a text. The concatenation of what `feed` and `flush` return is the
-    text of the fed ids in that context; bytes that are not UTF-8 show as U+FFFD.
-    """
-
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        context: Sequence[int] = (),
-        skip_special_tokens: bool = True,
-        at_start: bool = True,
-    ) -> None:
-        table = vocabulary.visible_bytes if skip_special_tokens else vocabulary.token_bytes
-        self._bytes = table
-        self._strip = table.strips_first and at_start and not table.shows_any(context)
-        self._held = b""
-        """The beginning of a character."""
-        self._window = _Window(vocabulary, skip_special_tokens) if table.kind == "other" else None
-        if self._window is not None:
-            self._window.feed(list(context[-_CONTEXT_TOKENS:]))
-        else:
-            # Where the last byte is not ASCII, the tokens may end within a character.
-            data = b"".join(map(table.__getitem__, context[-_CONTEXT_TOKENS:]))
-            if data and data[-1] >= 0x80:
-                self._held = data[codecs.utf_8_decode(data, "replace", False)[1] :]
-
-    @property
-    def clean(self) -> bool:
-        """Whether no part of a character is held back."""
-        if self._window is not None:
-            return not self._window.holds
-        return not self._held
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """The new text that is certain."""
-        if self._window is not None:
-            return self._window.feed(token_ids)
-        if len(token_ids) == 1:
-            data = self._bytes[token_ids[0]]
-        else:
-            data = b"".join(map(self._bytes.__getitem__, token_ids))
-        if self._strip and data:
-            data = data.removeprefix(b" ")
-            self._strip = False
-        # What codecs' incremental decoder does, without its Python overhead.
-        if self._held:
-            data = self._held + data
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self._held = data[used:]
-        return text
-
-    def flush(self) -> str:
-        """At the end, what is held back: U+FFFD for an unfinished character."""
-        if self._window is not None:
-            return self._window.flush()
-        held, self._held = self._held, b""
-        return codecs.utf_8_decode(held, "replace", True)[0]
-
-
-class _Window:
-    """Decoding through the library: the text a window gains when the new tokens join it.
-
-    The window starts at the last place where the text was whole, so the cost of a call does not
-    grow with the sequence.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
-        self._fast = vocabulary.fast
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._told = 0  # tokens of the window whose text was returned
-        self.holds = False
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join(self._feed_one(token_id) for token_id in token_ids)
-
-    def _feed_one(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        new = self._new_text()
-        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._told < 8
-        if self.holds:
-            return ""
-        self._ids = self._ids[-_CONTEXT_TOKENS:]
-        self._told = len(self._ids)
-        return new
-
-    def flush(self) -> str:
-        new = self._new_text() if self.holds else ""
-        self._told, self.holds = len(self._ids), False
-        return new
-
-    def _new_text(self) -> str:
-        before = self._fast.decode(self._ids[: self._told], skip_special_tokens=self._skip)
-        whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
-        return whole[len(before) :]
-
 
 # Pieces -------------------------------------------------------------------------------------------
 #
@@ -333,14 +99,6 @@ _BREAKING = re.compile(rf"[\s{SPACE}，。！？；：、]")
 
 
 @dataclass(frozen=True)
-class _Dummy:
-    """The dummy prefix: where it is added, and whether also before a text that has a space."""
-
-    where: Literal["never", "first", "always"] = "never"
-    even_before_space: bool = False
-
-
-@dataclass(frozen=True)
 class _Atom:
     """An added token found in text[start:end] (white space it swallows included)."""
 
@@ -357,13 +115,13 @@ class Tokenizer(Vocabulary):
 
     def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
         self.config = config or {}
-        self.bos_ids, _, self.end_ids = _around(fast.encode("a"))
-        self._around_pair = _around(fast.encode("a", "a"))
-        spec = _without_vocabulary(fast)
+        self.bos_ids, _, self.end_ids = around(fast.encode("a"))
+        self._around_pair = around(fast.encode("a", "a"))
+        spec = without_vocabulary(fast)
         decoder = spec["decoder"]
-        if _may_have_dummy(fast):
+        if may_have_dummy(fast):
             spec = json.loads(fast.to_str())
-        self._dummy = _remove_dummy_prefix(spec)
+        self._dummy = remove_dummy_prefix(spec)
         if self._dummy.where != "never":
             fast = FastTokenizer.from_str(json.dumps(spec))
         fast.post_processor = None
@@ -376,7 +134,7 @@ class Tokenizer(Vocabulary):
         self._starts = _proper_prefixes(self.added.values())
         self._plain_starts = _proper_prefixes(t for t in self.added.values() if not t.special)
         vocabulary = fast.get_vocab(with_added_tokens=False)
-        self._splits_at_spaces = fast.pre_tokenizer is None and _never_crosses_space(
+        self._splits_at_spaces = fast.pre_tokenizer is None and never_crosses_space(
             spec, vocabulary
         )
         self._splits = fast.pre_tokenizer is not None
@@ -391,7 +149,6 @@ class Tokenizer(Vocabulary):
             _BREAKING.search(self.added[token].content) for token in self._made_of_text
         )
         self.longest_token = max((len(c) for c in (*vocabulary, *self.by_content)), default=1)
-        self._texts: dict[int, str] = {}
 
     @classmethod
     def read(cls, source: ModelSource) -> Tokenizer:
@@ -477,15 +234,9 @@ class Tokenizer(Vocabulary):
 
     def token_text(self, token_id: int) -> str:
         """One token's own text; a part of a character shows as U+FFFD, an unknown id as ""."""
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._decode_one(token_id)
-            self._texts[token_id] = text
-        return text
-
-    def _decode_one(self, token_id: int) -> str:
-        detokenizer = Detokenizer(self, skip_special_tokens=False, at_start=False)
-        return detokenizer.feed([token_id]) + detokenizer.flush()
+        if self.token_bytes.kind == "other":
+            return self.fast.decode([token_id], skip_special_tokens=False)
+        return self.token_bytes[token_id].decode("utf-8", "replace")
 
     # ------------------------------------------------------------ parts of it
 
@@ -655,63 +406,6 @@ class Tokenizer(Vocabulary):
         return [*zip(parts, found, strict=True)]
 
 
-def _around(encoding: Encoding) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor put before a text or two, between them, and behind."""
-    own = [at for at, mask in enumerate(encoding.special_tokens_mask) if not mask]
-    if not own:
-        return tuple(encoding.ids), (), ()
-    first, last = own[0], own[-1]
-    between = [one for one in range(first, last) if one not in own]
-    ids = encoding.ids
-    return tuple(ids[:first]), tuple(ids[at] for at in between), tuple(ids[last + 1 :])
-
-
-def _without_vocabulary(fast: FastTokenizer) -> dict[str, Any]:
-    """The tokenizer's JSON but for the model's tables, which are megabytes."""
-
-    def state(part: Any) -> Any:
-        return None if part is None else json.loads(part.__getstate__())
-
-    return {
-        "normalizer": state(fast.normalizer),
-        "pre_tokenizer": state(fast.pre_tokenizer),
-        "decoder": state(fast.decoder),
-        "model": {"type": type(fast.model).__name__},
-    }
-
-
-def _may_have_dummy(fast: FastTokenizer) -> bool:
-    return any(
-        name in repr(part)
-        for part in (fast.normalizer, fast.pre_tokenizer)
-        for name in ("Prepend", "Metaspace", "add_prefix_space=True")
-    )
-
-
-def _remove_dummy_prefix(spec: dict[str, Any]) -> _Dummy:
-    """Remove the dummy prefix from a tokenizer's JSON, in place; returns how it was added."""
-    found = _Dummy()
-    normalizer = spec.get("normalizer")
-    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
-    kept = [step for step in steps if not _is_space_prepend(step)]
-    if len(kept) != len(steps):
-        found = _Dummy("always", even_before_space=True)
-        spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
-    pre = spec.get("pre_tokenizer")
-    for part in (pre or {}).get("pretokenizers", [pre] if pre else []):
-        if part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never":
-            found = _Dummy(part.get("prepend_scheme", "always"))
-            part["prepend_scheme"] = "never"
-        elif part["type"] == "ByteLevel" and part.get("add_prefix_space"):
-            found = _Dummy("always")
-            part["add_prefix_space"] = False
-    return found
-
-
-def _is_space_prepend(step: dict[str, Any]) -> bool:
-    return bool(step["type"] == "Prepend" and step["prepend"] == SPACE)
-
-
 def _matcher(tokens: Any) -> re.Pattern[str] | None:
     contents = sorted((t.content for t in tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, contents))) if contents else None
@@ -728,21 +422,112 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
     return not (start and is_word(text[start - 1])) and not (end < len(text) and is_word(text[end]))
 
 
-def _never_crosses_space(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Whether text may be split before every space that follows something else.
+# Detokenizer --------------------------------------------------------------------------------------
+#
+# Most tokenizers are byte-faithful: each token stands for a fixed string of bytes (byte-level BPE,
+# or SentencePiece with byte fallback). Decoding is then concatenation followed by UTF-8, which an
+# incremental decoder does in O(new tokens). The library decodes the others over a short window.
 
-    True if a space is written as U+2581 and no token has one after another character: neither a BPE
-    merge nor a unigram piece can then span the split.
+
+_CONTEXT_TOKENS = 8
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Text of the tokens fed so far, in the context of those before.
+
+    `context` are the ids before: the last few may hold the beginning of a character, and a
+    tokenizer that strips the first space of a text does so if none of them is visible. The
+    concatenation of what `feed` and `flush` return is the text of the fed ids in that context;
+    bytes that are not UTF-8 show as U+FFFD.
     """
-    if spec["model"]["type"] not in ("BPE", "Unigram"):
-        return False
-    normalizer = spec.get("normalizer")
-    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
-    only_replaces = bool(steps) and all(
-        step["type"] == "Replace"
-        and step["pattern"] == {"String": " "}
-        and step["content"] == SPACE
-        for step in steps
-    )
-    inner = re.compile(f"[^{SPACE}]{SPACE}")
-    return only_replaces and not any(inner.search(token) for token in vocabulary)
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        context: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
+        table = vocabulary.visible_bytes if skip_special_tokens else vocabulary.token_bytes
+        self._bytes = table
+        self._strip = table.strips_first and not table.shows_any(context)
+        self._held = b""
+        """The beginning of a character."""
+        self._window = _Window(vocabulary, skip_special_tokens) if table.kind == "other" else None
+        if self._window is not None:
+            self._window.feed(list(context[-_CONTEXT_TOKENS:]))
+        else:
+            # Where the last byte is not ASCII, the tokens may end within a character.
+            data = b"".join(map(table.__getitem__, context[-_CONTEXT_TOKENS:]))
+            if data and data[-1] >= 0x80:
+                self._held = data[codecs.utf_8_decode(data, "replace", False)[1] :]
+
+    @property
+    def clean(self) -> bool:
+        """Whether no part of a character is held back."""
+        if self._window is not None:
+            return not self._window.holds
+        return not self._held
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """The new text that is certain."""
+        if self._window is not None:
+            return self._window.feed(token_ids)
+        if len(token_ids) == 1:
+            data = self._bytes[token_ids[0]]
+        else:
+            data = b"".join(map(self._bytes.__getitem__, token_ids))
+        if self._strip and data:
+            data = data.removeprefix(b" ")
+            self._strip = False
+        # What codecs' incremental decoder does, without its Python overhead.
+        if self._held:
+            data = self._held + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
+
+    def flush(self) -> str:
+        """At the end, what is held back: U+FFFD for an unfinished character."""
+        if self._window is not None:
+            return self._window.flush()
+        held, self._held = self._held, b""
+        return codecs.utf_8_decode(held, "replace", True)[0]
+
+
+class _Window:
+    """Decoding through the library: the text a window gains when the new tokens join it.
+
+    The window starts at the last place where the text was whole, so the cost of a call does not
+    grow with the sequence.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
+        self._fast = vocabulary.fast
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._told = 0  # tokens of the window whose text was returned
+        self.holds = False
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._feed_one(token_id) for token_id in token_ids)
+
+    def _feed_one(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        new = self._new_text()
+        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._told < 8
+        if self.holds:
+            return ""
+        self._ids = self._ids[-_CONTEXT_TOKENS:]
+        self._told = len(self._ids)
+        return new
+
+    def flush(self) -> str:
+        new = self._new_text() if self.holds else ""
+        self._told, self.holds = len(self._ids), False
+        return new
+
+    def _new_text(self) -> str:
+        before = self._fast.decode(self._ids[: self._told], skip_special_tokens=self._skip)
+        whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
+        return whole[len(before) :]

@@ -81,32 +81,27 @@ def test_options_of_a_runtime(folder: Path, tmp_path: Path) -> None:
         rl.Runtime(str(folder), num_blocks=64, default_sampling={"heat": 1})
 
 
-def test_a_gguf_file(folder: Path, tmp_path: Path) -> None:
-    path = convert(folder, tmp_path / "m.gguf", general__sampling__temp=0.0)
-    with rl.Runtime(str(path), num_blocks=64) as runtime:
-        assert written(runtime) == written(runtime, temperature=0)
-        assert written(runtime) != written(runtime, temperature=1)
-        assert runtime.endpoint.model_info.sampling_from == {"temperature": "m.gguf"}
-
-
 @pytest.mark.slow
 def test_each_of_several_models_has_its_own(folder: Path, tmp_path: Path) -> None:
-    """What is said in the log is said once, and of the model that recommends nothing."""
+    """A folder's, a file's, the server's, and none. What is said in the log is said once, and of
+    the model that recommends nothing."""
     plain = make_tiny_model(tmp_path / "plain")
-    options = ("--default-sampling", "b:top_k=9")
-    serve = Serve(f"a={folder}", f"b={plain}", f"c={plain}", "--port", "0", *options, *CPU)
+    file = convert(folder, tmp_path / "m.gguf", general__sampling__temp=0.0)
+    options = ("--default-sampling", "b:top_k=9", "--port", "0", *CPU)
+    serve = Serve(f"a={folder}", f"b={plain}", f"c={plain}", f"d={file}", *options)
     try:
         cards = {card["id"]: card for card in asked(serve.url, "/v1/models")["data"]}
         assert {name: card["default_sampling"] for name, card in cards.items()} == {
             "a": {"temperature": 0.0, "max_tokens": 7},
             "b": {"top_k": 9},
             "c": {},
+            "d": {"temperature": 0.0},
         }
         assert cards["b"]["default_sampling_from"] == {"top_k": "--default-sampling"}
-        for model in ("a", "b", "c"):
-            completed(serve.url, model=model)
-        assert completed(serve.url, model="a") == completed(serve.url, model="a", temperature=0)
-        assert completed(serve.url, model="c") != completed(serve.url, model="c", temperature=0)
+        assert cards["d"]["default_sampling_from"] == {"temperature": "m.gguf"}
+        for model, greedy in (("a", True), ("b", False), ("c", False), ("d", True)):
+            usual = completed(serve.url, model=model)
+            assert (usual == completed(serve.url, model=model, temperature=0)) == greedy
     finally:
         serve.stop()
     assert serve.output.count("recommends no sampling") == 1

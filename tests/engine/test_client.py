@@ -373,17 +373,21 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
         os.kill(client.info.pid, signal.SIGCONT)
 
 
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a `client` that is started behind it: read once for each engine."""
+    monkeypatch.setattr(engine_client, "SILENCE_SECONDS", 5.0)
+
+
 @pytest.mark.slow
 async def test_what_ran_on_a_suspended_engine_goes_on_in_the_next(
-    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+    short_silence: None, client: EngineClient
 ) -> None:
     request = Heard(client, ENDLESS)
     await until(lambda: bool(request.updates))
     first = client.info.pid
-    with monkeypatch.context() as patch:
-        patch.setattr(engine_client, "SILENCE_SECONDS", 2.0)
-        os.kill(first, signal.SIGSTOP)
-        await until(lambda: client.info.pid != first)
+    os.kill(first, signal.SIGSTOP)
+    await until(lambda: client.info.pid != first)
     await until(lambda: len(request.updates) > 1)
     assert [u.token_ids for u in request.updates] == [(ENDLESS + 1,), (ENDLESS + 2,)]
 

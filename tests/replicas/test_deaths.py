@@ -55,9 +55,11 @@ class _Up:
 
 @pytest.mark.parametrize("meeting", [None, object()])
 async def test_what_is_let_go_of_while_its_engine_is_down_is_not_pinned_again(
-    meeting: Any,
+    meeting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where engines come and go, and only those that are there are asked."""
+    patience = "rootlace.runtime.replicas.replicas.PATIENCE_SECONDS"
+    monkeypatch.setattr(patience, 0.1)  # no answer can come
     down: Any = EngineClient(EngineConfig())
     request = EngineRequest(
         1, np.array([5, 6], np.int32), SamplingParams(max_tokens=9), namespace="n"

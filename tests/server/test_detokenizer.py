@@ -100,7 +100,8 @@ def test_other_decoders() -> None:
     for _ in range(100):
         ids = [rng.randrange(len(words)) for _ in range(30)]
         texts = chunks(Detokenizer(tokenizer), ids, rng)
-        assert "".join(texts) == fast.decode(ids)
+        assert "".join(texts) == tokenizer.decode(ids) == fast.decode(ids)
+    assert [tokenizer.token_text(id_) for id_ in (1, 2)] == ["play", "##ing"]
 
 
 def test_token_texts(tokenizer: Tokenizer) -> None:

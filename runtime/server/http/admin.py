@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import mimetypes
 import time
 from contextlib import suppress
@@ -24,13 +25,15 @@ from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import RECEIVING, read_body, read_query
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
+from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
-from rootlace.runtime.server.http.generation import behind_prompts, generate
+from rootlace.runtime.server.http.generation import behind_prompts
 from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions
 from rootlace.runtime.server.http.openai_completions import COMPLETION_BODY, Completions
 from rootlace.runtime.server.http.replies import Status, json_response, report_fields
 from rootlace.runtime.server.http.request_fields import (
     Messages,
+    Prompt,
     Tool,
     parse_prompts,
     template_arguments,
@@ -38,9 +41,12 @@ from rootlace.runtime.server.http.request_fields import (
     tools_of,
 )
 from rootlace.runtime.server.metrics import CONTENT_TYPE
+from rootlace.runtime.server.score import find_vectors
 from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
-from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailable
-from rootlace.wire.protocol import Explain, Explained
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError, ServerUnavailable
+from rootlace.wire.protocol import Constraint, Explain, Explained, SamplingParams
+
+log = logging.getLogger(__name__)
 
 # Cache --------------------------------------------------------------------------------------------
 #
@@ -174,6 +180,41 @@ def _as_asked(shown: T) -> T:
     if account is None:
         return shown
     return msgspec.structs.replace(shown, namespace=account.salt(shown.namespace))
+
+
+# Warming up ---------------------------------------------------------------------------------------
+#
+# Generating before anybody asks, so that what is made at a first use is there.
+
+
+WARM_UP_TOKENS = 8
+WARM_UP_SCHEMA = '{"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}'
+
+
+async def warm_up(gateway: ServedModel, replicas: int = 1) -> None:
+    """Some free text, then some JSON of a schema, as many at once as there are engines, which
+    share them out. Raises the runtime's typed errors."""
+    await generate(gateway, WARM_UP_TOKENS, copies=replicas)
+    if gateway.model_info.labels is not None:
+        return
+    try:
+        asked = Asked(Constraint("json_schema", WARM_UP_SCHEMA), "warm_up")
+        await generate(gateway, WARM_UP_TOKENS, asked, copies=replicas)
+    except InvalidConstraint as error:
+        log.warning("answers of this model cannot be constrained: %s", error)
+
+
+async def generate(
+    gateway: ServedModel, tokens: int, asked: Asked | None = None, copies: int = 1
+) -> None:
+    """So many tokens behind one, several times; or its vector, of a model that gives no tokens."""
+    prompts = [Prompt(ids=(index,)).parts() for index in range(copies)]
+    if gateway.model_info.labels is not None:
+        await find_vectors(gateway, prompts, "last")
+        return
+    params = SamplingParams(max_tokens=tokens, ignore_eos=asked is None)
+    requests = [generation.GenerateRequest(parts, params, asked) for parts in prompts]
+    await generation.run(gateway, requests)
 
 
 # Health -------------------------------------------------------------------------------------------

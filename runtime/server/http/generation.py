@@ -4,7 +4,7 @@
  GenerateRequest --+--> a task for each ----+
                         append, prefill up to each pin, generate
 
-Sections: generation, answers, operations behind prompts, warming.
+Sections: generation, answers, operations behind prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.http.errors import RefusedConstraint, named
 from rootlace.runtime.server.http.replies import DirectEvents
-from rootlace.runtime.server.http.request_fields import Prompt, remaining
+from rootlace.runtime.server.http.request_fields import remaining
 from rootlace.runtime.server.score import Selection, Vector, find_vectors
 from rootlace.runtime.server.sequence import (
     OpenSequences,
@@ -60,7 +60,6 @@ from rootlace.wire.protocol import (
     Append,
     CacheReport,
     Chunk,
-    Constraint,
     Done,
     Event,
     Explain,
@@ -697,37 +696,3 @@ async def vectors(
     usage = Usage(sum(one.prompt_tokens for one in found), sum(one.cached_tokens for one in found))
     note_usage(usage, None)
     return found, usage
-
-
-# Warming ------------------------------------------------------------------------------------------
-#
-# Generating before anybody asks, so that what is made at a first use is there.
-
-
-TOKENS = 8
-SCHEMA = '{"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}'
-
-
-async def warm_up(gateway: ServedModel, replicas: int = 1) -> None:
-    """Some free text, then some JSON of a schema, as many at once as there are engines, which
-    share them out. Raises the runtime's typed errors."""
-    await generate(gateway, TOKENS, copies=replicas)
-    if gateway.model_info.labels is not None:
-        return
-    try:
-        asked = Asked(Constraint("json_schema", SCHEMA), "warm_up")
-        await generate(gateway, TOKENS, asked, copies=replicas)
-    except InvalidConstraint as error:
-        log.warning("answers of this model cannot be constrained: %s", error)
-
-
-async def generate(
-    gateway: ServedModel, tokens: int, asked: Asked | None = None, copies: int = 1
-) -> None:
-    """So many tokens behind one, several times; or its vector, of a model that gives no tokens."""
-    prompts = [Prompt(ids=(index,)).parts() for index in range(copies)]
-    if gateway.model_info.labels is not None:
-        await find_vectors(gateway, prompts, "last")
-        return
-    params = SamplingParams(max_tokens=tokens, ignore_eos=asked is None)
-    await run(gateway, [GenerateRequest(parts, params, asked) for parts in prompts])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import pydantic
 import pytest
 
 from rootlace.runtime.assets import demo_model
@@ -278,37 +277,6 @@ def tool(name: str, strict: bool | None, parameters: Any = None) -> dict[str, An
     if parameters is not None:
         function["parameters"] = parameters
     return {"type": "function", "function": function}
-
-
-async def test_pydantic_through_the_openai_client(served: Served) -> None:
-    class Person(pydantic.BaseModel):
-        name: str
-        age: int
-
-    served.gateway.script = lambda prompt, index: '{"name":"Ada","age":36}'
-    client = served.openai()
-    reply = await client.chat.completions.parse(
-        model="fake",
-        messages=ASK,  # type: ignore[arg-type]
-        response_format=Person,
-    )
-    assert reply.choices[0].message.parsed == Person(name="Ada", age=36)
-    sent = served.gateway.last_generate.constraint
-    assert sent is not None and not sent.strict
-    assert json.loads(sent.source)["required"] == ["name", "age"]
-
-    served.gateway.script = lambda prompt, index: (
-        '<tool_call>{"name":"Person","arguments":{"name":"Ada","age":36}}</tool_call>'
-    )
-    called = await client.chat.completions.parse(
-        model="fake",
-        messages=ASK,  # type: ignore[arg-type]
-        tools=[openai.pydantic_function_tool(Person)],
-    )
-    (call,) = called.choices[0].message.tool_calls or ()
-    assert call.function.parsed_arguments == Person(name="Ada", age=36)
-    sent = served.gateway.last_generate.constraint
-    assert sent is not None and sent.kind == "structural_tag"
 
 
 async def ask(served: Served, **given: Any) -> Constraint | None:
