@@ -311,16 +311,14 @@ def run_tests(
     command += ["--on-cpu=triton"] * rehearse
     parallel = []
     if not missing(USEFUL):
-        processes = "1" if rehearse else str(workers())
-        parallel = ["-n", processes, "--dist", "load", "--maxschedchunk", "1"]
+        parallel = ["-n", str(workers()), "--dist", "load", "--maxschedchunk", "1"]
     # Where tests are chosen (`-k`), or none is left, one of the two runs may have none of them.
-    fine = (0, NO_TESTS) if extra else (0,)
+    fine = (0, NO_TESTS) if extra or rehearse else (0,)
     found: list[Outcome] = []
-    runs = (
+    for name, more, report in (
         ("tests", [*parallel, "-m", "not whole_gpu"], TESTS[0]),
         ("tests alone on the GPU", ["-m", "whole_gpu"], TESTS[1]),
-    )
-    for name, more, report in runs[:1] if rehearse else runs:
+    ):
         share = 1.0 if found else SHARED_TESTS
         left = max(share * seconds - sum(one.seconds for one in found), KILL_SECONDS)
         limits = ["--gpu-seconds", f"{left:.0f}", "--gpu-report", str(results / report)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRota
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import attention, decode_step, parts, serving, targets, tune
 from benchmarks.gpu.models import RandomModel, random_model
+from benchmarks.gpu.serving import decode_rate, started
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import named_weights
@@ -349,6 +351,15 @@ def test_the_floor_is_bytes_at_copy_speed() -> None:
     found = decode_step.against_floor(setting, 3e-3, 2_000_000)
     assert found["floor_us"] == pytest.approx(2000) and found["floor_share"] == pytest.approx(2 / 3)
     assert decode_step.against_floor(Setting(CPU), 1.0, 1)["floor_share"] is None
+
+
+def test_the_engine_on_random_weights() -> None:
+    params = {"regex": "([a-z]{2,9} )*", "max_new_tokens": 20, "min_new_tokens": 20}
+    with started("smoke", CPU, 4) as engine:
+        reply = engine.generate(input_ids=[5, 6], sampling_params=params)
+        assert decode_rate(engine, [[5, 6], [7]], 12, {}) > 0
+    assert len(reply["output_ids"]) == 20
+    assert re.fullmatch("([a-z]{2,9} )*[a-z]{0,9}", reply["text"])
 
 
 # ---------------------------------------------------------------- tuning

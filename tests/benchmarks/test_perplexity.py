@@ -128,15 +128,14 @@ def test_refusals_recommend_what_the_table_allows(tmp_path: Path) -> None:
 @needs_smollm2
 def test_few_bits_keep_a_real_model() -> None:
     """The mean |difference| of a token's log-probability. The file's weights lie on a grid of int4
-    already, which either width meets exactly (tests/kernels/test_linear.py): the head alone is
-    rounded, and one width is enough."""
+    already: only its head is rounded, as with int8."""
     native_library()
     assert SMOLLM2 is not None
     ids = Tokenizer.read(ModelConfig.read(SMOLLM2).source).encode(TEXT)
-    cases = [Case("int8"), Case("none", "int8"), Case("none", "int4")]
+    cases = [Case("int8"), Case("int4"), Case("none", "int8"), Case("none", "int4")]
     windows = [np.array(ids, np.int32)]
     plain, *found = measure(str(SMOLLM2), "float32", windows, cases)
     assert 5 < plain.perplexity < 40
-    most = {"int8 auto": 0.02, "none int8": 0.04, "none int4": 0.4}
+    most = {"int8 auto": 0.02, "int4 auto": 0.06, "none int8": 0.04, "none int4": 0.4}
     assert all(one.deviation < most[f"{one.case.quantize} {one.case.kv_dtype}"] for one in found)
     assert all(one.growth < 0.15 for one in found), found

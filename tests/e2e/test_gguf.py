@@ -44,6 +44,11 @@ def test_programs_find_the_same(tiny: Path, tmp_path: Path) -> None:
     assert model == tiny or "little" in str(found[0])
 
 
+def test_a_quantised_file(tiny: Path, tmp_path: Path) -> None:
+    text, number, _, _ = answers(convert(tiny, tmp_path / "m.gguf", "Q4_0"))
+    assert text and str(number).isdigit()
+
+
 def test_the_doctor(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_quick(monkeypatch)
     path = convert(tiny, tmp_path / "m.gguf", "Q8_0")

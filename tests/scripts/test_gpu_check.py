@@ -106,7 +106,7 @@ def test_what_a_stopped_command_started_is_stopped_with_it(
     )
     for wait in (1, 0):  # one that is stopped, one that ends before what it started
         command = [sys.executable, "-c", code.format(wait=wait), str(pipe)]
-        check.run("parent", command, 2.0 if wait else 300.0)
+        check.run("parent", command, 5.0 if wait else 300.0)
         os.set_blocking(reader, True)
         while os.read(reader, 1):  # to the end of the file: nobody has the other end any more
             pass
