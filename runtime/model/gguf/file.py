@@ -95,7 +95,7 @@ class Cursor:
                 self.text(f"{what}[{index}]")  # says what is wrong
             at = end
         self.at = at
-        return Texts(self._file, data[begin:at], count, what)
+        return Texts(self._file, bytes(data[begin:at]), count, what)
 
     def numbers(self, form: str, count: int, what: str) -> array[int] | array[float]:
         """Read `count` numbers of the `struct` type `form`, as many bytes as in the file."""
@@ -109,9 +109,10 @@ class Cursor:
 
 
 class Texts:
-    """Texts of a file, which become strings when they are read, and are not kept then."""
+    """Texts of a file, which become strings when they are read, and are not kept then. They are
+    copied: the file may be written over by then."""
 
-    def __init__(self, file: Path, data: memoryview, count: int, what: str) -> None:
+    def __init__(self, file: Path, data: bytes, count: int, what: str) -> None:
         self._file, self._data, self._what = file, data, what
         self._count = count
 
@@ -126,7 +127,7 @@ class Texts:
             begin = at + 8
             at = begin + _LENGTH.unpack_from(data, at)[0]
             try:
-                found.append(str(data[begin:at], "utf-8"))
+                found.append(data[begin:at].decode())
             except UnicodeDecodeError as error:
                 what = f"{self._what}[{index}] is not UTF-8: {error}"
                 raise UnsupportedModel(f"{self._file}: {what}") from None

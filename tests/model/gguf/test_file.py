@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -275,6 +276,12 @@ def test_texts_that_are_no_texts_are_named_when_they_are_read(tmp_path: Path) ->
             UnsupportedModel, match=rf"{tmp_path / 'm.gguf'}: 'k'\[1\] is not UTF-8"
         ):
             file.metadata["k"].tolist()
+
+
+def test_texts_are_there_when_the_file_is_gone(tmp_path: Path) -> None:
+    file = read(tmp_path, gguf_bytes({"k": u32(9) + u32(8) + u64(2) + text(b"a") + text(b"bc")}))
+    os.truncate(tmp_path / "m.gguf", 0)
+    assert file.metadata["k"].tolist() == ["a", "bc"] and len(file.metadata["k"]) == 2
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
