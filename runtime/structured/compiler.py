@@ -163,7 +163,7 @@ class GrammarCompiler:
         syntax.prepare()
         self.canonicalizer().prepare()
         # The vocabulary makes these attributes at first use.
-        _ = self.vocabulary.any_mask, self.vocabulary.joined, self.vocabulary.llguidance
+        _ = self.vocabulary.any_mask, self.vocabulary.llguidance
 
     def compile(
         self,

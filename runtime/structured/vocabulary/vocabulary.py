@@ -388,25 +388,16 @@ class Vocabulary:
         """int32: the packed mask of all tokens, those without bytes among them."""
         return self._packed([True] * self.size)
 
-    @cached_property
-    def joined(self) -> tuple[bytes, np.ndarray]:
-        """The bytes of all tokens, a zero before each, and where they end."""
-        ends = np.cumsum([1 + len(data) for data in self.token_bytes])
-        return b"".join(b"\0" + data for data in self.token_bytes), ends
-
     @lru_cache(maxsize=64)  # noqa: B019 (a vocabulary lives as long as its process)
     def going_on_behind(self, text: bytes, begin: bool = False) -> tuple[int, ...]:
         """The tokens that hold a text, or `begin` with it, and have something else than white space
         behind it."""
-        data, ends = self.joined
-        needle = b"\0" + text if begin else text
-        found, at = dict[int, None](), data.find(needle)
-        while at >= 0:
-            token = int(ends.searchsorted(at, "right"))
-            if self.token_bytes[token].partition(text)[2].strip():
-                found[token] = None
-            at = data.find(needle, at + 1)
-        return tuple(found)
+        data = self.token_bytes
+        if begin:
+            found = self.order.beginning_with(text).tolist()
+        else:
+            found = [token for token, one in enumerate(data) if text in one]
+        return tuple(token for token in found if data[token].partition(text)[2].strip())
 
     def _packed(self, tokens: list[bool]) -> np.ndarray:
         bits = np.zeros(words_of(self.size) * 32, bool)
