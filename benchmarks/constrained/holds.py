@@ -164,7 +164,7 @@ def main() -> None:
     prepare(compiler)
     collect_when_idle()
     sys.setswitchinterval(SWITCH_SECONDS)
-    service = CompileService(lambda: compiler, ConstraintConfig())
+    service = CompileService(compiler, ConstraintConfig())
     service.submit(Constraint("choices", '["a"]')).exception()  # as the engine does at its start
     service.submit(Constraint("regex", "a" * 20_000)).exception()  # starts the child
     rows = {

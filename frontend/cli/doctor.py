@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 LEAST_SHOWN = 2_000_000
 """Bytes of memory from which on a part has a row of its own."""
+IDLE_SECONDS = 3.0
+"""Time to prepare what an answer did not need yet, and to give memory back."""
 FOREIGN_CORES = 0.1
 """Other programs that take more than this make the measured figures too low."""
 
@@ -97,6 +100,7 @@ def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
             gateway = psutil.Process(runtime.pid)
             for when, expression in asked.items():
                 generate_once(runtime.connect(), first_uses(expression))
+                time.sleep(IDLE_SECONDS)
                 parts = account(gateway.pid, "gateway", model)
                 for number, child in enumerate(gateway.children(recursive=True)):
                     parts += account(child.pid, "engine" if not number else "other", model)

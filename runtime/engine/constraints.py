@@ -1,6 +1,6 @@
 """Compile constraints for an engine, once one comes.
 
-What compiles takes a fifth of a second to import, and 18 MB; the vocabulary of a model as much
+What compiles takes a fifth of a second to import, and 10 MB; the vocabulary of a model as much
 again and more. Many servers never get a constraint.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from rootlace.runtime import processes
@@ -66,7 +66,11 @@ class LateCompiler:
 
     def _begin(self) -> None:
         try:
-            service = _compile_service(self._runner, self._config)
+            compiler = _compiler(self._runner, self._config)
+            # Late import: see above.
+            from rootlace.runtime.structured.sandbox import CompileService
+
+            service = CompileService(compiler, self._config)
         except BaseException as error:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -79,6 +83,9 @@ class LateCompiler:
             waiting, self._waiting, self._service = self._waiting, [], service
         for constraint, client, future in waiting:
             _follow(future, service, constraint, client)
+        # The first requests need few of the tables, and build these faster than all.
+        wait([future for *_, future in waiting])
+        prepare(compiler)
 
 
 def _follow(
@@ -99,22 +106,18 @@ def _follow(
         future.set_exception(error)
 
 
-def _compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileService:
-    """A compile service for the tokens of the runner's model. Its first constraint waits until the
-    vocabulary is read (a second; `--warm-up` has it read at the start)."""
+def _compiler(runner: ModelRunner, config: ConstraintConfig) -> GrammarCompiler:
+    """A compiler for the tokens of the runner's model. The first constraint waits until the
+    vocabulary is read (half a second; `--warm-up` has it read at the start)."""
     from rootlace.runtime.structured import GrammarCompiler
-    from rootlace.runtime.structured.sandbox import CompileService
     from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 
-    def compiler() -> GrammarCompiler:
-        tokenizer = runner.config.source.tokenizer_json()
-        vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
-        compiler = GrammarCompiler(vocabulary, config=config)
-        # Early requests need few of the tables, and build these faster than all.
-        threading.Thread(target=prepare, args=(compiler,), name="prepare", daemon=True).start()
-        return compiler
-
-    return CompileService(compiler, config)
+    tokenizer = runner.config.source.tokenizer_json()
+    vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
+    # Python keeps thousands of small tuples and dicts for objects to come. They are all over the
+    # memory that the JSON took, which could not be given back.
+    gc.collect()
+    return GrammarCompiler(vocabulary, config=config)
 
 
 def prepare(compiler: GrammarCompiler) -> None:

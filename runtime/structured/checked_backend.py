@@ -584,8 +584,8 @@ class CheckedMatcher(Matcher):
             alike = order.beginning_with(begun if index == 0 else data[:1])
             if index == 0 and len(begun.strip()) == 1:
                 # White space begins no other value.
-                known = self._vocabulary.token_of
-                blanks = np.array([known[gap] for gap in _GAPS if gap in known], np.int32)
+                known = map(self._vocabulary.token_of, _GAPS)
+                blanks = np.array([token for token in known if token is not None], np.int32)
                 ways = [gap + begun.strip() for gap in (b"", *_GAPS)]
                 alike = np.concatenate([alike, *map(order.beginning_with, ways)])
             for excluded in (alike, same):

@@ -37,7 +37,6 @@ from rootlace.runtime.structured.json_schema.to_llguidance import written
 from rootlace.runtime.structured.json_schema.to_regex import declared_part
 from rootlace.runtime.structured.json_schema.validate import UniqueKeys, Verifier, digits_needed
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar, LLGuidanceGrammar
-from rootlace.runtime.structured.outlines_backend import OutlinesGrammar
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look
@@ -164,7 +163,7 @@ class GrammarCompiler:
         syntax.prepare()
         self.canonicalizer().prepare()
         # The vocabulary makes these attributes at first use.
-        _ = self.vocabulary.any_mask, self.vocabulary.joined, self.vocabulary.llguidance
+        _ = self.vocabulary.any_mask, self.vocabulary.llguidance
 
     def compile(
         self,
@@ -263,6 +262,9 @@ def _regular(
     vocabulary, config = compiler.vocabulary, compiler.config
     canonicalizer = compiler.canonicalizer()
     if config.backend == "outlines_core":
+        # Late import: few choose it.
+        from rootlace.runtime.structured.outlines_backend import OutlinesGrammar
+
         return OutlinesGrammar(vocabulary, regex, canonicalizer, config)
     if config.backend == "llguidance":
         return _llguidance(compiler, _lark_of(regex))

@@ -283,7 +283,7 @@ class _Following:
         return hashlib.blake2b(self._bits, digest_size=16).digest()
 
     def __call__(self, text: bytes) -> bool:
-        token = self._vocabulary.token_of.get(text)
+        token = self._vocabulary.token_of(text)
         if token is not None:
             return bool(self._bits[token >> 3] >> (token & 7) & 1)
         found = self.answers.get(text)

@@ -315,13 +315,10 @@ class CompileService:
     of the processor, however busy the machine is. Failures are remembered, unless time ran out.
     """
 
-    def __init__(self, compiler: Callable[[], GrammarCompiler], config: ConstraintConfig) -> None:
-        """`compiler` is called by a worker, at the first constraint: a compiler reads the whole
-        vocabulary. Raises msgspec.ValidationError where a value of `config` is out of its range."""
+    def __init__(self, compiler: GrammarCompiler, config: ConstraintConfig) -> None:
+        """Raises msgspec.ValidationError where a value of `config` is out of its range."""
         self._config = msgspec.convert(msgspec.to_builtins(config), ConstraintConfig)
-        self._compiler: GrammarCompiler | None = None
-        self._make = compiler
-        self._making = threading.Lock()
+        self._compiler = compiler
         self._lock = threading.Lock()
         self._pending: dict[Constraint, _Job] = {}
         self._failed: OrderedDict[bytes, str] = OrderedDict()
@@ -342,14 +339,12 @@ class CompileService:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary of all constraints; there is one once a constraint was compiled."""
-        assert self._compiler is not None
+        """The vocabulary of all constraints."""
         return self._compiler.vocabulary
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is compiled already."""
-        compiler = self._compiler
-        return None if compiler is None else compiler.cache.get(as_compiled(constraint))
+        return self._compiler.cache.get(as_compiled(constraint))
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         """The grammar, soon.
@@ -405,11 +400,6 @@ class CompileService:
 
     def _run(self, job: _Job) -> None:
         """Do what the job's lane is for, and settle the job or put it into the next lane."""
-        try:
-            compiler = self._made()
-        except Exception as error:
-            self._settle(job, error)
-            return
         constraint, config = job.constraint, self._config
         try:
             if job.lane is self._ordinary:
@@ -424,7 +414,7 @@ class CompileService:
                 seconds = config.compile_seconds
                 quick = job.lane is self._quick
                 self._sandbox.run(constraint, min(QUICK_SECONDS, seconds) if quick else seconds)
-            self._settle(job, compiled(compiler.compile, constraint, config))
+            self._settle(job, compiled(self._compiler.compile, constraint, config))
         except OutOfTime as error:
             if job.lane is self._quick:
                 self._put(self._long, job)
@@ -470,21 +460,14 @@ class CompileService:
         else:
             job.future.set_result(result)
 
-    def _made(self) -> GrammarCompiler:
-        with self._making:
-            if self._compiler is None:
-                self._compiler = self._make()
-            return self._compiler
-
     def _setup(self) -> Setup:
-        compiler = self._made()
-        vocabulary = compiler.vocabulary
+        vocabulary = self._compiler.vocabulary
         return Setup(
             self._config,
             vocabulary.size,
             list(vocabulary.eos_token_ids),
             vocabulary.tokenizer_json,
-            compiler.documents,
+            self._compiler.documents,
         )
 
 

@@ -18,6 +18,7 @@ import contextlib
 import os
 import resource
 import signal
+import zlib
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -45,7 +46,7 @@ class Setup(msgspec.Struct, frozen=True):
     config: ConstraintConfig
     size: int
     eos_token_ids: list[int]
-    tokenizer_json: str
+    tokenizer_json: bytes
     documents: dict[str, object]
 
 
@@ -98,7 +99,7 @@ def main() -> None:
     parent: Connection[Any, Any] = Connection(0)
     setup = msgspec.msgpack.decode(parent.recv_bytes(), type=Setup)
     compiler = GrammarCompiler(
-        Vocabulary(setup.tokenizer_json, setup.size, setup.eos_token_ids),
+        Vocabulary(zlib.decompress(setup.tokenizer_json).decode(), setup.size, setup.eos_token_ids),
         config=setup.config,
         documents=setup.documents,
     )

@@ -193,8 +193,8 @@ class ThoughtMatcher(Matcher):
         rest = self._watch.begin[len(seen) :]
         if isinstance(rest, tuple):
             return rest[:1]
-        known = self._vocabulary.token_of
-        return [known[rest[:n]] for n in range(1, len(rest) + 1) if rest[:n] in known]
+        known = (self._vocabulary.token_of(rest[:n]) for n in range(1, len(rest) + 1))
+        return [token for token in known if token is not None]
 
     def _overrunning(self, tail: bytes | tuple[int, ...]) -> Sequence[int]:
         """The tokens that end the thoughts and go on with more than white space: the constraint

@@ -133,7 +133,7 @@ def served(demo_model) -> Iterator[Served]:
     tokenizer = (demo_model / "tokenizer.json").read_text("utf-8")
     compiler = GrammarCompiler(Vocabulary(tokenizer, VOCAB, [2]))
     compiler.prepare()
-    service = CompileService(lambda: compiler, ConstraintConfig())
+    service = CompileService(compiler, ConstraintConfig())
     yield Served(service)
     service.close()
 

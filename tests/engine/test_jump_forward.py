@@ -14,6 +14,7 @@ from rootlace.runtime.structured import Grammar, GrammarCompiler
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from tests.engine.demo import compiler_for, prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
+from tests.structured.canonical_tokens import encode
 
 PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
 PERSON = {
@@ -103,7 +104,7 @@ def test_greedy_output_is_the_same_where_the_masked_model_is_canonical(
         assert not strays(grammar, jumped.token_ids)
         if jumped.finish == "stop":  # a whole text has canonical tokens
             text = b"".join(compiler.vocabulary.token_bytes[token] for token in jumped.token_ids)
-            canonical = places(compiler.vocabulary, compiler.vocabulary.encode(text))
+            canonical = places(compiler.vocabulary, encode(compiler.vocabulary, text))
             taken = places(compiler.vocabulary, jumped.token_ids)
             assert {taken[index] for index in jumped.forced} <= set(canonical)
     assert any(jumped.forced for jumped in jumping)

@@ -34,7 +34,6 @@ from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.sandbox import CompileService
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
-from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, SamplingParams
 from rootlace.wire.sampling import Cache, Handling
 
@@ -58,20 +57,26 @@ class CountingExecutor:
         )
 
 
+def compiler() -> GrammarCompiler:
+    """Of tokens 1..26, which are the letters."""
+    letters = {"<eos>": 0} | {chr(ord("a") + i): i + 1 for i in range(26)}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return GrammarCompiler(Vocabulary(tokenizer.to_str(), VOCAB, [0]))
+
+
 class Conversation:
     """Scripts what the gateway says before each step, and keeps what the engine says."""
 
     def __init__(
         self,
         *turns: list[ToEngine],
-        tokenizer: str | None = None,
         preparations: int = 0,
         record: StepRecord | None = None,
     ) -> None:
         self.turns = deque(turns)
         self.preparations = preparations
         self.busy_while_prepared: list[bool] = []
-        self.tokenizer = tokenizer
         self.said: list[FromEngine] = []
         self.loop = EngineLoop(
             Scheduler(
@@ -81,7 +86,7 @@ class Conversation:
                 vocab_size=VOCAB,
             ),
             CountingExecutor(),
-            service := CompileService(self.compiler, ConstraintConfig()),
+            service := CompileService(compiler(), ConstraintConfig()),
             self.receive,
             self.said.extend,
             record=record,
@@ -95,11 +100,6 @@ class Conversation:
         self.busy_while_prepared.append(bool(self.loop.stats()["running"]))
         self.preparations -= 1
         return self.preparations >= 0
-
-    def compiler(self) -> GrammarCompiler:
-        if self.tokenizer is None:
-            raise InvalidConstraint("this model has no tokenizer")
-        return GrammarCompiler(Vocabulary(self.tokenizer, VOCAB, [0]))
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
         if self.turns:
@@ -196,7 +196,7 @@ def test_pins_that_a_failing_step_loses_are_told() -> None:
 
 def test_refusals_name_the_reason() -> None:
     constrained = EngineRequest(
-        4, ids_of(1), SamplingParams(max_tokens=1, seed=0), constraint=Constraint("regex", "a")
+        4, ids_of(1), SamplingParams(max_tokens=1, seed=0), constraint=Constraint("regex", "(")
     )
     talk = Conversation([submit(1), submit(2, *[1] * 129), constrained, submit(3, 1)])
     assert talk.end(1).code == "invalid_request"
@@ -235,10 +235,7 @@ def test_a_request_resumes_where_another_engine_left_it() -> None:
 
 
 def test_a_constrained_request_resumes_inside_its_constraint() -> None:
-    """Tokens 1..26 are the letters; the executor goes on counting, and so does the alphabet."""
-    letters = {"<eos>": 0} | {chr(ord("a") + i): i + 1 for i in range(26)}
-    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
+    """The executor goes on counting, and so does the alphabet."""
     resumed = EngineRequest(
         1,
         ids_of(5),
@@ -247,7 +244,7 @@ def test_a_constrained_request_resumes_inside_its_constraint() -> None:
         constraint=Constraint("regex", "fghi"),
     )
     astray = msgspec.structs.replace(resumed, rid=2, output_ids=ids_of(9))
-    talk = Conversation([resumed, astray], tokenizer=tokenizer.to_str())
+    talk = Conversation([resumed, astray])
     assert talk.tokens(1) == [8, 9]
     assert talk.end(1).finish == "stop"
     assert talk.end(2).code == "invalid_constraint"

@@ -10,6 +10,7 @@ import numpy as np
 
 from rootlace.runtime.structured import Grammar, Matcher
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+from tests.structured.canonical_tokens import encode
 
 CLOSING = tuple(bytes((byte,)) for byte in b'"}].;<\n')
 
@@ -49,7 +50,7 @@ def check_canonical(
 ) -> list[str]:
     """What is wrong with what is forced along the canonical tokens of a complete text; counts
     positions, tokens, and those of them that were forced as jump-forward would meet them."""
-    tokens = vocabulary.encode(text)
+    tokens = encode(vocabulary, text)
     spelled = b"".join(vocabulary.token_bytes[i] for i in tokens)
     if spelled != text:
         counts["not spelled"] += 1  # the tokenizer normalizes it: there are no canonical tokens
@@ -88,7 +89,7 @@ def check_any(
     """What is wrong with what is forced along any tokens of a complete text: forced tokens are
     allowed, spell forced text, and stand at their bytes in the canonical tokens of the text."""
     text = b"".join(vocabulary.token_bytes[i] for i in tokens)
-    canonical = vocabulary.encode(text)
+    canonical = encode(vocabulary, text)
     places: set[tuple[int, int]] = set()
     at = 0
     for token in canonical:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+from tests.structured.canonical_tokens import encode
 
 CLOSING = (b'"', b"]", b"}")
 
@@ -82,7 +83,7 @@ class RandomModel:
 def accepts(grammar: Grammar, vocabulary: Vocabulary, text: bytes) -> bool:
     """Whether a grammar takes a text in (its canonical tokens), and as a whole."""
     matcher = grammar.matcher()
-    for token in vocabulary.encode(text):
+    for token in encode(vocabulary, text):
         matcher.prepare_mask()
         if not matcher.advance(token):
             return False

@@ -22,6 +22,7 @@ from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
+from tests.structured.canonical_tokens import encode
 
 BACKENDS = ("automaton", "llguidance", "outlines_core")
 
@@ -174,7 +175,7 @@ def test_forced_text_is_the_same_and_followed_by_all(
     for matcher in matchers.values():
         assert matcher.forced_text() == b'{"name":"M'
         tokens = matcher.forced_tokens()
-        canonical = vocabulary.encode(b'{"name":"Mara","age":1}')
+        canonical = encode(vocabulary, b'{"name":"Mara","age":1}')
         assert tokens == canonical[: len(tokens)]
         for token in tokens:
             assert matcher.advance(token)
@@ -186,7 +187,7 @@ def test_matchers_of_one_grammar_do_not_share_state(
     compilers: dict[str, GrammarCompiler], vocabulary: Vocabulary, backend: str
 ) -> None:
     grammar = compilers[backend].compile(regex="ab")
-    a, b = (vocabulary.encode(letter)[0] for letter in (b"a", b"b"))
+    a, b = (encode(vocabulary, letter)[0] for letter in (b"a", b"b"))
     first, second = grammar.matcher(), grammar.matcher()
     assert first.advance(a)
     assert not second.advance(b)
@@ -206,7 +207,7 @@ def test_forced_tokens_belong_to_who_asked(vocabulary: Vocabulary, backend: Any)
     grammar = compiler.compile(regex='\\{"name":"(Mara|Ida)","age":[0-9]\\}')
     wanted = list(grammar.matcher().forced_tokens())
     assert wanted
-    tokens = vocabulary.encode(b'{"name":"Mara","age":3}')
+    tokens = encode(vocabulary, b'{"name":"Mara","age":3}')
     runs = []
     for _ in range(3):
         matcher = grammar.matcher()
@@ -283,7 +284,7 @@ def test_a_mask_beyond_its_bounds_ends_the_text(vocabulary: Vocabulary) -> None:
     """llguidance counts what a mask costs; here every mask costs too much once `x` came."""
     compiler = GrammarCompiler(vocabulary, config=ConstraintConfig(backend="llguidance"))
     matcher = compiler.compile(regex="x(([a-z]{1,100000}y){1,1000}z){1,100}").matcher()
-    assert matcher.advance(vocabulary.encode(b"x")[0])
+    assert matcher.advance(encode(vocabulary, b"x")[0])
     steps = 0
     while matcher.allowed_mask().any() and steps < 300:
         token = int(np.flatnonzero(matcher.allowed_mask())[steps % 7])
@@ -300,7 +301,7 @@ def test_a_request_does_not_pay_for_the_states_of_others(vocabulary: Vocabulary)
     """The lexer of a grammar is shared, and its states are bounded: here to 1,000."""
     config = ConstraintConfig(backend="llguidance", compile_memory_bytes=1)
     grammar = GrammarCompiler(vocabulary, config=config).compile(regex="(a|b)*a(a|b){30}x")
-    letters = [vocabulary.encode(letter)[0] for letter in (b"a", b"b")]
+    letters = [encode(vocabulary, letter)[0] for letter in (b"a", b"b")]
     rng = random.Random(0)
     for _ in range(12):
         matcher = grammar.matcher()

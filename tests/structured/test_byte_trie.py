@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie
+from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, TokenOrder
 
 
 def words_of(trie: ByteTrie) -> list[bytes]:
@@ -19,7 +19,7 @@ def words_of(trie: ByteTrie) -> list[bytes]:
 
 
 def check(tokens: list[bytes]) -> None:
-    trie = ByteTrie(tokens)
+    trie = ByteTrie(TokenOrder(tokens), len(tokens))
     words = words_of(trie)
     prefixes = {token[:end] for token in tokens for end in range(len(token) + 1)} | {b""}
     assert sorted(words) == sorted(prefixes)

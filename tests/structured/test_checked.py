@@ -15,6 +15,7 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.structured.checked_backend import CheckedGrammar
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+from tests.structured.canonical_tokens import encode
 from tests.structured.random_model import RandomModel, accepts, byte_vocabulary
 
 UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2}
@@ -54,12 +55,12 @@ def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
 
 
 def feed(matcher: Matcher, vocabulary: Vocabulary, text: bytes) -> None:
-    for token in vocabulary.encode(text):
+    for token in encode(vocabulary, text):
         assert matcher.advance(token), (text, matcher.error())
 
 
 def first(vocabulary: Vocabulary, text: bytes) -> int:
-    return vocabulary.encode(text)[0]
+    return encode(vocabulary, text)[0]
 
 
 @pytest.mark.parametrize("schema", CHECKED, ids=lambda schema: json.dumps(schema)[:60])
@@ -85,7 +86,7 @@ def test_masks_and_advance_agree_but_for_what_is_found_later(
     with one; the end is in the mask exactly where the text is complete."""
     for schema, text in ((UNIQUE, b"[1,12,3]"), (NOT_TWO_FOUR, b'{"n":5,"t":"x"}'), (SEVEN, b"77")):
         matcher = compiler.compile(json_schema=schema).matcher()
-        for byte in [*vocabulary.encode(text), None]:
+        for byte in [*encode(vocabulary, text), None]:
             mask = matcher.allowed_mask()
             (end,) = vocabulary.eos_token_ids
             assert mask[end] == matcher.is_accepting()

@@ -143,7 +143,7 @@ def test_a_number_that_has_to_be_a_multiple_ends_as_one(kind: str) -> None:
     vocabulary = byte_vocabulary()
     number = {"type": kind, "minimum": 1, "multipleOf": 264}
     schema = {"type": "object", "properties": {"x": number}, "additionalProperties": number}
-    wanted = [vocabulary.token_of[one.encode()] for one in "7139502468}</a>"]
+    wanted = [vocabulary.token_of(one.encode()) for one in "7139502468}</a>"]
     for given, before in (({"json_schema": schema}, b""), (tag_of(schema), b"<a>")):
         matcher = GrammarCompiler(vocabulary).compile(**given).matcher()
         text = vocabulary.bytewise(before + b'{"x":') or []

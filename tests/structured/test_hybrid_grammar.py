@@ -272,7 +272,7 @@ def test_tokens_that_cross_the_border_are_allowed(
     matcher = grammar.matcher()
     for byte in b'{"age":7':
         assert matcher.advance(vocabulary.byte_tokens[byte])
-    token = vocabulary.token_of[b',"']
+    token = vocabulary.token_of(b',"')
     assert matcher.allowed_mask()[token]
     assert matcher.advance(token)
     assert isinstance(matcher, DfaMatcher) and _declared(matcher)  # a key has begun

@@ -14,10 +14,11 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.structured import llguidance_backend as llguidance_grammar
 from rootlace.runtime.structured.compiler import GrammarCompiler
+from tests.structured.canonical_tokens import encode
 from tests.structured.random_model import byte_vocabulary
 
 VOCABULARY = byte_vocabulary()
-LETTERS = [VOCABULARY.encode(letter)[0] for letter in (b"a", b"b")]
+LETTERS = [encode(VOCABULARY, letter)[0] for letter in (b"a", b"b")]
 WIDE = "(a|b)*a(a|b){30}x"
 
 
@@ -62,7 +63,7 @@ def test_a_mask_beyond_its_bounds_ends_no_other_request(cheap: None) -> None:
 
 def test_a_request_goes_on_where_another_wore_the_lexer_out(cheap: None) -> None:
     grammar = on_llguidance(regex=f"c*|{WIDE}")
-    c = VOCABULARY.encode(b"c")[0]
+    c = encode(VOCABULARY, b"c")[0]
     matcher = grammar.matcher()
     for length in range(200):
         if length % 50 == 0:
@@ -81,7 +82,7 @@ def test_special_tokens_are_taken_in_again(cheap: None) -> None:
     tag = {"structures": [{"begin": "X", "schema": schema, "end": "Y"}], "triggers": ["X"]}
     grammar = GrammarCompiler(vocabulary).compile(structural_tag=tag)
     x, y = (vocabulary.special_tokens[name] for name in "XY")
-    quote, c = vocabulary.encode(b'"') + vocabulary.encode(b"c")
+    quote, c = encode(vocabulary, b'"') + encode(vocabulary, b"c")
     matcher = grammar.matcher()
     for seed in range(4):
         source, other = random.Random(seed), grammar.matcher()
@@ -102,14 +103,14 @@ def test_masks_beside_other_matchers_of_the_grammar() -> None:
     text = b'{"a":"abcdef0101","b":[1,{"c":"d"},null]}'
     expected = []
     alone = on_llguidance(json_schema=schema).matcher()
-    for token in VOCABULARY.encode(text):
+    for token in encode(VOCABULARY, text):
         expected.append(alone.allowed_mask())
         assert alone.advance(token)
     shared = on_llguidance(json_schema=schema)
 
     def masks(_: int) -> bool:
         matcher = shared.matcher()
-        for place, token in enumerate(VOCABULARY.encode(text)):
+        for place, token in enumerate(encode(VOCABULARY, text)):
             if not np.array_equal(matcher.allowed_mask(), expected[place]):
                 return False
             if not matcher.advance(token):
@@ -131,7 +132,7 @@ def test_what_was_tried_and_taken_back_leaves_no_error(monkeypatch: pytest.Monke
     heavy = "\n".join(f'{name} ::= "b" {name} "c" | "d"' for name in names)
     root = f'root ::= "x" root | "y" | "a" heavy\nheavy ::= {" | ".join(names)}'
     matcher = on_llguidance(ebnf=f"{root}\n{heavy}").matcher()
-    x, a = (VOCABULARY.encode(letter)[0] for letter in (b"x", b"a"))
+    x, a = (encode(VOCABULARY, letter)[0] for letter in (b"x", b"a"))
     assert matcher.advance(x) and matcher.advance(x)
     before = matcher.allowed_mask()
     for tried in (0, 1):

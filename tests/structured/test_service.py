@@ -45,7 +45,7 @@ def make_compiler(config: ConstraintConfig = CONFIG) -> GrammarCompiler:
 
 @pytest.fixture
 def service(request: pytest.FixtureRequest) -> Iterator[CompileService]:
-    service = CompileService(make_compiler, getattr(request, "param", CONFIG))
+    service = CompileService(make_compiler(), getattr(request, "param", CONFIG))
     yield service
     service.close()
 
@@ -196,7 +196,7 @@ class ScriptedSandbox:
 
 
 def scripted(*released: str) -> tuple[CompileService, ScriptedSandbox]:
-    service, child = CompileService(make_compiler, PATIENT), ScriptedSandbox(*released)
+    service, child = CompileService(make_compiler(), PATIENT), ScriptedSandbox(*released)
     service._sandbox = child  # type: ignore[assignment]
     return service, child
 
@@ -269,7 +269,7 @@ def test_trials_run_beside_each_other_in_the_one_child(
 
 
 def test_nothing_is_left_behind(hanging: None) -> None:
-    service = CompileService(make_compiler, CONFIG)
+    service = CompileService(make_compiler(), CONFIG)
     service.submit(long("a")).result(timeout=60)
     pid = service.sandbox_pid
     assert pid is not None
@@ -285,7 +285,7 @@ def test_nothing_is_left_behind(hanging: None) -> None:
 
 def test_the_child_ends_with_its_input(hanging: None) -> None:
     """As it does when the parent is killed: the pipe is closed for it. All forks end, too."""
-    service = CompileService(make_compiler, PATIENT)
+    service = CompileService(make_compiler(), PATIENT)
     service.submit(long("a")).result(timeout=60)
     pid = service.sandbox_pid
     assert pid is not None
@@ -315,7 +315,7 @@ def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_bounds_nothing_is_refused(seconds: float) -> None:
     with pytest.raises(msgspec.ValidationError, match="compile_seconds"):
-        CompileService(make_compiler, ConstraintConfig(compile_seconds=seconds))
+        CompileService(make_compiler(), ConstraintConfig(compile_seconds=seconds))
 
 
 @pytest.mark.slow
@@ -331,7 +331,7 @@ def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
         return build(constraint)
 
     compiler.build = slow  # type: ignore[method-assign]
-    service = CompileService(lambda: compiler, HASTY)
+    service = CompileService(compiler, HASTY)
     stuck = service.submit(Constraint("regex", "stuck"))
     behind = service.submit(Constraint("regex", "behind"))
     with pytest.raises(ServerUnavailable, match="took too long, try again"):
@@ -353,7 +353,7 @@ def test_who_asks_at_the_same_time_shares_one_compilation() -> None:
         return build(constraint)
 
     compiler.build = counted  # type: ignore[method-assign]
-    service = CompileService(lambda: compiler, compiler.config)
+    service = CompileService(compiler, compiler.config)
     one = Constraint("regex", "shared")
     other = Constraint("regex", "shared", jump_forward="off")
     assert service.cached(one) is None
@@ -387,7 +387,7 @@ def test_what_has_no_first_mask_is_refused_when_it_is_compiled() -> None:
     matcher = SimpleNamespace(allowed_mask=lambda: None, error=lambda: "it has no mask")
     grammar = SimpleNamespace(nbytes=1, matcher=lambda: matcher)
     compiler.build = lambda constraint: grammar  # type: ignore[assignment,method-assign,return-value]
-    service = CompileService(lambda: compiler, PATIENT)
+    service = CompileService(compiler, PATIENT)
     assert failure(service.submit(Constraint("regex", "a"))) == "regex: it has no mask"
     service.close()
 
@@ -397,21 +397,6 @@ def test_nothing_of_the_vocabulary_is_left_to_be_made_by_a_step() -> None:
     compiler = make_compiler()
     compiler.prepare()
     assert "llguidance" in vars(compiler.vocabulary)
-
-
-def test_a_compiler_that_cannot_be_made_is_asked_for_again() -> None:
-    tries = []
-
-    def make() -> GrammarCompiler:
-        tries.append(1)
-        if len(tries) == 1:
-            raise InvalidConstraint("no tokenizer yet")
-        return make_compiler(PATIENT)
-
-    service = CompileService(make, PATIENT)
-    assert failure(service.submit(Constraint("regex", "a"))) == "no tokenizer yet"
-    assert service.submit(Constraint("regex", "a")).result(timeout=60)
-    service.close()
 
 
 def many_tools(count: int) -> Constraint:
@@ -501,7 +486,7 @@ def test_the_child_ends_when_a_message_does_not_fit() -> None:
     script = """
 import msgspec
 from rootlace.runtime.structured import sandbox_child as trial
-setup = trial.Setup(trial.ConstraintConfig(), 1, [0], "", {})
+setup = trial.Setup(trial.ConstraintConfig(), 1, [0], trial.zlib.compress(b""), {})
 class Parent:
     messages = [msgspec.msgpack.encode(setup)]
     def recv_bytes(self):

@@ -20,7 +20,7 @@ from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.parse import parse
 from rootlace.runtime.structured.regex.syntax import TooLarge
 from rootlace.runtime.structured.vocabulary.masks import TokenTable, token_classes
-from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, Vocabulary
+from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, TokenOrder, Vocabulary
 
 ALPHABET = "ab1é"
 LETTERS = [character.encode() for character in ALPHABET]
@@ -29,7 +29,7 @@ WORDS = sorted({w[i:j] for w in map(b"".join, itertools.product(LETTERS, repeat=
                 for i, j in itertools.combinations(range(len(w) + 1), 2)})  # fmt: skip
 TOKENS = [*WORDS, b"", b"", *WORDS[::3], b"ab1ab1", b"x", b"\xff", b"aaaa", b"", b""]
 EOS = (len(TOKENS) - 2, len(TOKENS) - 1)
-TRIE = ByteTrie(TOKENS)
+TRIE = ByteTrie(TokenOrder(TOKENS), len(TOKENS))
 
 
 def bits(words: np.ndarray, size: int) -> np.ndarray:

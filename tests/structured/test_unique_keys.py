@@ -15,6 +15,7 @@ from rootlace.runtime.structured.gbnf import names_tokens
 from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema, has_open_keys
 from rootlace.runtime.structured.llguidance_backend import LLGuidanceGrammar
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+from tests.structured.canonical_tokens import encode
 from tests.structured.random_model import RandomModel, accepts, byte_vocabulary
 
 N = {"type": "integer"}
@@ -107,9 +108,9 @@ ROUTES: list[tuple[dict[str, str], str, str]] = [
 def _tokens(vocabulary: Vocabulary, text: str) -> list[int]:
     """With the special token that the text names."""
     first, *parts = text.split("<call>")
-    found = list(vocabulary.encode(first.encode()))
+    found = list(encode(vocabulary, first.encode()))
     for part in parts:
-        found += [vocabulary.special_tokens["<call>"], *vocabulary.encode(part.encode())]
+        found += [vocabulary.special_tokens["<call>"], *encode(vocabulary, part.encode())]
     return found
 
 
@@ -134,7 +135,7 @@ def test_the_mask_within_other_text_goes_forwards_and_back(
     grammar = compiler.compile(**source)
     vocabulary = compiler.vocabulary
     way = _tokens(vocabulary, f'{before}{{"x":{{"y":1,"y')
-    quote, z = vocabulary.encode(b'"z')
+    quote, z = encode(vocabulary, b'"z')
     matcher = grammar.matcher()
     masks = []
     for token in way:

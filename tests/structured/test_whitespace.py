@@ -16,6 +16,7 @@ from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.json_schema.json_text import WHITESPACES
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+from tests.structured.canonical_tokens import encode
 
 N = {"type": "integer"}
 PAIR = {"type": "object", "properties": {"a": N, "b": N}, "required": ["a", "b"]}
@@ -128,7 +129,7 @@ def compilers(vocabulary: Vocabulary) -> dict[str, GrammarCompiler]:
 def takes(vocabulary: Vocabulary, grammar: Grammar, text: str) -> bool:
     """Byte by byte, and in the tokenizer's tokens, which have to agree."""
     found = set()
-    for tokens in (vocabulary.bytewise(text.encode()), vocabulary.encode(text.encode())):
+    for tokens in (vocabulary.bytewise(text.encode()), encode(vocabulary, text.encode())):
         matcher = grammar.matcher()
         fits = True
         for token in tokens or []:
@@ -237,10 +238,10 @@ def test_a_model_that_always_wants_white_space_comes_to_an_end(
 ) -> None:
     """Of single characters, the most there can be: what is between two tokens is at most one
     break and 24 spaces, whatever the model wants."""
-    blank = [vocabulary.token_of[one] for one in (b" ", b"\n", b"\t")]
+    blank = [vocabulary.token_of(one) for one in (b" ", b"\n", b"\t")]
     end = [*vocabulary.eos_token_ids]
     order = {token: place for place, token in enumerate([*end, *blank])}
-    later = [vocabulary.token_of[one.encode()] for one in '}"ab:,12']
+    later = [vocabulary.token_of(one.encode()) for one in '}"ab:,12']
     order |= {token: len(order) + place for place, token in enumerate(later)}
     matcher = compilers[backend].compile(**OBJECTS[name]).matcher()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie
+from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, TokenOrder
 
 
 @dataclass
@@ -20,7 +20,7 @@ class TinyVocabulary:
 
     @cached_property
     def trie(self) -> ByteTrie:
-        return ByteTrie(self.token_bytes)
+        return ByteTrie(TokenOrder(self.token_bytes), self.size)
 
 
 class BytewiseTokenizer:

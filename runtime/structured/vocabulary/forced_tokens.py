@@ -15,8 +15,6 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from rootlace.runtime.structured.vocabulary.merges import (
     Ends,
     Following,
@@ -48,13 +46,12 @@ class Canonicalizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes = vocabulary.token_bytes
         self._special = vocabulary.special_token_ids
-        spec = _without_beginning(json.loads(vocabulary.tokenizer_json))
+        spec = _without_beginning(json.loads(vocabulary.settings))
         self.unsupported = _unsupported(spec)
         if self.unsupported:
             return
-        tokenizer = Tokenizer.from_str(json.dumps(spec))
         try:
-            self._pre_tokenizer = PreTokenizer(tokenizer)
+            self._pre_tokenizer = PreTokenizer(spec)
         except ValueError as error:
             self.unsupported = str(error)
             return
@@ -67,10 +64,9 @@ class Canonicalizer:
         self._added_first = frozenset(content[0] for content in self._added)
         self._inside_added = {"".join(pair) for text in self._added for pair in pairwise(text)}
         self._merges = Merges(
-            tokenizer,
-            spec,
-            self._bytes,
-            vocabulary.special_token_ids | set(self._added.values()),
+            vocabulary,
+            spec["model"],
+            set(self._added.values()),
             self._pre_tokenizer.byte_level,
             self._space,
             whole_text=not self._pre_tokenizer.exists,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
@@ -22,7 +23,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rootlace.runtime.structured.vocabulary.vocabulary import SAMPLES, bytes_after, first_bytes_of
+from rootlace.runtime.structured.vocabulary.vocabulary import (
+    SAMPLES,
+    TokenOrder,
+    Vocabulary,
+    bytes_after,
+    first_bytes_of,
+)
 
 # Pre-tokenizer ------------------------------------------------------------------------------------
 #
@@ -60,11 +67,14 @@ MAX_MEMOS = 1 << 16
 class PreTokenizer:
     """Cuts texts as one tokenizer does. Immutable but for memos; thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ValueError for pre-tokenizers whose cuts cannot be foreseen."""
-        spec = json.loads(tokenizer.to_str())["pre_tokenizer"]
-        self._tokenizer = tokenizer
-        parts = flat_parts(spec)
+    def __init__(self, spec: dict[str, Any]) -> None:
+        """`spec` is the JSON of the tokenizer. Raises ValueError for pre-tokenizers whose cuts
+        cannot be foreseen."""
+        # Without its vocabulary, which `Merges` has.
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        without = {**spec, "model": empty, "added_tokens": []}
+        self._tokenizer = Tokenizer.from_str(json.dumps(without))
+        parts = flat_parts(json.loads(self._tokenizer.to_str())["pre_tokenizer"])
         # Metaspace that does not split leaves a text whole.
         self.exists = any(part["type"] != "Metaspace" or part.get("split", True) for part in parts)
         for part in parts:
@@ -309,38 +319,39 @@ class Merges:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        spec: dict[str, Any],
-        token_bytes: list[bytes],
-        not_merged: Collection[int],
+        vocabulary: Vocabulary,
+        settings: dict[str, Any],
+        added: Collection[int],
         byte_level: bool,
         space: str,
         whole_text: bool,
     ) -> None:
-        """`spec` is the JSON of `tokenizer`, `not_merged` the tokens that no merge gives. `space`
-        is the character that stands for a space in the names of tokens; empty if none does."""
-        self._bytes = token_bytes
+        """`settings` are those of the model in the tokenizer's JSON, `added` tokens that no merge
+        gives. `space` is the character that stands for a space in the names of tokens; empty if
+        none does."""
+        assert vocabulary.bpe is not None
+        self._model = vocabulary.bpe
+        self._bytes = vocabulary.token_bytes
         self._space = space
-        self._whole = tokenizer.model
-        self._merges = self._whole
-        if spec["model"].get("ignore_merges"):
-            merging = {**spec, "model": {**spec["model"], "ignore_merges": False}}
-            self._merges = Tokenizer.from_str(json.dumps(merging)).model
         self._to_byte_level = _byte_alphabet() if byte_level else None
-        self._index(spec["model"], not_merged, whole_text)
+        self._whole_first = bool(settings.get("ignore_merges"))
+        """Whether a whole piece that is a token is that token, whatever merging gives."""
+        self._index(vocabulary.order, added, bool(settings.get("byte_fallback")), whole_text)
         self._bpe = lru_cache(1 << 14)(self._bpe_uncached)
         self._pairs = lru_cache(1 << 18)(self._is_pair)
 
     def piece(self, text: str) -> Tokens:
         """The tokens of a piece that ends where it ends."""
         data = text.encode()
-        if self._whole is self._merges:
-            return self._bpe(data)
-        return tuple(token.id for token in self._whole.tokenize(self._symbols(data)))
+        if self._whole_first:
+            token = self._model.token_to_id(self._symbols(data))
+            if token is not None:
+                return (token,)
+        return self._bpe(data)
 
     def _bpe_uncached(self, data: bytes) -> Tokens:
         """The tokens of a piece, by merging; `data` may cut characters where symbols are bytes."""
-        return tuple(token.id for token in self._merges.tokenize(self._symbols(data)))
+        return tuple(token.id for token in self._model.tokenize(self._symbols(data)))
 
     def _symbols(self, data: bytes) -> str:
         if self._to_byte_level is not None:
@@ -389,32 +400,32 @@ class Merges:
     def _is_pair(self, before: int | None, token: int) -> bool:
         """Whether the tokenizer gives these two to their text (None: the piece begins there)."""
         if before is None or before in self._fallback:
-            if self._whole is not self._merges:
+            if self._whole_first:
                 return True  # a whole piece that is a token is that token
             return self._bpe_uncached(self._bytes[token]) == (token,)
         text = self._bytes[before] + self._bytes[token]
         return self._bpe_uncached(text) == (before, token)
 
-    def _index(self, model: dict[str, Any], not_merged: Collection[int], whole_text: bool) -> None:
+    def _index(
+        self, order: TokenOrder, added: Collection[int], fallback: bool, whole_text: bool
+    ) -> None:
         """The tokens that merging can give, in the order of their bytes."""
-        vocab: dict[str, int] = model["vocab"]
-        fallback = bool(model.get("byte_fallback"))
-        words: list[tuple[bytes, int]] = []
+        self._words: list[bytes] = []
+        self._ids = array("i")
         self.neighbours: set[str] = set()
         self._fallback: set[int] = set()  # single bytes of characters that no token has
-        for name, token in vocab.items():
-            if token in not_merged or token >= len(self._bytes) or not self._bytes[token]:
+        for token, data in zip(order.tokens.tolist(), order.texts, strict=True):
+            name = None if token in added else self._model.id_to_token(token)
+            if name is None:
                 continue
             if fallback and len(name) == 6 and name.startswith("<0x"):
                 self._fallback.add(token)
                 continue
-            words.append((self._bytes[token], token))
+            self._words.append(data)
+            self._ids.append(token)
             if whole_text:
                 spelled = name.replace(self._space, " ") if self._space else name
                 self.neighbours.update(map("".join, pairwise(spelled)))
-        words.sort()
-        self._words = [word for word, _ in words]
-        self._ids = [token for _, token in words]
         self._longest = max(map(len, self._words), default=0)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import unicodedata
-from bisect import bisect_left
+import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from functools import cache, cached_property, lru_cache
@@ -18,6 +18,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+    from tokenizers.models import BPE
 
 # Order --------------------------------------------------------------------------------------------
 #
@@ -25,28 +26,28 @@ if TYPE_CHECKING:
 
 
 class TokenOrder:
-    """Immutable; safe to share between threads. Tokens that stand for no bytes are not in it."""
+    """Immutable; safe to share between threads. Tokens that stand for no bytes are not in it.
+
+    `tokens` int32: the tokens by their bytes, those of the same bytes by their numbers; `texts`:
+    these bytes.
+    """
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        tokens = in_order(token_bytes)
-        self._texts = [token_bytes[token] for token in tokens.tolist()]
-        self._tokens = tokens
+        # One sort of all, or one array of a list of all, would hold everybody up.
+        parts: dict[bytes, list[int]] = {}
+        for token, data in enumerate(token_bytes):
+            parts.setdefault(data[:2], []).append(token)
+        parts.pop(b"", None)
+        order = (
+            i for key in sorted(parts) for i in sorted(parts[key], key=token_bytes.__getitem__)
+        )
+        self.tokens = np.fromiter(order, np.int32)
+        self.texts = [token_bytes[token] for token in self.tokens.tolist()]
 
     def beginning_with(self, prefix: bytes) -> np.ndarray:
         """int32: the tokens whose bytes begin with `prefix`."""
-        start = bisect_left(self._texts, prefix)
-        return self._tokens[start : bisect_left(self._texts, bytes_after(prefix), start)]
-
-
-def in_order(token_bytes: Sequence[bytes]) -> np.ndarray:
-    """int32: the tokens that stand for bytes, by these. One sort of all, or one array of a list of
-    all, would hold everybody up."""
-    parts: dict[bytes, list[int]] = {}
-    for token, data in enumerate(token_bytes):
-        parts.setdefault(data[:2], []).append(token)
-    parts.pop(b"", None)
-    order = (i for part in sorted(parts) for i in sorted(parts[part], key=token_bytes.__getitem__))
-    return np.fromiter(order, np.int32)
+        start = bisect_left(self.texts, prefix)
+        return self.tokens[start : bisect_left(self.texts, bytes_after(prefix), start)]
 
 
 def bytes_after(prefix: bytes) -> bytes:
@@ -75,12 +76,11 @@ class ByteTrie:
     `node` int64 [32 * ceil(V / 32)]: where each token ends; N where it stands for no bytes.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        self.vocab_size = len(token_bytes)
-        tokens = in_order(token_bytes)
-        end = self._build([token_bytes[i] for i in tokens.tolist()])
+    def __init__(self, order: TokenOrder, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        end = self._build(order.texts)
         self.node = np.full(-(-self.vocab_size // 32) * 32, self.num_nodes, np.int64)
-        self.node[tokens] = end
+        self.node[order.tokens] = end
 
     @property
     def num_nodes(self) -> int:
@@ -282,18 +282,17 @@ class Vocabulary:
         """Raises InvalidConstraint where the tokenizer does not say what bytes its tokens are, or
         the numbers do not agree with it."""
         self.size = size
-        self.tokenizer_json = tokenizer_json
+        self.tokenizer_json = zlib.compress(tokenizer_json.encode(), 1)
+        """By zlib, for a compiler in another process."""
         self.eos_token_ids = tuple(eos_token_ids)
-        from llguidance import LLTokenizer  # late: a gateway needs this module, and no tokens
-
-        added = json.loads(tokenizer_json).get("added_tokens", [])
+        spec = json.loads(tokenizer_json)
+        self.bpe = _taken_bpe(spec["model"])
+        """The tokenizer's model if it merges pairs; it remembers no result."""
+        self.settings = json.dumps(spec)
+        """The tokenizer's JSON without the vocabulary and merges of its model. A text: objects that
+        stay would be scattered over the memory of those that do not."""
+        added = spec.get("added_tokens", [])
         special = [token for token in added if token["special"] and token["id"] < size]
-        try:
-            self._own = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=list(eos_token_ids))
-        except ValueError as error:
-            raise InvalidConstraint(
-                f"no constraint can be enforced with this tokenizer: {error}"
-            ) from None
         self.special_token_ids = frozenset(token["id"] for token in special) | set(eos_token_ids)
         self.special_tokens: dict[str, int] = {
             token["content"]: token["id"]
@@ -301,10 +300,7 @@ class Vocabulary:
             if token["content"] and token["id"] in self.special_token_ids
         }
         """The special tokens that tokenizers find in text, by content."""
-        self.token_bytes: list[bytes] = [self._bytes(i) for i in range(size)]
-        # llguidance's tokenizer makes special tokens of text that is spelled like one.
-        contents = sorted((token["content"].encode() for token in special), key=len, reverse=True)
-        self._special = re.compile(b"|".join(map(re.escape, contents))) if contents else None
+        self.token_bytes = self._read_bytes(tokenizer_json)
 
     @classmethod
     def from_tokenizer(
@@ -333,33 +329,24 @@ class Vocabulary:
             eos_token_ids = [eos]
         return cls(backend.to_str(), size, eos_token_ids)
 
-    def encode(self, text: bytes) -> list[int]:
-        """The canonical tokens of a text: no BOS, and special tokens are not recognised in it."""
-        ids: list[int] = []
-        start = 0
-        for match in self._special.finditer(text) if self._special else ():
-            cut = match.start() + 1  # no special token is seen in either part
-            ids += self._own.tokenize_bytes(text[start:cut])
-            start = cut
-        return ids + self._own.tokenize_bytes(text[start:])
-
     @cached_property
     def llguidance(self) -> LLTokenizer:
         """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         # Matchers ask for them on the engine's thread.
-        _ = self.byte_tokens, self.token_of, self.special_mask
-        return LLTokenizer(
-            TokenizerWrapper(_Callable(self)),
-            n_vocab=self.size,
-            eos_token=list(self.eos_token_ids),
+        _ = self.byte_tokens, self.order, self.special_mask
+        wrapper = TokenizerWrapper(_Callable(self))
+        made = LLTokenizer(
+            wrapper, n_vocab=self.size, eos_token=list(self.eos_token_ids), slices=list(_SLICES)
         )
+        wrapper.tokens = ()  # llguidance has its own copy now
+        return made
 
     @cached_property
     def trie(self) -> ByteTrie:
         """All tokens that are text; built at first use (about 0.1 s for 150k)."""
-        return ByteTrie(self.token_bytes)
+        return ByteTrie(self.order, self.size)
 
     @cached_property
     def order(self) -> TokenOrder:
@@ -401,25 +388,16 @@ class Vocabulary:
         """int32: the packed mask of all tokens, those without bytes among them."""
         return self._packed([True] * self.size)
 
-    @cached_property
-    def joined(self) -> tuple[bytes, np.ndarray]:
-        """The bytes of all tokens, a zero before each, and where they end."""
-        ends = np.cumsum([1 + len(data) for data in self.token_bytes])
-        return b"".join(b"\0" + data for data in self.token_bytes), ends
-
     @lru_cache(maxsize=64)  # noqa: B019 (a vocabulary lives as long as its process)
     def going_on_behind(self, text: bytes, begin: bool = False) -> tuple[int, ...]:
         """The tokens that hold a text, or `begin` with it, and have something else than white space
         behind it."""
-        data, ends = self.joined
-        needle = b"\0" + text if begin else text
-        found, at = dict[int, None](), data.find(needle)
-        while at >= 0:
-            token = int(ends.searchsorted(at, "right"))
-            if self.token_bytes[token].partition(text)[2].strip():
-                found[token] = None
-            at = data.find(needle, at + 1)
-        return tuple(found)
+        data = self.token_bytes
+        if begin:
+            found = self.order.beginning_with(text).tolist()
+        else:
+            found = [token for token, one in enumerate(data) if text in one]
+        return tuple(token for token in found if data[token].partition(text)[2].strip())
 
     def _packed(self, tokens: list[bool]) -> np.ndarray:
         bits = np.zeros(words_of(self.size) * 32, bool)
@@ -440,18 +418,57 @@ class Vocabulary:
         tokens = [self.byte_tokens[byte] for byte in text]
         return None if -1 in tokens else tokens
 
-    @cached_property
-    def token_of(self) -> dict[bytes, int]:
-        """A token for each text that is one."""
-        found = {data: token for token, data in enumerate(self.token_bytes)}
-        found.pop(b"", None)
+    def token_of(self, text: bytes) -> int | None:
+        """The token that is this text, the last one of several; None if none is."""
+        texts = self.order.texts
+        at = bisect_right(texts, text) - 1
+        return self.order.tokens.item(at) if at >= 0 and texts[at] == text else None
+
+    def _read_bytes(self, tokenizer_json: str) -> list[bytes]:
+        """`token_bytes`. What reads them takes as much memory as all else, and is let go."""
+        from llguidance import LLTokenizer  # late: a gateway needs this module, and no tokens
+
+        try:
+            reader = LLTokenizer(
+                tokenizer_json, n_vocab=self.size, eos_token=list(self.eos_token_ids), slices=[]
+            )
+        except ValueError as error:
+            raise InvalidConstraint(
+                f"no constraint can be enforced with this tokenizer: {error}"
+            ) from None
+        found = [reader.decode_bytes([token]) for token in range(self.size)]
+        for token, data in enumerate(found):
+            if token in self.special_token_ids or data == b"<[%d]>" % token:
+                found[token] = b""
         return found
 
-    def _bytes(self, token_id: int) -> bytes:
-        if token_id in self.special_token_ids:
-            return b""
-        data = self._own.decode_bytes([token_id])
-        return b"" if data == b"<[%d]>" % token_id else data
+
+def _taken_bpe(model: dict[str, Any]) -> BPE | None:
+    """The BPE of a tokenizer's JSON, whose vocabulary and merges are taken out; None of another
+    model. A tokenizer that reads the JSON itself takes twice the memory afterwards."""
+    from tokenizers.models import BPE
+
+    vocab, merges = model.pop("vocab", None), model.pop("merges", [])
+    if model.get("type") != "BPE":
+        return None
+    return BPE(
+        vocab=vocab,
+        merges=[tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges],
+        cache_capacity=0,
+        **{name: model[name] for name in _OF_BPE if model.get(name) is not None},
+    )
+
+
+_OF_BPE = (
+    *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("fuse_unk", "byte_fallback"),
+)
+
+
+_SLICES = (r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}')
+"""Tokens that llguidance looks at together: within strings of JSON, also of bounded length. Each
+set is two tries of the vocabulary. Two more of llguidance's own, for white space and for strings of
+any length, make no mask faster beside these."""
 
 
 class _Callable:
@@ -461,12 +478,16 @@ class _Callable:
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self.bos_token_id = None
         self.special_token_ids = sorted(vocabulary.special_token_ids)
-        # Without names of their own llguidance's masks could not tell special tokens apart.
-        self.tokens = [
-            b"[%d]" % token if token in vocabulary.special_token_ids else data
-            for token, data in enumerate(vocabulary.token_bytes)
-        ]
-        self._encode = vocabulary.encode
+        self._vocabulary = vocabulary
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """Without names of their own llguidance's masks could not tell special tokens apart."""
+        special = self._vocabulary.special_token_ids
+        texts = enumerate(self._vocabulary.token_bytes)
+        return [b"[%d]" % token if token in special else data for token, data in texts]
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._encode(text)
+        """Some tokens of a text: llguidance asks for the canonical ones only to force them, and
+        that is done here (`forced_tokens`)."""
+        return self._vocabulary.bytewise(text) or []
