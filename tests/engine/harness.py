@@ -90,6 +90,7 @@ class Harness:
             automata=automata,
             labels=labels,
             adapters=getattr(executor, "adapters", ()),
+            draft_model=getattr(executor, "draft", None),
         )
         self.steps = Steps(self.scheduler, executor, overlap, self.take) if overlap else None
         self.outcomes: dict[int, Outcome] = {}
