@@ -122,7 +122,11 @@ def _config(
     from rootlace.runtime.model.hub.local import known_name
     from rootlace.runtime.model.options import check_options
 
-    folder, read = served_model(given, settings.get("allow_pickle", False), ignored)  # downloads
+    pickles = settings.get("allow_pickle", False)
+    folder, read = served_model(given, pickles, ignored)  # downloads
+    if settings.get("draft_model"):
+        drafting, _ = served_model(settings["draft_model"], pickles, ignored)
+        settings = {**settings, "draft_model": drafting}
     try:
         called = "" if given is None else known_name(given)
         made = msgspec.convert(

@@ -27,8 +27,9 @@ _AHEAD = 96
 """Output tokens over which computing what the draft model lacks of a sequence has to pay."""
 _TOKENS_PER_STEP = 8
 """Prior: computed tokens that take as long as a step of the draft model."""
-_LEARNT, _HELD_UP = 0.1, 3.0
-"""Weight of a measured time beside those before, and the largest ratio that counts of it."""
+_LEARNT, _LEARNT_COMPUTED, _HELD_UP = 0.1, 0.5, 3.0
+"""Weights of a measured step and of many computed tokens beside those before, and the largest ratio
+that counts of them."""
 _LEAST_COMPUTED, _MOST_SECONDS = 32, 0.1
 """Tokens of sequences that are computed in one step, at least, and the time for more of them:
 other rows wait."""
@@ -143,7 +144,7 @@ class ModelSource:
         if not few:
             taken = max(made.seconds - self._step(len(rows)), 0.0) / made.computed
             learnt = min(taken, _HELD_UP * self._token) - self._token
-            self._token += _LEARNT * learnt
+            self._token += _LEARNT_COMPUTED * learnt
         return made.drafts
 
     def settled(self, sequence: RequestState, right: int, planned: int) -> None:

@@ -7,22 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.contracts.block_store import LOAD
-from rootlace.runtime.contracts.plan import DraftRow
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.scheduler.draft_model import ModelSource
 from rootlace.wire.protocol import SamplingParams
-from tests.engine.harness import Harness, greedy
+from tests.engine.harness import Harness
 from tests.engine.test_exactness import PROMPTS, add_all, found, one_by_one
 from tests.model.checkpoints import SHAPE, configs, save
-from tests.model.test_native_decoder import tokens
 from tests.native import native_library
 
 TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}}}'

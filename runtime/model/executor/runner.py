@@ -120,12 +120,8 @@ class ModelRunner:
         )
         draft = beside = None
         if executor.draft_model:
-            read = read_draft(config, executor, cache)
-            loaded_as = draft_executor(executor, read)
-            draft_dtype = chosen_dtype(loaded_as, read, cache, loads=True)
-            draft = ModelSetup(read, loaded_as, cache, draft_dtype, progress=progress)
-            check_drafted_for(draft, device, native=packs)
-            check_same_tokens(config, read)
+            draft = draft_setup(config, executor, cache, device, native=packs, progress=progress)
+            check_same_tokens(config, draft.config)
             beside = taken_beside(draft)
             available -= beside.weights + beside.block * (cache.num_blocks or 1)
         if not (divided and on_gpu):  # whose memories are several
@@ -313,6 +309,24 @@ def chosen_dtype(
         except NativeUnavailable:  # which is said where they are loaded
             return FLOAT32
     return BFLOAT16
+
+
+def draft_setup(
+    config: ModelConfig,
+    executor: ExecutorConfig,
+    cache: CacheConfig,
+    device: str,
+    *,
+    native: bool,
+    progress: Progress | None = None,
+) -> ModelSetup:
+    """How the draft model of a model on `device` is run. Raises as `read_draft` and
+    `check_drafted_for` do."""
+    read = read_draft(config, executor, cache)
+    own = draft_executor(executor, read)
+    draft = ModelSetup(read, own, cache, chosen_dtype(own, read, cache), progress=progress)
+    check_drafted_for(draft, device, native=native)
+    return draft
 
 
 # Identity -----------------------------------------------------------------------------------------
