@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +72,7 @@ class Harness:
         automata: bool = False,
         spot_seconds: float = SPOT_SECONDS,
         speculation_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(
@@ -85,6 +88,7 @@ class Harness:
                 enabled=enabled,
             ),
             executor.context_length,
+            clock,
             vocab_size=executor.vocab_size,
             masks=StepMasks(executor.vocab_size, filler, spot_seconds, math.inf),
             automata=automata,
