@@ -156,7 +156,7 @@ def test_what_it_lacks_of_a_sequence(load: Callable[..., ModelRunner]) -> None:
     assert model.missing(asked.token_ids, asked.table) == 10
     first = model.draft([asked])
     assert (first.computed, first.steps, len(first.drafts[0])) == (10, 3, 4)
-    longer = row(ids + first.drafts[0], [5, 2, 9, 1])
+    longer = row(ids + first.drafts[0], [5, 2, 9, 1], count=2)
     assert model.missing(longer.token_ids, longer.table) == 1
     verified = plan_of_rows([longer.token_ids[9:]], 4, begin=9)
     verified.slots = np.array([9 * 4 + 1, 9 * 4 + 2, 9 * 4 + 3, 4, 5])
