@@ -17,7 +17,7 @@ from rootlace.runtime.scheduler.request import RequestState
 
 log = logging.getLogger(__name__)
 
-_FIRST_RIGHT, _MOST_RIGHT, _LEARNT_RIGHT = 0.7, 0.98, 0.02
+_FIRST_RIGHT, _MOST_RIGHT, _LEARNT_RIGHT = 0.7, 0.98, 0.05
 """Prior share of right tokens, upper bound, and weight of one more token, of all rows."""
 _MOST_TOKENS = 12
 """Tokens of a draft, at most."""
@@ -27,9 +27,9 @@ _AHEAD = 96
 """Output tokens over which computing what the draft model lacks of a sequence has to pay."""
 _TOKENS_PER_STEP = 8
 """Prior: computed tokens that take as long as a step of the draft model."""
-_LEARNT, _LEARNT_COMPUTED, _HELD_UP = 0.1, 0.5, 3.0
-"""Weights of a measured step and of many computed tokens beside those before, and the largest ratio
-that counts of them."""
+_LEARNT, _LEARNT_FIRST, _HELD_UP = 0.1, 0.5, 3.0
+"""Weight of a measured step beside those before, of the first one of so many rows and of many
+computed tokens, and the largest ratio that counts of them."""
 _LEAST_COMPUTED, _MOST_SECONDS = 32, 0.1
 """Tokens of sequences that are computed in one step, at least, and the time for more of them:
 other rows wait."""
@@ -139,12 +139,13 @@ class ModelSource:
         if made.steps + few:
             taken = (made.step_seconds + few * made.seconds) / (made.steps + few)
             known = self._step(len(rows))
+            weight = _LEARNT if len(rows) in self._steps else _LEARNT_FIRST
             learnt = min(taken, _HELD_UP * known) - known
-            self._steps[len(rows)] = known + _LEARNT * learnt
+            self._steps[len(rows)] = known + weight * learnt
         if not few:
             taken = max(made.seconds - self._step(len(rows)), 0.0) / made.computed
             learnt = min(taken, _HELD_UP * self._token) - self._token
-            self._token += _LEARNT_COMPUTED * learnt
+            self._token += _LEARNT_FIRST * learnt
         return made.drafts
 
     def settled(self, sequence: RequestState, right: int, planned: int) -> None:

@@ -129,7 +129,7 @@ class Agreement:
         return 1 - wrong / (self.tried + _USUAL_TRIED)
 
 
-_AGREEMENT_KEPT, _USUAL_TRIED = 0.97, 8.0
+_AGREEMENT_KEPT, _USUAL_TRIED = 0.97, 6.0
 """Weight of an older token beside the next one; tokens that the prior stands for."""
 
 

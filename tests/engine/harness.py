@@ -73,6 +73,7 @@ class Harness:
         spot_seconds: float = SPOT_SECONDS,
         speculation_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        drafts: bool = True,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(
@@ -94,7 +95,7 @@ class Harness:
             automata=automata,
             labels=labels,
             adapters=getattr(executor, "adapters", ()),
-            draft_model=getattr(executor, "draft", None),
+            draft_model=getattr(executor, "draft", None) if drafts else None,
         )
         self.steps = Steps(self.scheduler, executor, overlap, self.take) if overlap else None
         self.outcomes: dict[int, Outcome] = {}

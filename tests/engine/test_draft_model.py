@@ -223,7 +223,9 @@ class TimedModel:
             raise RuntimeError("damaged")
         made = self.model.draft(rows)
         first = self.step_seconds * max(1, made.computed / 10)
-        return replace(made, seconds=first, step_seconds=made.steps * self.step_seconds)
+        further = made.steps * self.step_seconds
+        self.now += first + further
+        return replace(made, seconds=first, step_seconds=further)
 
 
 class TimedRunner:
@@ -240,29 +242,55 @@ class TimedRunner:
         return self.runner.run(plan)
 
 
-def test_prices_decide(load: Callable[..., ModelRunner]) -> None:
-    """A draft model that is as slow as the model is asked now and then; one that is fast, mostly;
-    one that fails, never again."""
-    runner = load("model")
+def timed(runner: ModelRunner, seconds: float, rows: int = 1) -> tuple[float, int, TimedModel]:
+    """How long texts take with a draft model of so many seconds a step, over how long without; and
+    its drafted tokens."""
     assert runner.draft is not None
-    counts, texts = [], []
-    for seconds in (1e-2, 1e-4):
+    took, texts = [], []
+    for drafts in (False, True):
         model = TimedModel(runner.draft, seconds)
         harness = Harness(
-            TimedRunner(runner, model), block_size=4, clock=lambda model=model: model.now
+            TimedRunner(runner, model),  # type: ignore[arg-type]
+            block_size=4,
+            clock=lambda model=model: model.now,
+            drafts=drafts,
         )
-        for prompt in PROMPTS[:2] * 2:
-            rid = harness.add(prompt, greedy(150, ignore_eos=True))
+        for turn in range(6):
+            for row in range(rows):
+                params = greedy(150, ignore_eos=True)
+                harness.add([*PROMPTS[0], turn, row], params)
             harness.finish()
-            texts.append(harness.outcomes[rid].token_ids)
-        counts.append(harness.scheduler.stats()["drafted_model_tokens"])
-    assert texts == texts[:2] * 4 and len(texts[0]) == 150
-    assert counts[0] <= 9 and counts[1] > 400
+        took.append(model.now)
+        texts.append([one.token_ids for one in harness.outcomes.values()])
+    assert texts[0] == texts[1]
+    return took[1] / took[0], int(harness.scheduler.stats()["drafted_model_tokens"]), model
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_it_is_never_slower(load: Callable[..., ModelRunner], rows: int) -> None:
+    """A draft model that is right and fast saves; one as slow as the model, or wrong, costs next to
+    nothing, its first drafts included."""
+    ratio, drafted, _ = timed(load("model"), 5e-4, rows)
+    assert ratio < 0.6 and drafted > 500
+    for draft, seconds in (("model", 1e-2), ("small", 5e-4), ("small", 1e-4)):
+        ratio, drafted, _ = timed(load(draft), seconds, rows)
+        assert ratio < 1.02, (draft, seconds, drafted)
+
+
+def test_one_that_fails_is_not_asked_again(load: Callable[..., ModelRunner]) -> None:
+    runner = load("model")
+    assert runner.draft is not None
+    model = TimedModel(runner.draft, 1e-4)
     model.fails = True
+    harness = Harness(
+        TimedRunner(runner, model),  # type: ignore[arg-type]
+        block_size=4,
+        clock=lambda: model.now,
+    )
     for _ in range(2):
-        rid = harness.add(PROMPTS[0], greedy(150, ignore_eos=True))
+        rid = harness.add(PROMPTS[0], greedy(50, ignore_eos=True))
         harness.finish()
-        assert harness.outcomes[rid].token_ids == texts[0]
+        assert len(harness.outcomes[rid].token_ids) == 50
     assert model.failures == 1
 
 
