@@ -250,11 +250,12 @@ def compare(off: rl.Runtime, on: rl.Runtime, name: str, rounds: int) -> Finding:
     )
 
 
-COLOURS = {"sampled": "#555555", "tree": "#2e7d4f", "output": "#6a4fb3"}
+COLOURS = {"sampled": "#555555", "tree": "#2e7d4f", "output": "#6a4fb3", "model": "#a1486a"}
 SAYS = {
     "sampled": "sampled",
     "tree": "from other requests",
     "output": "from its own prompt or text",
+    "model": "by a draft model",
 }
 
 
@@ -285,6 +286,7 @@ def picture(runtime: rl.Runtime) -> str:
         f'<text x="{20 + 210 * at}" y="28" fill="{COLOURS[kind]}">'
         f"{kinds.count(kind)} {SAYS[kind]}</text>"
         for at, kind in enumerate(SAYS)
+        if kind != "model" or kind in kinds
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="740" height="{90 + 26 * line}"'
     style = 'font-family="monospace" font-size="13"'
@@ -298,6 +300,7 @@ def main() -> None:
     parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=1 << 18, help="that the index holds")
+    parser.add_argument("--draft-model", type=Path, help="that drafts beside the texts")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw one answer, and no more")
     args = parser.parse_args()
     console, report = console_of(90), Report("speculation", args)
@@ -309,7 +312,7 @@ def main() -> None:
         return
     with (
         rl.Runtime(model, speculation_tokens=0) as off,
-        rl.Runtime(model, speculation_tokens=args.tokens) as on,
+        rl.Runtime(model, speculation_tokens=args.tokens, draft_model=args.draft_model or "") as on,
         progress_bar(console) as bar,
     ):
         for name in bar.track(args.load, description="loads"):

@@ -292,8 +292,12 @@ class Drafting:
             budget -= count
         if model is not None and asked:
             for (sequence, count), draft in zip(asked, model.draft(asked), strict=True):
-                budget += count - self._begin(sequence, draft, MODEL, builder)
+                written = [*draft]
+                begun = self._begin(sequence, draft, MODEL, builder)
+                budget += count - begun
                 self._give_back(sequence)
+                if begun < len(written) and written[begun] not in sequence.stops:
+                    model.settled(sequence, 0, 1)  # refused by the constraint
         drafting = {sequence for sequence in wanted if sequence.draft is not None}
         for sequence in drafting:
             assert sequence.draft is not None

@@ -30,6 +30,7 @@ from tests.engine.harness import Harness, greedy
 from tests.engine.test_exactness import PROMPTS, add_all, found, one_by_one
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.native import native_library
+from tests.scheduler.matchers import Digits
 
 TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}}}'
 PARAMS = SamplingParams(temperature=0.0, seed=0)
@@ -215,7 +216,7 @@ class TimedModel:
         self.missing = model.missing
         self.now = 0.0
         self.fails = False
-        self.failures = 0
+        self.failures = self.steps = 0
 
     def draft(self, rows: Sequence[DraftRow]) -> ModelDrafts:
         if self.fails:
@@ -225,6 +226,7 @@ class TimedModel:
         first = self.step_seconds * max(1, made.computed / 10)
         further = made.steps * self.step_seconds
         self.now += first + further
+        self.steps += 1 + made.steps
         return replace(made, seconds=first, step_seconds=further)
 
 
@@ -275,6 +277,31 @@ def test_it_is_never_slower(load: Callable[..., ModelRunner], rows: int) -> None
     for draft, seconds in (("model", 1e-2), ("small", 5e-4), ("small", 1e-4)):
         ratio, drafted, _ = timed(load(draft), seconds, rows)
         assert ratio < 1.02, (draft, seconds, drafted)
+
+
+class Few(Digits):
+    """Allows ten tokens of all."""
+
+    def rollback(self, count: int) -> None:
+        del self.seen[len(self.seen) - count :]
+
+
+def test_what_a_constraint_refuses_counts_as_wrong(load: Callable[..., ModelRunner]) -> None:
+    """Hardly any token is allowed that the draft model writes, which knows of no constraint."""
+    runner = load("model")
+    assert runner.draft is not None
+    model = TimedModel(runner.draft, 1e-4)
+    harness = Harness(
+        TimedRunner(runner, model),  # type: ignore[arg-type]
+        block_size=4,
+        clock=lambda: model.now,
+        spot_seconds=1e9,
+    )
+    for _ in range(3):
+        params = greedy(100, ignore_eos=True)
+        harness.add(PROMPTS[0], params, matcher=Few(100))
+        harness.finish()
+    assert model.steps < 60
 
 
 def test_one_that_fails_is_not_asked_again(load: Callable[..., ModelRunner]) -> None:

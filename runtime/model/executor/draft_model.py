@@ -10,6 +10,7 @@ model has of a block is known here alone: which token's keys and values lie in e
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from rootlace.runtime.model.kv_pool import block_bytes, plan_of_rows
 from rootlace.runtime.model.weight_cache import WeightCache
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
 
 _UNKNOWN = -1
 _TIMED_STEPS = 4
@@ -69,12 +72,15 @@ def load_draft(
     blocks, size = model.pool.shape[2:4]
     cache = replace(draft.cache, num_blocks=blocks)
     found = on_cpu(replace(draft, cache=cache), weight_cache, model.team)
-    return DraftDecoder(
+    decoder = DraftDecoder(
         PlainSteps(found.forward, found.sampling, found.damage),
         *(blocks, size, found.context_length),
         vocab_size=found.forward.vocab_size,
         known=model.forward.vocab_size,
     )
+    milliseconds = 1e3 * decoder.step_seconds
+    log.info("the draft model %s takes %.3g ms a token", draft.config.path, milliseconds)
+    return decoder
 
 
 # Drafts -------------------------------------------------------------------------------------------
