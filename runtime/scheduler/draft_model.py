@@ -11,11 +11,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from rootlace.runtime.contracts.plan import DraftModel, DraftRow
 from rootlace.runtime.scheduler.request import RequestState
 
 log = logging.getLogger(__name__)
+
+_LENGTH = attrgetter("length")
 
 _FIRST_RIGHT, _MOST_RIGHT, _LEARNT_RIGHT = 0.7, 0.98, 0.05
 """Prior share of right tokens, upper bound, and weight of one more token, of all rows."""
@@ -55,11 +58,6 @@ class ModelSource:
         """Seconds of computing a token of a sequence."""
         self._saved_up = 0.0
         """Seconds for drafts that should not pay."""
-
-    @property
-    def working(self) -> bool:
-        """False once the draft model failed."""
-        return self._model is not None
 
     def ready(self, sequences: Sequence[RequestState]) -> list[RequestState]:
         """Those that may be drafted for: what a checked constraint may take back is not drafted."""
@@ -105,8 +103,9 @@ class ModelSource:
         """A row to draft `TRIED` tokens for though that should not pay, if there is time for it."""
         if self._saved_up < TRIED * (self._step(1) + price * share) or not sequences:
             return None
-        lacking, _, sequence = min((self._lacking(s), s.number, s) for s in sequences)
-        cost = lacking * self._token + TRIED * (self._step(1) + price * share)
+        # Of one row alone: to look up what is lacking takes time, perhaps in each step.
+        sequence = min(sequences, key=_LENGTH)
+        cost = self._lacking(sequence) * self._token + TRIED * (self._step(1) + price * share)
         if self._saved_up < cost:
             return None
         self._saved_up -= cost

@@ -212,8 +212,13 @@ class DraftDecoder:
         self._step(chunks, drafts)
         seconds, steps = time.perf_counter() - started, 0
         while True:
-            chunks = [c.behind() for c in chunks if 0 < len(drafts[c.place]) < c.row.count]
-            chunks = [c for c in chunks if drafts[c.place][-1] >= 0]
+            chunks = [
+                c.behind()
+                for c in chunks
+                if 0 < len(drafts[c.place]) < c.row.count
+                and drafts[c.place][-1] >= 0
+                and c.end < self.context_length
+            ]
             if not chunks:
                 break
             self._step(chunks, drafts)
