@@ -20,6 +20,7 @@ from pathlib import Path
 
 import rootlace as rl
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
+from benchmarks.random_models import make_pair
 from rootlace.runtime.assets import demo_model
 
 PASSAGES = (
@@ -301,10 +302,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=1 << 18, help="that the index holds")
     parser.add_argument("--draft-model", type=Path, help="that drafts beside the texts")
+    parser.add_argument("--pair", type=Path, help="folder to make random models in, with a draft")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw one answer, and no more")
     args = parser.parse_args()
     console, report = console_of(90), Report("speculation", args)
     found: dict[str, Finding] = {}
+    if args.pair is not None:
+        if not (args.pair / "draft").exists():
+            make_pair(args.pair)
+        args.model, args.draft_model = args.pair / "target", args.pair / "draft"
     model = str(args.model)
     if args.picture is not None:
         with rl.Runtime(model, speculation_tokens=args.tokens) as runtime:
