@@ -53,6 +53,40 @@ def make_model(name: str, out_dir: str | Path, device: str = "cpu") -> Path:
     return folder
 
 
+def make_pair(out_dir: str | Path, kept: int = 2, times: int = 3, share: float = 0.03) -> None:
+    """Write `target` and `draft` to `out_dir`: the first `kept` layers of model "b", alone as the
+    draft model, and with its other layers `times` over behind them, of which a `share` of the
+    output counts. So the two agree often, as models of one family do."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = make_model("b", Path(out_dir) / "b")
+    stored: dict[str, torch.Tensor] = load_file(source / "model.safetensors")
+    draft: dict[str, torch.Tensor] = {}
+    target: dict[str, torch.Tensor] = {}
+    layers = CONFIGS["b"]["num_hidden_layers"]
+    for name, tensor in stored.items():
+        parts = name.split(".")
+        if "layers" not in parts or int(parts[2]) < kept:
+            draft[name] = target[name] = tensor
+            continue
+        scaled = tensor * share if parts[-2] in ("o_proj", "down_proj") else tensor
+        for more in range(times):
+            number = int(parts[2]) + more * (layers - kept)
+            target[".".join((*parts[:2], str(number), *parts[3:]))] = scaled.clone()
+    for called, weights, count in (
+        ("target", target, kept + times * (layers - kept)),
+        ("draft", draft, kept),
+    ):
+        folder = Path(out_dir) / called
+        folder.mkdir(exist_ok=True)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(source / file, folder / file)
+        config = CONFIGS["b"] | {"num_hidden_layers": count}
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
 def made_up_tokenizer(size: int) -> str:
     """A byte-level BPE `tokenizer.json` of `size` tokens, most of them words of four small letters.
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import rootlace as rl
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
+from benchmarks.random_models import make_pair
 from rootlace.runtime.assets import demo_model
 
 PASSAGES = (
@@ -250,11 +251,12 @@ def compare(off: rl.Runtime, on: rl.Runtime, name: str, rounds: int) -> Finding:
     )
 
 
-COLOURS = {"sampled": "#555555", "tree": "#2e7d4f", "output": "#6a4fb3"}
+COLOURS = {"sampled": "#555555", "tree": "#2e7d4f", "output": "#6a4fb3", "model": "#a1486a"}
 SAYS = {
     "sampled": "sampled",
     "tree": "from other requests",
     "output": "from its own prompt or text",
+    "model": "by a draft model",
 }
 
 
@@ -285,6 +287,7 @@ def picture(runtime: rl.Runtime) -> str:
         f'<text x="{20 + 210 * at}" y="28" fill="{COLOURS[kind]}">'
         f"{kinds.count(kind)} {SAYS[kind]}</text>"
         for at, kind in enumerate(SAYS)
+        if kind != "model" or kind in kinds
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="740" height="{90 + 26 * line}"'
     style = 'font-family="monospace" font-size="13"'
@@ -298,10 +301,16 @@ def main() -> None:
     parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=1 << 18, help="that the index holds")
+    parser.add_argument("--draft-model", type=Path, help="that drafts beside the texts")
+    parser.add_argument("--pair", type=Path, help="folder to make random models in, with a draft")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw one answer, and no more")
     args = parser.parse_args()
     console, report = console_of(90), Report("speculation", args)
     found: dict[str, Finding] = {}
+    if args.pair is not None:
+        if not (args.pair / "draft").exists():
+            make_pair(args.pair)
+        args.model, args.draft_model = args.pair / "target", args.pair / "draft"
     model = str(args.model)
     if args.picture is not None:
         with rl.Runtime(model, speculation_tokens=args.tokens) as runtime:
@@ -309,7 +318,7 @@ def main() -> None:
         return
     with (
         rl.Runtime(model, speculation_tokens=0) as off,
-        rl.Runtime(model, speculation_tokens=args.tokens) as on,
+        rl.Runtime(model, speculation_tokens=args.tokens, draft_model=args.draft_model or "") as on,
         progress_bar(console) as bar,
     ):
         for name in bar.track(args.load, description="loads"):

@@ -265,6 +265,13 @@ class ExecutorConfig:
         flag="--adapter",
         aliases=("lora_paths",),
     )
+    draft_model: str = option(
+        "",
+        "A smaller model with the same tokenizer, which drafts tokens that the model checks; on a "
+        "CPU with native kernels.",
+        shown="none",
+        aliases=("speculative_draft_model_path",),
+    )
     memory_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Of the free main memory: what this engine counts with, beside others."""
     cuda_graphs: bool = option(

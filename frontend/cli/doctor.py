@@ -68,13 +68,14 @@ def doctor(
     except msgspec.ValidationError as error:
         fail(str(error))
     folder = "" if model is None else described_model(model)
+    drafting = described_model(settings.draft_model) if settings.draft_model else ""
     if memory:
         if not folder:
             fail("--memory needs a model")
         _account(folder, chosen(ExecutorConfig, options), as_json)
         return
     try:
-        report = _examine(replace(settings, model=folder))
+        report = _examine(replace(settings, model=folder, draft_model=drafting))
     except RootlaceError as error:
         fail(str(error))
     if as_json:

@@ -125,7 +125,11 @@ def _config(
     from rootlace.runtime.model.hub.local import known_name
     from rootlace.runtime.model.options import check_options
 
-    source, read = served_model(given, settings.get("allow_pickle", False), ignored)  # downloads
+    pickles = settings.get("allow_pickle", False)
+    source, read = served_model(given, pickles, ignored)  # downloads
+    if settings.get("draft_model"):
+        drafting, _ = served_model(settings["draft_model"], pickles, ignored)
+        settings = {**settings, "draft_model": str(drafting.path.absolute())}
     try:
         called = "" if given is None else known_name(given)
         stated = runtime_config(str(source.path.absolute()), program_address, settings, called)

@@ -278,6 +278,8 @@ class Runtime(RuntimeEndpoint):
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
             path, name = _local(folder, options)
+            if options.get("draft_model"):
+                options["draft_model"] = _local(options["draft_model"], options)[0]
             config = runtime_config(path, address, options, name)
             # A gateway that died too often: what waits for it is told.
             on_gone = self.close if options.get("state") else None

@@ -57,6 +57,11 @@ class EngineReplica:
             local_model, engine.executor.model, allow_pickle=engine.executor.allow_pickle
         )
         executor = dataclasses.replace(engine.executor, model=str(model))
+        if executor.draft_model:
+            drafting = await asyncio.to_thread(
+                local_model, executor.draft_model, allow_pickle=executor.allow_pickle
+            )
+            executor = dataclasses.replace(executor, draft_model=str(drafting))
         engine = dataclasses.replace(engine, executor=executor)
         way = msgspec.json.decode(transfer, type=TransferConfig | None)
         if way is not None:

@@ -542,9 +542,9 @@ class TokenLogprob(_Wire):
     drafted: str = ""
 
 
-DRAFT_SOURCES = ("prediction", "tree", "output")
+DRAFT_SOURCES = ("prediction", "tree", "output", "model")
 """Where tokens computed ahead come from: the client's prediction, what other requests of the
-namespace hold, what the request itself holds."""
+namespace hold, what the request itself holds, a draft model."""
 
 
 class Usage(_Wire):

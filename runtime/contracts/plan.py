@@ -306,6 +306,64 @@ class StepResult:
     pooled: list[np.ndarray] = field(default_factory=list)
 
 
+# Draft model --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """A sequence that a draft model drafts `count` tokens for.
+
+    `token_ids`: all its tokens (int32, prompt then output, which starts at `prompt_len`). `table`
+    (int32): its blocks, with room for the draft. At most `compute` tokens that the draft model
+    lacks are computed; where some are left, nothing is drafted. `simple`: the best token is taken.
+    """
+
+    token_ids: np.ndarray
+    prompt_len: int
+    table: np.ndarray
+    params: SamplingParams
+    simple: bool
+    count: int
+    compute: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafts:
+    """The drafts of some rows, and what they took.
+
+    `computed` tokens in the first step, of `seconds`, then `steps` further ones of one token for
+    each row, of `step_seconds` in all.
+    """
+
+    drafts: list[list[int]]
+    computed: int
+    seconds: float
+    steps: int
+    step_seconds: float
+
+
+class DraftModel(Protocol):
+    """A second model, whose KV lies in blocks of the same numbers as the executor's.
+
+    It computes while a step is planned. Its drafts may be anything: the executor checks them.
+    """
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step of one token, as measured when the model was loaded."""
+
+    def missing(self, token_ids: np.ndarray, table: np.ndarray) -> int:
+        """How many of the sequence's last tokens are to be computed before a draft, at least 1."""
+
+    def draft(self, rows: Sequence[DraftRow]) -> ModelDrafts: ...
+
+
+# Executor -----------------------------------------------------------------------------------------
+
+
 class ExecutorLost(Exception):
     """Raised when the executor cannot run any further step in this process.
 

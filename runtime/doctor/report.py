@@ -42,12 +42,14 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
+from rootlace.runtime.model.executor.draft_model import taken_beside
 from rootlace.runtime.model.executor.refusals import (
     check_computable,
     check_gpu_kernels,
     check_without_native,
 )
-from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
+from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype, draft_setup
+from rootlace.runtime.model.executor.steps import Beside
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.hub.download import snapshots
 from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
@@ -455,6 +457,11 @@ def _on_this_machine(
             name, why = "reference", (f"native: {reason}",)
     element = Elements(dtype.itemsize, kv_pool.bytes_per_number(spec.attention, kv_dtype))
     context = chosen_context(config, executor.context_length)
+    beside = None
+    if executor.draft_model:
+        where = "cpu" if gpu is None else gpu.name
+        native = name == "native"
+        beside = taken_beside(draft_setup(config, executor, CacheConfig(), where, native=native))
     memory = _memory(
         config,
         executor,
@@ -462,6 +469,7 @@ def _on_this_machine(
         context,
         kv_dtype,
         machine if gpu is None else gpu,
+        beside or Beside(0, 0),
     )
     ceilings = found = None
     if memory.fits:
@@ -515,18 +523,21 @@ def _memory(
     context_length: int,
     kv_dtype: np.dtype[Any],
     where: Machine | Gpu,
+    beside: Beside,
 ) -> Memory:
-    """As the executor divides it. What a step takes on a GPU is measured there, not here, so a
-    GPU's cache is smaller than this."""
+    """As the executor divides it, weights and cache of a draft model included. What a step takes on
+    a GPU is measured there, not here, so a GPU's cache is smaller than this."""
     cache, available = CacheConfig(), where.memory_available
+    weights += beside.weights
     left = max(available - weights, 0)
     measured = None
     if isinstance(where, Gpu):
         measured = partial(kv_bytes, left, where.memory_total, step_bytes=0, graphs=0)
-    block = kv_pool.block_bytes(config, cache.block_size, kv_dtype)
+    block = kv_pool.block_bytes(config, cache.block_size, kv_dtype) + beside.block
     try:
         blocks = kv_pool.choose_num_blocks(
-            config, cache, executor.kv_memory_bytes, context_length, kv_dtype, measured, left
+            *(config, cache, executor.kv_memory_bytes, context_length, kv_dtype, measured, left),
+            beside=beside.block,
         )
     except UnsupportedModel:  # there is no memory for a block
         blocks = 0

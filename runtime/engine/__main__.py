@@ -148,6 +148,7 @@ def _serve(
         adapters=runner.adapters,
         tiers=None if below is None else below.tiers,
         index_key=secrets.token_bytes(16),
+        draft_model=runner.draft,
     )
     if below is not None:
         below.begin(scheduler, runner, cache.block_size)

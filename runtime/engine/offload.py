@@ -150,7 +150,7 @@ def open_tiers(
         stores.append(given)
     if not stores:
         return None
-    mover = BlockMover(runner.pool, stores, runner.work)
+    mover = BlockMover(runner.pool, stores, runner.work, runner.draft)
     tiers = Tiers(tuple(levels), partial(kv_space, contents=contents), handed=handed)
     return OpenTiers(tiers, mover, disk, folder, contents, way)
 

@@ -264,16 +264,18 @@ def choose_num_blocks(
     dtype: DType,
     measured: Callable[[], int] | None = None,
     available: int | None = None,
+    beside: int = 0,
 ) -> int:
     """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds.
 
     `measured` finds out how much of a device's memory the cache may take; None: it is in main
-    memory, of which `available` bytes are free (None: as many as there are now).
+    memory, of which `available` bytes are free (None: as many as there are now). `beside`: bytes
+    that a draft model has for each block; the memory is for both.
     Raises `UnsupportedModel` if there is no memory for even one full block.
     """
     if cache.num_blocks is not None:
         return cache.num_blocks
-    size = block_bytes(config, cache.block_size, dtype)
+    size = block_bytes(config, cache.block_size, dtype) + beside
     if kv_memory_bytes is not None:
         memory = kv_memory_bytes
     elif measured is not None:

@@ -9,13 +9,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
-from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.source import check_fetched
+from rootlace.runtime.model.checkpoint.config import ModelConfig, check_config
+from rootlace.runtime.model.checkpoint.source import check_fetched, model_source
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
     FLAG,
@@ -58,6 +58,8 @@ def check_options(config: ModelConfig, executor: ExecutorConfig, cache: CacheCon
         reason = "cache_disk and cache_host_gb keep the blocks of a whole model"
     if reason is not None:
         raise InvalidRequest(f"{config.file}: tensor_parallel {ranks}: {reason}")
+    if executor.draft_model:
+        read_draft(config, executor, cache)
     length, most = executor.context_length, spec.max_context
     if length is not None and not 0 < length <= most:
         raise InvalidRequest(
@@ -80,6 +82,89 @@ def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
             f"{config.file}: head_dim {attention.head_dim}: numbers of kv_dtype 'int4' are stored "
             "in pairs"
         )
+
+
+# Draft model --------------------------------------------------------------------------------------
+
+
+def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig) -> ModelConfig:
+    """The configuration of `executor.draft_model`. Raises `InvalidRequest` where it does not go
+    with the model and the other options, `UnsupportedModel` for a model that is not run."""
+    path = executor.draft_model
+    source = model_source(path)
+    raw = source.config()
+    called = " ".join(map(str, raw.get("architectures") or ())).lower()
+    if "eagle" in called or not raw.keys().isdisjoint(_EAGLE_KEYS):
+        raise UnsupportedModel(
+            f"draft_model {path}: EAGLE-3 head: not served; give a whole model with the same tokens"
+        )
+    draft = check_config(source, executor.ignore_config_keys)
+    reasons = {
+        "transformers' modules would run it": draft is None,
+        "it scores labels": draft is not None and draft.spec.labels is not None,
+        "the model scores labels": config.spec.labels is not None,
+        "not served with tensor_parallel": executor.tensor_parallel > 1,
+        "not served with adapters": bool(executor.adapters),
+        "served on a CPU only": executor.device.startswith("cuda"),
+        "served with native kernels only": executor.kernels == "reference",
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise InvalidRequest(f"draft_model {path}: {reason}")
+    assert draft is not None
+    try:
+        check_options(draft, draft_executor(executor, draft), cache)
+    except (InvalidRequest, UnsupportedModel) as error:
+        raise type(error)(f"draft_model {path}: {error}") from error
+    return replace(draft, allow_pickle=executor.allow_pickle)
+
+
+_EAGLE_KEYS = {"draft_vocab_size", "eagle_config", "speculators_model_type"}
+"""Keys of heads that read the hidden states of another model."""
+
+
+def draft_executor(executor: ExecutorConfig, draft: ModelConfig) -> ExecutorConfig:
+    """How the draft model is loaded: as the model, where that fits it."""
+    quantised = draft.quantisation is not None
+    return replace(
+        executor,
+        model=executor.draft_model,
+        draft_model="",
+        device="cpu",
+        context_length=None,
+        quantize="none" if quantised else executor.quantize,
+    )
+
+
+def check_same_tokens(config: ModelConfig, draft: ModelConfig) -> None:
+    """Raises `InvalidRequest` unless both tokenizers have the same token for every id. One may be
+    padded behind the last token of the other."""
+    texts = config.source.tokenizer_json(), draft.source.tokenizer_json()
+    if texts[0] == texts[1]:
+        return
+    known, other = map(_tokens, texts)
+    last = min(max(known, default=0), max(other, default=0))
+    for token_id in sorted(known.keys() | other.keys()):
+        if token_id > last:
+            return
+        if known.get(token_id) != other.get(token_id):
+            raise InvalidRequest(
+                f"draft_model {draft.path}: it has another tokenizer: token {token_id} is "
+                f"{other.get(token_id)!r} there, {known.get(token_id)!r} in {config.path}"
+            )
+
+
+def _tokens(tokenizer_json: str) -> dict[int, str]:
+    """The token of each id."""
+    found = json.loads(tokenizer_json)
+    listed = found["model"]["vocab"]
+    if isinstance(listed, list):  # of pieces and their scores
+        tokens = {at: piece for at, (piece, _) in enumerate(listed)}
+    else:
+        tokens = {at: token for token, at in listed.items()}
+    return tokens | {one["id"]: one["content"] for one in found.get("added_tokens") or ()}
+
+
+# Adapters -----------------------------------------------------------------------------------------
 
 
 FILE, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -31,8 +31,9 @@ _FIRST_RECALLED, _LEARNT_RECALLED = (0.4, 0.6, 0.7), 0.03
 owner."""
 _LEARNT_NEXT = 0.01
 """Weight of one more token in the share of right ones behind a right one, of an owner."""
-PREDICTION, TREE, OUTPUT = range(len(DRAFT_SOURCES))
-"""Where a draft is from: the client's prediction, another request's text, the request's own."""
+PREDICTION, TREE, OUTPUT, MODEL = range(len(DRAFT_SOURCES))
+"""Where a draft is from: the client's prediction, another request's text, the request's own, the
+draft model (`scheduler.draft_model`)."""
 _MOST_LOST, _MOST_WON = 2.0, 8.0
 """Bounds on the balance of drafts, in tokens: the largest loss, and the largest saving that counts.
 """

@@ -109,6 +109,30 @@ class Draft:
         return self.right
 
 
+class Agreement:
+    """Decaying sums of the draft model's tokens that were tried, and of the wrong ones."""
+
+    __slots__ = ("tried", "wrong")
+
+    def __init__(self) -> None:
+        self.tried = self.wrong = 0.0
+
+    def note(self, right: int, wrong: int) -> None:
+        """Record `right` right tokens of a draft, then `wrong` (0 or 1) a wrong one."""
+        kept = _AGREEMENT_KEPT ** (right + wrong)
+        self.wrong = kept * self.wrong + wrong
+        self.tried = kept * self.tried + right + wrong
+
+    def chance(self, usual: float) -> float:
+        """The chance of the next one to be right, with `usual` before any was tried."""
+        wrong = self.wrong + _USUAL_TRIED * (1 - usual)
+        return 1 - wrong / (self.tried + _USUAL_TRIED)
+
+
+_AGREEMENT_KEPT, _USUAL_TRIED = 0.97, 6.0
+"""Weight of an older token beside the next one; tokens that the prior stands for."""
+
+
 class OneRequest(NamedTuple):
     """Owner of a text that only its request is drafted from."""
 
@@ -238,6 +262,8 @@ class RequestState:
         """The index of other texts, if drafts may be made of them."""
         self.drafter: Drafter | None = None
         """Follows the output through these texts, once admitted."""
+        self.agreement = Agreement()
+        """How often the draft model was right of late."""
         self.stands_by = False
         """Whether the sequence skips steps planned while one of its tokens is pending."""
         self.accepted: list[tuple[int, int]] = []

@@ -17,7 +17,7 @@ from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
+from rootlace.runtime.contracts.plan import DraftModel, SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler import output
 from rootlace.runtime.scheduler.admission import (
     BY_ORDER,
@@ -28,6 +28,7 @@ from rootlace.runtime.scheduler.admission import (
     StepBudget,
 )
 from rootlace.runtime.scheduler.batch import PlanBuilder, depth_first
+from rootlace.runtime.scheduler.draft_model import ModelSource
 from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
@@ -88,13 +89,14 @@ class Scheduler:
         adapters: tuple[str, ...] = (),
         tiers: Tiers | None = None,
         index_key: bytes = b"",
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
         `masks` makes constraint masks; by default the plan fills masks itself. With `automata` a
         row carries its automaton's state instead, if there is one. `headroom` is for callers that
         count in other units than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload
-        levels. `index_key`: see `SuffixIndex`.
+        levels. `index_key`: see `SuffixIndex`. `draft_model`: drafts beside the texts.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -131,7 +133,10 @@ class Scheduler:
         self.streams = 0
         """Requests that emit at intervals."""
         self._count = Counters()
-        self._drafting = Drafting(self.kv, self._sample_rows, self._count)
+        model = None
+        if draft_model is not None:
+            model = ModelSource(draft_model, config.max_step_tokens)
+        self._drafting = Drafting(self.kv, self._sample_rows, self._count, model)
         self._prefill = Prefill(
             self.kv,
             self._running,
@@ -368,7 +373,7 @@ class Scheduler:
             update = None
             if verdict is not None or sequence.length > length + 1:
                 update = self._turn(sequence, length, verdict)
-            elif sequence.drafter is not None:
+            elif sequence.drafter is not None or sequence.draft is not None:
                 self._drafting.settle(sequence)
             if update is None and sequence.draft is None:
                 update = output.next_update(sequence, now, spacing)
@@ -389,7 +394,7 @@ class Scheduler:
                 self._drafting.close(sequence)
             if sequence.computed > start:
                 self.kv.rewind(sequence, start)
-        elif sequence.drafter is not None:
+        elif sequence.drafter is not None or sequence.draft is not None:
             self._drafting.settle(sequence)
         if over or sequence.draft is None:
             # A step planned ahead continued from this token alone, so its sample does not count.

@@ -17,7 +17,14 @@ from rootlace.runtime.cache.suffix_index import IndexedText
 from rootlace.runtime.contracts.messages import NO_TOKENS
 from rootlace.runtime.contracts.plan import MAX_DRAFTED, StepPlan
 from rootlace.runtime.scheduler.batch import PlanBuilder
-from rootlace.runtime.scheduler.drafter import MAX_DRAFT, Drafter, PredictedText, Recalled
+from rootlace.runtime.scheduler.draft_model import TRIED, ModelSource
+from rootlace.runtime.scheduler.drafter import (
+    MAX_DRAFT,
+    MODEL,
+    Drafter,
+    PredictedText,
+    Recalled,
+)
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows
 from rootlace.runtime.scheduler.request import Counters, RequestState
@@ -107,12 +114,16 @@ class DraftPace:
         """Cost of having drafts, and of one drafted token, as parts of a row's share of a step."""
         if not self._steps:
             return 0.0, rows / _DRAFTED_PER_STEP
-        usual = self._steps.get(rows)
-        if usual is None:
-            usual = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
-        step, token = self._costs(usual)
-        share = max(usual, 1e-9) / rows
+        share = self.share(rows)
+        step, token = self._costs(share * rows)
         return step / share, token / share
+
+    def share(self, rows: int) -> float:
+        """Seconds of a row's share of a step without drafts; 0 while none was measured."""
+        if not self._steps:
+            return 0.0
+        nearest = min(self._steps, key=lambda known: abs(known - rows))
+        return max(self._steps[nearest], 1e-9) / rows
 
     def _costs(self, usual: float) -> tuple[float, float]:
         """Seconds for having drafts, and per token: a line through measurements and prior."""
@@ -158,8 +169,16 @@ class Drafting:
     may skip a step, to be drafted for. Each skipped step counts as a token lost.
     """
 
-    def __init__(self, kv: KVStore, sample_rows: SampleRows, counters: Counters) -> None:
+    def __init__(
+        self,
+        kv: KVStore,
+        sample_rows: SampleRows,
+        counters: Counters,
+        model: ModelSource | None = None,
+    ) -> None:
+        """`model`: drafts where texts have nothing better."""
         self._kv = kv
+        self._model = model
         self._count = counters
         self._sample_rows = sample_rows
         index = kv.suffixes
@@ -218,8 +237,11 @@ class Drafting:
         self._times = 1.0
         tokens, rows = len(plan.token_ids), len(plan.context_len)
         # Otherwise there are no drafts, or the step includes prefill.
-        if (self.requests or self._recalled is not None) and tokens == len(plan.samples):
+        drafting = self.requests or self._recalled is not None or self._model is not None
+        if drafting and tokens == len(plan.samples):
             self._times = self.pace.note(rows, tokens - rows, seconds)
+            if self._model is not None:
+                self._model.pass_time(seconds)
 
     def plan(
         self, ready: list[RequestState], builder: PlanBuilder, budget: int
@@ -228,46 +250,55 @@ class Drafting:
 
         Returns the other sequences, and the budget left. Each of `ready` has room for one token.
         """
+        follows = bool(self.requests or self._recalled is not None)
         if self._rest:
             self._rest -= 1
-            return ready, budget
-        if not (self.requests or self._recalled is not None):
+            follows = False
+        model = self._model
+        if not follows and model is None:
             return ready, budget
         near: list[tuple[RequestState, Drafter]] = []
-        for sequence in ready:
+        for sequence in ready if follows else ():
             drafter = sequence.drafter
             if drafter is not None and drafter.at >= 0 and sequence.full - sequence.length > 1:
                 near.append((sequence, drafter))
         # Before the budget is checked: the price decides which sequences skip a step.
         fixed, price = self.pace.price(len(ready))
         self._fixed, self._price = MARGIN * fixed, MARGIN * price
-        if not near and self._price > _HOPELESS:  # nor is it worth looking for places
+        if follows and not near and self._price > _HOPELESS:  # nor is it worth looking for places
             self._pause()
-        if not near or self.pace.wants_none():
+        if not (near or model) or self.pace.wants_none():
             return ready, budget
-        wanted, saved = [], 0.0
-        for sequence, drafter in near:
-            if sequence.pending:
-                continue
-            sequence.stands_by = False
-            count, saves = drafter.worth(self._price)
-            saved += saves
-            if count:
-                wanted.append((sequence, count))
-        if not wanted or saved <= self._fixed:
-            if self._recalled is None or self._price > _HOPELESS:
+        wanted = self._wanted(ready, near)
+        if not wanted:
+            if follows and (self._recalled is None or self._price > _HOPELESS):
                 self._pause()
             return ready, budget
         self._rests = 0
         max_draft = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
-        drafting = set()
         self._sample_rows.masks.begin_drafts()
-        for sequence, count in wanted:
-            if count := self._draft(sequence, min(count, max_draft, budget), builder):
-                drafting.add(sequence)
-                budget -= count
-                assert sequence.drafter is not None
-                self._count.drafted[sequence.drafter.source] += count
+        asked: list[tuple[RequestState, int]] = []
+        for sequence, (count, by_model) in wanted.items():
+            count = self._room(sequence, min(count, max_draft, budget))
+            if count < 1:
+                continue
+            if by_model:
+                self._kv.grow(sequence, count + 1, builder)
+                asked.append((sequence, count))
+            else:
+                drafter = sequence.drafter
+                assert drafter is not None
+                count = self._begin(sequence, drafter.draft(count), drafter.source, builder)
+            budget -= count
+        if model is not None and asked:
+            for (sequence, count), draft in zip(asked, model.draft(asked), strict=True):
+                written = [*draft]
+                begun = self._begin(sequence, draft, MODEL, builder)
+                budget += count - begun
+                self._give_back(sequence)
+                if begun < len(written) and written[begun] not in sequence.stops:
+                    model.settled(sequence, 0, 1)  # refused by the constraint
+        drafting = {sequence for sequence in wanted if sequence.draft is not None}
         for sequence in drafting:
             assert sequence.draft is not None
             sequence.draft.cost += self._fixed / len(drafting)
@@ -288,7 +319,11 @@ class Drafting:
         draft, right = sequence.draft, sequence.close_draft()
         assert draft is not None
         self._count.accepted[draft.source] += right
-        if sequence.drafter is not None:
+        if draft.source == MODEL:
+            sequence.stands_by = False
+            if self._model is not None:
+                self._model.settled(sequence, right, draft.planned)
+        elif sequence.drafter is not None:
             sequence.drafter.drafted(right, draft.cost * self._times)
 
     def settle(self, sequence: RequestState) -> None:
@@ -333,15 +368,47 @@ class Drafting:
         saves = drafter.worth(self._price)[1] if drafter.sure else 0.0
         return saves - self._fixed / self._drafters > 1
 
-    def _draft(self, sequence: RequestState, max_draft: int, builder: PlanBuilder) -> int:
-        """Plan a draft of at most `max_draft` tokens for the sequence; return its length."""
-        drafter, kv = sequence.drafter, self._kv
-        assert drafter is not None
+    def _wanted(
+        self, ready: list[RequestState], near: list[tuple[RequestState, Drafter]]
+    ) -> dict[RequestState, tuple[int, bool]]:
+        """The length of each draft that is worth its cost, and whether the draft model makes it.
+
+        Of texts and draft model, each row takes what saves more. A row whose last token is pending
+        has neither: what drafts follow is unknown.
+        """
+        best: dict[RequestState, tuple[int, float, bool]] = {}
+        for sequence, drafter in near:
+            if sequence.pending:
+                continue
+            sequence.stands_by = False
+            count, saves = drafter.worth(self._price)
+            if count:
+                best[sequence] = count, saves, False
+        model, share = self._model, self.pace.share(len(ready))
+        others = model.ready(ready) if model is not None and share else []
+        for sequence in others:
+            assert model is not None
+            count, saves = model.worth(sequence, len(others), self._price, share)
+            if count and (sequence not in best or saves > best[sequence][1]):
+                best[sequence] = count, saves, True
+        if sum(saves for _, saves, _ in best.values()) > self._fixed:
+            return {sequence: (count, by) for sequence, (count, _, by) in best.items()}
+        tried = None if model is None else model.trial(others, self._price, share)
+        return {} if tried is None else {tried: (TRIED, True)}
+
+    def _room(self, sequence: RequestState, most: int) -> int:
+        """How many of `most` tokens may be drafted for the sequence."""
+        kv = self._kv
         # A block is left for a prefill that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)
         room = blocks * kv.block_size - sequence.computed - 1
-        max_draft = min(max_draft, sequence.full - sequence.length - 1, room)
-        draft = drafter.draft(max(max_draft, 0))
+        return min(most, sequence.full - sequence.length - 1, room)
+
+    def _begin(
+        self, sequence: RequestState, draft: list[int], source: int, builder: PlanBuilder
+    ) -> int:
+        """Plan as much of a draft for the sequence as stop tokens and its constraint allow; return
+        the length."""
         for at, token in enumerate(draft):
             if token in sequence.stops:
                 del draft[at:]
@@ -351,8 +418,17 @@ class Drafting:
         if count < 1:
             return 0
         del draft[count:]
-        sequence.begin_draft(draft, self._price * count, drafter.source)
-        kv.grow(sequence, count + 1, builder)
+        sequence.begin_draft(draft, self._price * count, source)
+        self._kv.grow(sequence, count + 1, builder)
         builder.add_draft(sequence, constraints)
         sequence.computed += count + 1
+        self._count.drafted[source] += count
         return count
+
+    def _give_back(self, sequence: RequestState) -> None:
+        """Drop blocks that were to hold a longer draft. The next token keeps its own."""
+        kv, computed = self._kv, sequence.computed
+        used = computed if sequence.draft is not None else computed + 1
+        if sequence.table_len > kv.blocks_for(used):
+            kv.rewind(sequence, used)
+            sequence.computed = computed

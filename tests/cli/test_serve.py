@@ -203,6 +203,16 @@ def test_every_option_reaches_the_configuration(
     assert engine.cache.num_blocks == 7 and engine.overlap is True
 
 
+def test_a_draft_model(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked up as the model is, and refused before anything is loaded."""
+    options = ("--port", "0", "--draft-model")
+    _, engine = _configured(monkeypatch, str(tiny_model), *options, str(tiny_model / "."))
+    assert engine.executor.draft_model == str(tiny_model.resolve())
+    assert "there is no such folder" in _fails(str(tiny_model), *options, str(tmp_path / "none"))
+    said = _fails(str(tiny_model), *options, str(tiny_model), "--tensor-parallel", "2")
+    assert f"draft_model {tiny_model.resolve()}: not served with tensor_parallel" in said
+
+
 def test_options_of_a_file(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,21 @@ def test_the_executor_takes_what_was_foreseen(
     assert found.memory.cache == runner.kv_cache.nbytes
 
 
+def test_a_draft_model_takes_its_part(model: Path) -> None:
+    native_library()
+    alone = settings(model, kv_memory_bytes=1 << 20)
+    for executor in (alone, replace(alone, draft_model=str(model))):
+        found = examine(executor, lambda *_: None).model
+        runner = ModelRunner.load(executor, CacheConfig(), max_step_tokens=64, max_running=4)
+        assert found is not None
+        assert found.memory.cache_tokens == runner.num_blocks * runner.block_size
+        both = 1 + bool(executor.draft_model)
+        assert found.memory.cache == both * runner.kv_cache.nbytes
+        assert found.memory.weights == both * report.weight_bytes(
+            runner.config, FLOAT32, "none", head_apart=True
+        )
+
+
 def test_a_model_that_does_not_fit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(read_machine(), memory_available=100_000)
     monkeypatch.setattr(report, "read_machine", lambda: small)
@@ -118,11 +133,14 @@ def test_what_serving_would_refuse(tmp_path: Path) -> None:
     [
         ({"context_length": 10_000_000}, "context_length 10000000 is not between 1 and"),
         ({"kernels": "native", "kv_dtype": "fp8_e4m3"}, "kernels 'native'"),
+        ({"draft_model": "MODEL", "kernels": "reference"}, "served with native kernels only"),
     ],
 )
 def test_what_serving_refuses_of_a_sound_model(
     model: Path, asked: dict[str, object], said: str
 ) -> None:
+    if asked.get("draft_model"):
+        asked = {**asked, "draft_model": str(model)}
     executor = settings(model, **asked)
     with pytest.raises(InvalidRequest, match=said) as refused:
         ModelRunner.load(executor, CacheConfig(), max_step_tokens=64, max_running=4)

@@ -3,6 +3,7 @@ them, whose cache then knows the answer."""
 
 from __future__ import annotations
 
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
+from rootlace.wire.errors import InvalidRequest
 from tests.e2e.test_thoughts import OPENS, SCHEMA, post
 from tests.native import native_library
 from tests.tiny_model import make_tiny_model
@@ -98,3 +100,22 @@ def test_they_change_no_reply(servers: tuple[rl.Runtime, rl.Runtime], temperatur
             drafted += count
     if not drafted:
         pytest.skip("no draft was worth its cost on this machine: nothing was tried")
+
+
+def test_a_draft_model(
+    servers: tuple[rl.Runtime, rl.Runtime], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Another model of the same tokens changes no reply; one of other tokens is refused."""
+    folders = [tmp_path_factory.mktemp("draft") for _ in range(2)]
+    model = make_tiny_model(folders[0], template=OPENS, tags=["<think>", "</think>"])
+    draft = make_tiny_model(folders[1], seed=1, tags=["<think>", "</think>"])
+    given = {"http_port": 0, "dtype": "float32", "kernels": "native", "speculation_tokens": 0}
+    with rl.Runtime(str(model), draft_model=draft, **given) as runtime:
+        for name, more in CHATS.items():
+            body = {"max_tokens": 80, "ignore_eos": True, "temperature": 1, **more}
+            assert told(runtime, body)[0] == told(servers[0], body)[0], name
+        with urllib.request.urlopen(f"{runtime.url}/metrics", timeout=60) as reply:
+            assert 'source="model"' in reply.read().decode()
+    make_tiny_model(folders[1], tags=["<think>", "</thinks>"])
+    with pytest.raises(InvalidRequest, match="token 261 is '</thinks>' there, '</think>' in"):
+        rl.Runtime(str(model), draft_model=draft, **given)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +72,8 @@ class Harness:
         automata: bool = False,
         spot_seconds: float = SPOT_SECONDS,
         speculation_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        drafts: bool = True,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(
@@ -85,11 +89,13 @@ class Harness:
                 enabled=enabled,
             ),
             executor.context_length,
+            clock,
             vocab_size=executor.vocab_size,
             masks=StepMasks(executor.vocab_size, filler, spot_seconds, math.inf),
             automata=automata,
             labels=labels,
             adapters=getattr(executor, "adapters", ()),
+            draft_model=getattr(executor, "draft", None) if drafts else None,
         )
         self.steps = Steps(self.scheduler, executor, overlap, self.take) if overlap else None
         self.outcomes: dict[int, Outcome] = {}

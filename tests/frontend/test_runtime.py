@@ -137,6 +137,8 @@ def test_every_keyword_has_its_place() -> None:
         "chunked_prefill_size": "engine.scheduler.max_step_tokens",
         "max_running_requests": "engine.scheduler.max_running",
         "tp_size": "engine.executor.tensor_parallel",
+        "draft_model": "engine.executor.draft_model",
+        "speculative_draft_model_path": "engine.executor.draft_model",
         "cache_host_gb": "engine.cache.host_gb",
         "cache_disk": "engine.cache.disk",
         "cache_disk_gb": "engine.cache.disk_gb",

@@ -687,7 +687,7 @@ function tokensOf(logprobs) {
   }));
 }
 
-const DRAFTED_FROM = { prediction: "from the prediction", tree: "from other requests' texts", output: "from this request's text" };
+const DRAFTED_FROM = { prediction: "from the prediction", tree: "from other requests' texts", output: "from this request's text", model: "by the draft model" };
 
 /** The class of a token's span: what was forced or drafted has a tint. */
 function kindOf(token) {

@@ -34,7 +34,7 @@ from rootlace.runtime.model.decoder.native_weights import (
 )
 from rootlace.runtime.model.decoder.rotations import Rotations
 from rootlace.runtime.model.executor.refusals import check_without_native
-from rootlace.runtime.model.executor.steps import ModelSetup
+from rootlace.runtime.model.executor.steps import Beside, ModelSetup
 from rootlace.runtime.model.kv_pool import main_memory
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
@@ -114,7 +114,7 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A decoder and its KV cache (on a GPU a tensor). `sampling`: from the decoder's logits;
     `kernels`: the name of what computes; `adapters`: the names of those that plans number;
-    `damage`: see `PackedWeights`."""
+    `damage`: see `PackedWeights`; `team`: the threads of native kernels."""
 
     forward: Forward
     pool: Any
@@ -123,11 +123,14 @@ class LoadedModel:
     context_length: int
     adapters: tuple[str, ...] = ()
     damage: threading.Event = field(default_factory=threading.Event)
+    team: Team | None = None
 
 
-def on_cpu(setup: ModelSetup, weight_cache: WeightCache | None = None) -> LoadedModel:
+def on_cpu(
+    setup: ModelSetup, weight_cache: WeightCache | None = None, team: Team | None = None
+) -> LoadedModel:
     """Load the weights, packed ones from the `weight_cache` where it has them, and allocate the KV
-    pool.
+    pool. `team`: another model's threads, which compute this one, too.
 
     Raises `InvalidRequest` where native kernels are asked for and cannot be had, or the pool
     asked for does not fit into memory.
@@ -137,9 +140,10 @@ def on_cpu(setup: ModelSetup, weight_cache: WeightCache | None = None) -> Loaded
     names = tuple(one.name for one in setup.adapters)
     if library is None:
         return _on_torch(setup, names)
-    threads = executor.threads or usable_cores()
-    log.info("native kernels run on %d threads", threads)
-    team = Team(library, threads)
+    if team is None:
+        threads = executor.threads or usable_cores()
+        log.info("native kernels run on %d threads", threads)
+        team = Team(library, threads)
     packed = packed_weights(library, team, setup, weight_cache)
     for remark in packed.remarks:
         log.warning("%s", remark)
@@ -162,7 +166,7 @@ def on_cpu(setup: ModelSetup, weight_cache: WeightCache | None = None) -> Loaded
         sys.modules["torch"].set_num_threads(1)
     sampling = native_sampling(library, team)
     return LoadedModel(
-        *(forward, pool, sampling, "native", setup.context_length, names, packed.damage)
+        *(forward, pool, sampling, "native", setup.context_length, names, packed.damage, team)
     )
 
 
@@ -199,10 +203,13 @@ def _on_torch(setup: ModelSetup, names: tuple[str, ...]) -> LoadedModel:
 def _pool(setup: ModelSetup, taken: int = 0) -> np.ndarray:
     """The KV pool, beside `taken` bytes that the system believes to be free."""
     config, executor, block_size = setup.config, setup.executor, setup.cache.block_size
+    beside = setup.beside or Beside(0, 0)
+    free = main_memory().available - taken - beside.weights
     blocks = kv_pool.choose_num_blocks(
         *(config, setup.cache, executor.kv_memory_bytes),
         *(setup.context_length, setup.kv_dtype),
-        available=int((main_memory().available - taken) * executor.memory_share),
+        available=int(free * executor.memory_share),
+        beside=beside.block,
     )
     if setup.ranks is not None:
         blocks = setup.ranks.agree(blocks)

@@ -26,11 +26,23 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.opening import Progress, checkpoint_dtype
 from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
+from rootlace.runtime.model.executor.draft_model import (
+    DraftDecoder,
+    check_drafted_for,
+    load_draft,
+    taken_beside,
+)
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import check_computable, check_gpus, check_memory
 from rootlace.runtime.model.executor.steps import ModelSetup, Steps
 from rootlace.runtime.model.kv_pool import free_memory, main_memory
-from rootlace.runtime.model.options import check_options, read_adapters
+from rootlace.runtime.model.options import (
+    check_options,
+    check_same_tokens,
+    draft_executor,
+    read_adapters,
+    read_draft,
+)
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
 
@@ -57,15 +69,18 @@ class ModelRunner:
         context_length: int,
         kernels: str,
         adapters: tuple[str, ...] = (),
+        draft: DraftDecoder | None = None,
     ) -> None:
         """`pool`: the blocks that plans may name, NumPy's array or a GPU's tensor; `kernels`: the
-        name of what runs them; `adapters`: the names of those that plans number."""
+        name of what runs them; `adapters`: the names of those that plans number; `draft`: the
+        draft model, if there is one."""
         self.config = config
         self.device = device
         self.dtype = dtype
         self.kernels = kernels
         self.adapters = adapters
         self.pool = pool
+        self.draft = draft
         self._context_length = context_length
         self._steps = steps
 
@@ -103,6 +118,12 @@ class ModelRunner:
         packs = packs and (
             why_not_native(config, kv_dtype, cache.block_size, executor.tensor_parallel) is None
         )
+        draft = beside = None
+        if executor.draft_model:
+            draft = draft_setup(config, executor, cache, device, native=packs, progress=progress)
+            check_same_tokens(config, draft.config)
+            beside = taken_beside(draft)
+            available -= beside.weights + beside.block * (cache.num_blocks or 1)
         if not (divided and on_gpu):  # whose memories are several
             check_memory(config, dtype, executor, cache, available, head_apart=packs)
         if divided:
@@ -121,7 +142,10 @@ class ModelRunner:
             from rootlace.runtime.model.lora import load_adapters
 
             adapters = load_adapters(given, config.published or config.spec, dtype, device)
-        setup = ModelSetup(config, executor, cache, dtype, device, weights_of, progress, adapters)
+        setup = ModelSetup(
+            *(config, executor, cache, dtype, device, weights_of, progress, adapters),
+            beside=beside,
+        )
         if on_gpu:
             from rootlace.runtime.model.executor import device_steps
 
@@ -136,6 +160,7 @@ class ModelRunner:
         return cls(
             *(config, dtype, device, plain, found.pool, found.context_length, found.kernels),
             found.adapters,
+            None if draft is None else load_draft(draft, found, weight_cache),
         )
 
     @property
@@ -182,6 +207,8 @@ class ModelRunner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step; see `StepPlan` for the order of effects."""
+        if self.draft is not None:
+            self.draft.launched(plan)
         return self._steps.launch(plan)
 
     def sample(self, launched: Launched, samples: Sequence[SampleRow]) -> None:
@@ -204,7 +231,7 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """A step from beginning to end. Raises RuntimeError for a late plan, which cannot stand
         alone."""
-        return self._steps.collect(self._steps.launch(plan))
+        return self._steps.collect(self.launch(plan))
 
 
 def chosen_device(name: str) -> str:
@@ -284,6 +311,24 @@ def chosen_dtype(
     return BFLOAT16
 
 
+def draft_setup(
+    config: ModelConfig,
+    executor: ExecutorConfig,
+    cache: CacheConfig,
+    device: str,
+    *,
+    native: bool,
+    progress: Progress | None = None,
+) -> ModelSetup:
+    """How the draft model of a model on `device` is run. Raises as `read_draft` and
+    `check_drafted_for` do."""
+    read = read_draft(config, executor, cache)
+    own = draft_executor(executor, read)
+    draft = ModelSetup(read, own, cache, chosen_dtype(own, read, cache), progress=progress)
+    check_drafted_for(draft, device, native=native)
+    return draft
+
+
 # Identity -----------------------------------------------------------------------------------------
 #
 # What the bytes of cached blocks follow from, beside the tokens, where they outlive a process.
@@ -337,8 +382,9 @@ class BlockMover:
         pool: Any,
         stores: Sequence[StoreMemory],
         work: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        draft: DraftDecoder | None = None,
     ) -> None:
-        """`pool` and `work`: those of the runner."""
+        """`pool`, `work` and `draft`: those of the runner."""
         planes = pool.shape[0] * pool.shape[1]
         self._on_gpu = bool(getattr(pool, "is_cuda", False))
         whole: Any = pool if self._on_gpu else np.asarray(pool)
@@ -346,6 +392,7 @@ class BlockMover:
         self._planes: Any = _tensor_bytes(flat) if self._on_gpu else flat.view(np.uint8)
         self._stores = stores
         self._work = work
+        self._draft = draft
         self._filling: list[tuple[torch.cuda.Event, list[tuple[StoreMemory, int]]]] = []
         """Slots that the device fills, and what it does behind that."""
 
@@ -360,6 +407,8 @@ class BlockMover:
         self._settle()
         if not len(moves):
             return
+        if self._draft is not None:
+            self._draft.moved(moves)
         with self._work():
             filled = self._move(moves)
             if self._on_gpu and filled:

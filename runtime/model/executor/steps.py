@@ -28,10 +28,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Bytes that a draft model takes beside the model: its `weights`, and a `block` of its KV for
+    each block of the pool."""
+
+    weights: int
+    block: int
+
+
+@dataclass(frozen=True)
 class ModelSetup:
     """A model and how it is to be run. `device`: as torch names it. `weights_of`: gets the weights,
     before they are rounded as `executor` says; None: reads the checkpoint. `ranks`: where `config`
-    and weights are one rank's, all."""
+    and weights are one rank's, all. `beside`: what a draft model takes of the memory."""
 
     config: ModelConfig
     executor: ExecutorConfig
@@ -42,6 +51,7 @@ class ModelSetup:
     progress: Progress | None = None
     adapters: Sequence[Adapter] = ()
     ranks: Group | None = None
+    beside: Beside | None = None
 
     @property
     def kv_dtype(self) -> np.dtype[Any]:

@@ -180,7 +180,8 @@ class Drafted(TypedDict):
 class CompletionTokens(TypedDict):
     """How the tokens of completions came to be; some of chats are thoughts. Where there was a
     prediction: of its tokens, those computed ahead that came, and those that did not. `drafts`:
-    the same of what other requests hold ("tree") and of the request's own text ("output")."""
+    the same of what other requests hold ("tree"), of the request's own text ("output") and of what
+    a draft model wrote ("model")."""
 
     forced_tokens: int
     reasoning_tokens: NotRequired[int]

@@ -1,0 +1,308 @@
+"""A draft model beside the model that is served: its own weights, and KV in blocks of its own.
+
+ block of the plan    17: t t t t     18: t t t .      of one table, in both pools
+ the model's pool     17: k v k v     18: k v k .
+ the draft model's    17: k v k v     18: . . . .      computed once a draft asks for it
+
+Block numbers are the scheduler's, so tree, preemption and eviction know one pool. What the draft
+model has of a block is known here alone: which token's keys and values lie in each slot.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from rootlace.runtime.contracts.block_store import LOAD
+from rootlace.runtime.contracts.plan import DraftRow, ModelDrafts, SampleRow, StepPlan
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
+from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu, why_not_native
+from rootlace.runtime.model.executor.plain_steps import PlainSteps
+from rootlace.runtime.model.executor.steps import Beside, ModelSetup
+from rootlace.runtime.model.kv_pool import block_bytes, plan_of_rows
+from rootlace.runtime.model.weight_cache import WeightCache
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN = -1
+_TIMED_STEPS = 4
+_MOST_PARAMS = 1024
+
+_NO_COPIES = np.empty((0, 3), np.int32)
+_NO_TOKENS, _NO_SLOTS = np.empty(0, np.int32), np.empty(0, np.int64)
+
+
+# Setup --------------------------------------------------------------------------------------------
+
+
+def check_drafted_for(draft: ModelSetup, device: str, *, native: bool) -> None:
+    """Raises `InvalidRequest` where the model runs on another `device` than a CPU, or not on
+    `native` kernels: others add in an order that depends on drafts, and so would the text."""
+    reason = None
+    if device != "cpu":
+        reason = f"served on a CPU only, and the model runs on {device}"
+    elif not native:
+        reason = "served with native kernels only, which do not run the model"
+    else:
+        why = why_not_native(draft.config, draft.kv_dtype, draft.cache.block_size)
+        reason = None if why is None else f"native kernels do not run it: {why}"
+    if reason is not None:
+        raise InvalidRequest(f"draft_model {draft.config.path}: {reason}")
+
+
+def taken_beside(draft: ModelSetup) -> Beside:
+    """What the draft model takes of the memory."""
+    weights = weight_bytes(draft.config, draft.dtype, draft.executor.quantize, head_apart=True)
+    return Beside(weights, block_bytes(draft.config, draft.cache.block_size, draft.kv_dtype))
+
+
+def load_draft(
+    draft: ModelSetup, model: LoadedModel, weight_cache: WeightCache | None
+) -> DraftDecoder:
+    """Load the draft model beside `model`, on the same threads, with as many blocks. Raises as
+    `on_cpu` does."""
+    check_drafted_for(draft, "cpu", native=model.kernels == "native")
+    blocks, size = model.pool.shape[2:4]
+    cache = replace(draft.cache, num_blocks=blocks)
+    found = on_cpu(replace(draft, cache=cache), weight_cache, model.team)
+    decoder = DraftDecoder(
+        PlainSteps(found.forward, found.sampling, found.damage),
+        *(blocks, size, found.context_length),
+        vocab_size=found.forward.vocab_size,
+        known=model.forward.vocab_size,
+    )
+    milliseconds = 1e3 * decoder.step_seconds
+    log.info("the draft model %s takes %.3g ms a token", draft.config.path, milliseconds)
+    return decoder
+
+
+# Drafts -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Tokens `begin : end` of a row, to be computed. `place`: among the rows; `tokens`: the row's,
+    with room for its draft; `slots`: of all of them."""
+
+    place: int
+    row: DraftRow
+    tokens: np.ndarray
+    slots: np.ndarray
+    begin: int
+    end: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token is sampled behind it."""
+        return self.end >= len(self.row.token_ids)
+
+    def behind(self) -> _Chunk:
+        """The token behind it."""
+        return _Chunk(self.place, self.row, self.tokens, self.slots, self.end, self.end + 1)
+
+
+class DraftDecoder:
+    """See `contracts.plan.DraftModel`. Not thread-safe.
+
+    A slot that the model writes to gets other content, so that what the draft model has there is
+    forgotten, unless the draft model computed this very token for this very step. Nothing is copied
+    between blocks: copied rows are few, and are computed again when a draft needs them.
+    """
+
+    def __init__(
+        self,
+        steps: PlainSteps,
+        num_blocks: int,
+        block_size: int,
+        context_length: int,
+        vocab_size: int,
+        known: int,
+    ) -> None:
+        """`vocab_size`: the draft model's; `known`: of the model that is drafted for. Either may be
+        padded, beyond the tokens that both have."""
+        self._steps = steps
+        self._size = block_size
+        self.context_length = context_length
+        self._vocab_size = vocab_size
+        self._known = known
+        self._held = np.full(num_blocks * block_size, _UNKNOWN, np.int32)
+        """The token whose keys and values are in each slot."""
+        self._fresh = np.zeros(num_blocks * block_size, bool)
+        """Slots computed for the step that is planned."""
+        self._written: list[np.ndarray] = []
+        """The fresh slots."""
+        self._used = False
+        """Whether anything was computed yet."""
+        self._params: dict[int, tuple[SamplingParams, SamplingParams]] = {}
+        """By identity: a row's parameters, and those that it is drafted with."""
+        self.step_seconds = self._measure()
+
+    # ------------------------------------------------------------ what there is
+
+    def missing(self, token_ids: np.ndarray, table: np.ndarray) -> int:
+        """See `DraftModel`: the last token is always computed, since its logits are needed."""
+        count = len(token_ids) - 1
+        agree = self._held[self._slots(table, count)] == token_ids[:count]
+        return len(token_ids) - (count if agree.all() else int(agree.argmin()))
+
+    def launched(self, plan: StepPlan) -> None:
+        """Note what a step of the model writes to."""
+        if not self._used:
+            return
+        held, fresh = self._held, self._fresh
+        stale = ~fresh[plan.slots]
+        stale |= held[plan.slots] != plan.token_ids
+        held[plan.slots[stale]] = _UNKNOWN
+        held[plan.duplicate_slots] = _UNKNOWN
+        for _, block, rows in plan.copies.tolist():
+            held[block * self._size : block * self._size + rows] = _UNKNOWN
+        self._forget_fresh()
+
+    def moved(self, moves: np.ndarray) -> None:
+        """Note which blocks come from below the pool: see `contracts.block_store`."""
+        if self._used and len(moves):
+            loaded = moves[moves[:, 0] == LOAD, 3]
+            self._held.reshape(-1, self._size)[loaded] = _UNKNOWN
+
+    def _forget_fresh(self) -> None:
+        for slots in self._written:
+            self._fresh[slots] = False
+        self._written.clear()
+
+    def _slots(self, table: np.ndarray, count: int) -> np.ndarray:
+        """The slots of the first `count` tokens, int64."""
+        size = self._size
+        blocks = table[: -(-count // size)].astype(np.int64)
+        slots: np.ndarray = (blocks[:, None] * size + np.arange(size)).ravel()[:count]
+        return slots
+
+    # ------------------------------------------------------------ drafting
+
+    def draft(self, rows: Sequence[DraftRow]) -> ModelDrafts:
+        """See `DraftModel`. Of rows that lack the same tokens of a shared block, one gets them
+        computed, and the others no draft.
+
+        Tokens are sampled as the model would, with the row's parameters and the random numbers of
+        its positions: so a draft agrees oftener than with the best token.
+        """
+        started = time.perf_counter()
+        self._forget_fresh()
+        self._used = True
+        drafts: list[list[int]] = [[] for _ in rows]
+        chunks: list[_Chunk] = []
+        for at, row in enumerate(rows):
+            length = len(row.token_ids)
+            begin = length - self.missing(row.token_ids, row.table)
+            end = min(begin + row.compute, length)
+            slots = self._slots(row.table, length + row.count - 1)
+            if self._fresh[slots[begin]]:
+                continue
+            tokens = np.empty(length + row.count, np.int32)
+            tokens[:length] = row.token_ids
+            chunks.append(_Chunk(at, row, tokens, slots, begin, end))
+            self._fresh[slots[begin:end]] = True
+        computed = sum(chunk.end - chunk.begin for chunk in chunks)
+        self._step(chunks, drafts)
+        seconds, steps = time.perf_counter() - started, 0
+        while True:
+            chunks = [
+                c.behind()
+                for c in chunks
+                if 0 < len(drafts[c.place]) < c.row.count
+                and drafts[c.place][-1] >= 0
+                and c.end < self.context_length
+            ]
+            if not chunks:
+                break
+            self._step(chunks, drafts)
+            steps += 1
+        for draft in drafts:
+            if draft and draft[-1] < 0:
+                del draft[-1]
+        whole = time.perf_counter() - started
+        return ModelDrafts(drafts, computed, seconds, steps, whole - seconds)
+
+    def _step(self, chunks: list[_Chunk], drafts: list[list[int]]) -> None:
+        """Compute the chunks, and append a token to the draft of those at their end; -1 behind a
+        draft's last token."""
+        if not chunks:
+            return
+        samples = [
+            SampleRow(
+                index,
+                self._drafted_with(chunk.row.params),
+                chunk.tokens[: chunk.end],
+                chunk.row.prompt_len,
+                simple=chunk.row.simple,
+            )
+            for index, chunk in enumerate(chunks)
+            if chunk.samples
+        ]
+        counts = [chunk.end - chunk.begin for chunk in chunks]
+        ends = np.array([chunk.end for chunk in chunks], np.int32)
+        tables = np.zeros((len(chunks), -(-int(ends.max()) // self._size)), np.int32)
+        for table, chunk in zip(tables, chunks, strict=True):
+            used = -(-chunk.end // self._size)
+            table[:used] = chunk.row.table[:used]
+        token_ids = np.concatenate([chunk.tokens[chunk.begin : chunk.end] for chunk in chunks])
+        slots = np.concatenate([chunk.slots[chunk.begin : chunk.end] for chunk in chunks])
+        plan = StepPlan(
+            step=0,
+            # What the draft model has no row for, in a padded vocabulary, is some other token.
+            token_ids=np.minimum(token_ids, self._vocab_size - 1),
+            positions=np.concatenate([np.arange(c.begin, c.end, dtype=np.int32) for c in chunks]),
+            slots=slots,
+            row_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+            context_len=ends,
+            block_tables=tables,
+            copies=_NO_COPIES,
+            duplicate_tokens=_NO_TOKENS,
+            duplicate_slots=_NO_SLOTS,
+            samples=samples,
+        )
+        # Before the step: were it to fail, nothing of these slots might be believed.
+        self._held[slots] = _UNKNOWN
+        result = self._steps.collect(self._steps.launch(plan))
+        self._held[slots] = token_ids
+        self._fresh[slots] = True
+        self._written.append(slots)
+        found = iter(result.token_ids.tolist())
+        for chunk in chunks:
+            if chunk.samples:
+                token = next(found)
+                if token >= self._known:
+                    token = _UNKNOWN
+                drafts[chunk.place].append(token)
+                chunk.tokens[chunk.end] = max(token, 0)
+
+    def _drafted_with(self, params: SamplingParams) -> SamplingParams:
+        """The parameters without what is asked for beside the token; the same object for the same
+        parameters, since the sampler knows a sequence by it."""
+        if not params.logprobs:
+            return params
+        known = self._params.get(id(params))
+        if known is None or known[0] is not params:
+            if len(self._params) > _MOST_PARAMS:
+                self._params.clear()
+            plain = msgspec.structs.replace(params, logprobs=False, top_logprobs=0)
+            known = self._params[id(params)] = params, plain
+        return known[1]
+
+    def _measure(self) -> float:
+        """Seconds of a step of one token; writes to the first block."""
+        seconds = []
+        for _ in range(_TIMED_STEPS):
+            params = SamplingParams(temperature=0.0, seed=0)
+            samples = [SampleRow(0, params, _NO_TOKENS, 0, simple=True)]
+            plan = plan_of_rows([np.zeros(1, np.int32)], self._size, samples=samples)
+            started = time.perf_counter()
+            self._steps.collect(self._steps.launch(plan))
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
