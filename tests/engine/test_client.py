@@ -23,7 +23,6 @@ from rootlace.runtime.contracts.messages import (
     EngineRequest,
     Flush,
     ForgetNamespace,
-    StepRecord,
     read_step_record,
 )
 from rootlace.runtime.engine.client import EngineClient, engine_client
@@ -34,6 +33,7 @@ from rootlace.runtime.engine.client.cache_orders import (
     ForgetFile,
     Forgets,
 )
+from rootlace.runtime.engine.core import StepRecord
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN

@@ -20,7 +20,6 @@ from rootlace.kernels.native.build import NativeUnavailable, Processor, read_pro
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD, SAVE, StoreMemory
-from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
@@ -68,6 +67,9 @@ class ModelRunner:
         self.pool = pool
         self._context_length = context_length
         self._steps = steps
+        # See `Steps`.
+        self.run, self.launch, self.sample = steps.run, steps.launch, steps.sample
+        self.collect, self.prepare, self.stats = steps.collect, steps.prepare, steps.stats
 
     @classmethod
     def load(
@@ -179,32 +181,6 @@ class ModelRunner:
     @property
     def overlaps(self) -> bool:
         return self._steps.overlaps
-
-    def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step; see `StepPlan` for the order of effects."""
-        return self._steps.launch(plan)
-
-    def sample(self, launched: Launched, samples: Sequence[SampleRow]) -> None:
-        """Let a late plan's step end."""
-        self._steps.sample(launched, samples)
-
-    def collect(self, launched: Launched) -> StepResult:
-        """Wait for a step's result. Raises what running it raised."""
-        return self._steps.collect(launched)
-
-    def prepare(self) -> bool:
-        """Spend a little idle time on what makes later steps faster; False: nothing is left to do.
-        Afterwards no plan may be fed from the step before."""
-        return self._steps.prepare()
-
-    def stats(self) -> dict[str, int | float]:
-        """Counters of how steps were launched; none where that makes no difference."""
-        return self._steps.stats()
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """A step from beginning to end. Raises RuntimeError for a late plan, which cannot stand
-        alone."""
-        return self._steps.collect(self._steps.launch(plan))
 
 
 def chosen_device(name: str) -> str:
