@@ -8,7 +8,6 @@ stand in the device's queue behind the steps launched before, which so still fin
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -177,24 +176,6 @@ def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:
     if not (mask.address or table.filled(mask.row)):
         raise RuntimeError(f"row {mask.row} of mask table {table.key} is not filled")
     return table.rows[mask.row]
-
-
-def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:
-    """Where the masks lie, int64, 0 where everything is allowed; empty if it is everywhere. The
-    arrays are to be kept as long as the addresses are read."""
-    found = [mask.address if type(mask) is MaskRow else 0 for mask in masks]
-    kept: list[np.ndarray] = []
-    if 0 in found:
-        words = -(-vocab_size // 32)
-        for at, mask in enumerate(masks):
-            if mask is None or found[at]:
-                continue
-            whole = np.ascontiguousarray(words_of(mask))
-            if len(whole) < words:  # nothing is allowed beyond its end
-                whole = np.pad(whole, (0, words - len(whole)))
-            kept.append(whole)
-            found[at] = whole.ctypes.data
-    return array("q", found if any(found) else ()), kept
 
 
 # Automaton arena ----------------------------------------------------------------------------------

@@ -193,6 +193,10 @@ class GrammarCompiler:
         key = as_compiled(constraint)
         return self.cache.get_or_build(key, lambda: self.build(key))
 
+    def cached(self, constraint: Constraint) -> Grammar | None:
+        """The grammar, if it is compiled already."""
+        return self.cache.get(as_compiled(constraint))
+
     def build(self, constraint: Constraint) -> Grammar:
         """Compile `constraint` without the cache. Raises InvalidConstraint."""
         check_size(constraint, self.config)

@@ -318,7 +318,7 @@ class CompileService:
     def __init__(self, compiler: GrammarCompiler, config: ConstraintConfig) -> None:
         """Raises msgspec.ValidationError where a value of `config` is out of its range."""
         self._config = msgspec.convert(msgspec.to_builtins(config), ConstraintConfig)
-        self._compiler = compiler
+        self.compiler = compiler
         self._lock = threading.Lock()
         self._pending: dict[Constraint, _Job] = {}
         self._failed: OrderedDict[bytes, str] = OrderedDict()
@@ -340,11 +340,11 @@ class CompileService:
     @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary of all constraints."""
-        return self._compiler.vocabulary
+        return self.compiler.vocabulary
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is compiled already."""
-        return self._compiler.cache.get(as_compiled(constraint))
+        return self.compiler.cached(constraint)
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         """The grammar, soon.
@@ -414,7 +414,7 @@ class CompileService:
                 seconds = config.compile_seconds
                 quick = job.lane is self._quick
                 self._sandbox.run(constraint, min(QUICK_SECONDS, seconds) if quick else seconds)
-            self._settle(job, compiled(self._compiler.compile, constraint, config))
+            self._settle(job, compiled(self.compiler.compile, constraint, config))
         except OutOfTime as error:
             if job.lane is self._quick:
                 self._put(self._long, job)
@@ -461,13 +461,13 @@ class CompileService:
             job.future.set_result(result)
 
     def _setup(self) -> Setup:
-        vocabulary = self._compiler.vocabulary
+        vocabulary = self.compiler.vocabulary
         return Setup(
             self._config,
             vocabulary.size,
             list(vocabulary.eos_token_ids),
             vocabulary.tokenizer_json,
-            self._compiler.documents,
+            self.compiler.documents,
         )
 
 

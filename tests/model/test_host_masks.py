@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow
-from rootlace.runtime.model.automaton_table import HostMasks, addresses_of
+from rootlace.runtime.model.automaton_table import HostMasks
+from rootlace.runtime.model.decoder.native_decoder import addresses_of
 from rootlace.wire.protocol import SamplingParams
 
 VOCAB = 70

@@ -151,6 +151,10 @@ class DeviceSteps:
 
     # ------------------------------------------------------------ the executor
 
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        return self.collect(self.launch(plan))
+
     def launch(self, plan: StepPlan) -> DeviceStep:
         """Give the step to the device, a late plan's only up to sampling. Errors are raised by
         `collect`."""

@@ -94,6 +94,10 @@ class PlainSteps:
 
     overlaps = False
 
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        return self.collect(self.launch(plan))
+
     def launch(self, plan: StepPlan) -> PlainStep:
         """Compute the step, a late plan's only up to sampling. Errors are raised by `collect`."""
         step = PlainStep(plan, _NO_TOKENS)

@@ -20,7 +20,6 @@ from rootlace.kernels.native.build import NativeUnavailable, Processor, read_pro
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD, SAVE, StoreMemory
-from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
@@ -83,6 +82,11 @@ class ModelRunner:
         self.draft = draft
         self._context_length = context_length
         self._steps = steps
+        # See `Steps`.
+        self.run, self.launch, self.sample = steps.run, steps.launch, steps.sample
+        self.collect, self.prepare, self.stats = steps.collect, steps.prepare, steps.stats
+        if draft is not None:
+            self.run, self.launch = self._run_noted, self._launch_noted
 
     @classmethod
     def load(
@@ -205,33 +209,13 @@ class ModelRunner:
     def overlaps(self) -> bool:
         return self._steps.overlaps
 
-    def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step; see `StepPlan` for the order of effects."""
-        if self.draft is not None:
-            self.draft.launched(plan)
+    def _launch_noted(self, plan: StepPlan) -> Launched:
+        assert self.draft is not None
+        self.draft.launched(plan)
         return self._steps.launch(plan)
 
-    def sample(self, launched: Launched, samples: Sequence[SampleRow]) -> None:
-        """Let a late plan's step end."""
-        self._steps.sample(launched, samples)
-
-    def collect(self, launched: Launched) -> StepResult:
-        """Wait for a step's result. Raises what running it raised."""
-        return self._steps.collect(launched)
-
-    def prepare(self) -> bool:
-        """Spend a little idle time on what makes later steps faster; False: nothing is left to do.
-        Afterwards no plan may be fed from the step before."""
-        return self._steps.prepare()
-
-    def stats(self) -> dict[str, int | float]:
-        """Counters of how steps were launched; none where that makes no difference."""
-        return self._steps.stats()
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """A step from beginning to end. Raises RuntimeError for a late plan, which cannot stand
-        alone."""
-        return self._steps.collect(self.launch(plan))
+    def _run_noted(self, plan: StepPlan) -> StepResult:
+        return self._steps.collect(self._launch_noted(plan))
 
 
 def chosen_device(name: str) -> str:

@@ -94,10 +94,12 @@ class ModelSetup:
 
 
 class Steps(Protocol):
-    """`launch`, `sample`, `collect` and `overlaps` are those of `Executor`."""
+    """`run`, `launch`, `sample`, `collect` and `overlaps` are those of `Executor`."""
 
     @property
     def overlaps(self) -> bool: ...
+
+    def run(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan) -> Any: ...
 
@@ -110,7 +112,8 @@ class Steps(Protocol):
         next one."""
 
     def prepare(self) -> bool:
-        """See `ModelRunner.prepare`."""
+        """Spend a little idle time on what makes later steps faster; False: nothing is left to do.
+        Afterwards no plan may be fed from the step before."""
 
     def stats(self) -> dict[str, int | float]:
-        """See `ModelRunner.stats`."""
+        """Counters of how steps were launched; none where that makes no difference."""
