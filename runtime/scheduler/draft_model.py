@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _LENGTH = attrgetter("length")
 
-_FIRST_RIGHT, _MOST_RIGHT, _LEARNT_RIGHT = 0.7, 0.98, 0.05
+_FIRST_RIGHT, _MOST_RIGHT, _LEARNT_RIGHT = 0.65, 0.98, 0.05
 """Prior share of right tokens, upper bound, and weight of one more token, of all rows."""
 _MOST_TOKENS = 12
 """Tokens of a draft, at most."""
@@ -36,7 +36,7 @@ computed tokens, and the largest ratio that counts of them."""
 _LEAST_COMPUTED, _MOST_SECONDS = 32, 0.1
 """Tokens of sequences that are computed in one step, at least, and the time for more of them:
 other rows wait."""
-_TRIED_SHARE, _TRIED_SAVED, TRIED = 0.01, 0.5, 3
+_TRIED_SHARE, _TRIED_SAVED, TRIED = 0.0075, 0.5, 3
 """Share of the time, seconds that may be saved up, and tokens, for drafts that should not pay: what
 a draft is worth changes with the texts."""
 
@@ -106,10 +106,14 @@ class ModelSource:
         # Of one row alone: to look up what is lacking takes time, perhaps in each step.
         sequence = min(sequences, key=_LENGTH)
         cost = self._lacking(sequence) * self._token + TRIED * (self._step(1) + price * share)
-        if self._saved_up < cost:
-            return None
-        self._saved_up -= cost
-        return sequence
+        return sequence if self.affords(cost) else None
+
+    def affords(self, seconds: float) -> bool:
+        """Whether there is time for drafts that cost so much more than they save; takes it."""
+        if seconds <= 0 or self._saved_up < seconds:
+            return False
+        self._saved_up -= seconds
+        return True
 
     def pass_time(self, seconds: float) -> None:
         """Record the duration of a step of the model."""

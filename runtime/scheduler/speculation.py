@@ -391,7 +391,10 @@ class Drafting:
             count, saves = model.worth(sequence, len(others), self._price, share)
             if count and (sequence not in best or saves > best[sequence][1]):
                 best[sequence] = count, saves, True
-        if sum(saves for _, saves, _ in best.values()) > self._fixed:
+        lost = self._fixed - sum(saves for _, saves, _ in best.values())
+        # A fixed cost that other programs made look large shows itself smaller in another step.
+        tries = model is not None and bool(best) and model.affords(lost * share)
+        if lost < 0 or tries:
             return {sequence: (count, by) for sequence, (count, _, by) in best.items()}
         tried = None if model is None else model.trial(others, self._price, share)
         return {} if tried is None else {tried: (TRIED, True)}
