@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import numpy as np
 import psutil
 
 import rootlace as rl
@@ -88,10 +89,10 @@ def rest_of(requests: int, server: psutil.Process, engine: psutil.Process) -> Re
 
 
 def growth(found: list[Rest], name: str) -> float:
-    """For each thousand requests, over the last half of the bursts."""
+    """For each thousand requests, by least squares over the last half of the bursts."""
     later = found[len(found) // 2 :]
-    more = getattr(later[-1], name) - getattr(later[0], name)
-    return 1000 * more / max(later[-1].requests - later[0].requests, 1)
+    thousands = [one.requests / 1000 for one in later]
+    return float(np.polyfit(thousands, [getattr(one, name) for one in later], 1)[0])
 
 
 async def measure(

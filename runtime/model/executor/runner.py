@@ -20,6 +20,7 @@ from rootlace.kernels.native.build import NativeUnavailable, Processor, read_pro
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD, SAVE, StoreMemory
+from rootlace.runtime.contracts.plan import Launched, StepPlan, StepResult
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
