@@ -81,10 +81,18 @@ def _pack(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> tuple[PackedWe
     """Read weights and pack them; and the tensor of the checkpoint that the embedding is."""
     import torch
 
-    from rootlace.runtime.model.decoder.packing import pack_weights
-
     # Not those of the whole machine: other ranks pack, too, or a container has few of its cores.
     torch.set_num_threads(setup.executor.threads or usable_cores())
+    # What torch's import leaves as garbage has this call in it: no weights should be among that,
+    # which would take memory from the KV pool.
+    return _read_and_pack(library, team, setup)
+
+
+def _read_and_pack(
+    library: ctypes.CDLL, team: Team, setup: ModelSetup
+) -> tuple[PackedWeights, str | None]:
+    from rootlace.runtime.model.decoder.packing import pack_weights
+
     weights = setup.weights()
     packed = pack_weights(
         packer_of(library, team, setup), setup.config.spec, weights, setup.rotary.arrays()
