@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
+from rootlace.runtime import processes
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.server.open_model import close_room, open_room
 from rootlace.runtime.server.served_model import ServedModel, name_of, not_found
@@ -31,6 +33,8 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
 """How long a model that could not be loaded is not tried again: twice as long with each failure."""
 LOOK_SECONDS = 1.0
 """How often a model that nobody uses is looked for."""
+CLEARED_SECONDS = 1.0
+"""When the memory of a model is cleared away behind its end: others may still be answered then."""
 
 
 class ModelSlot:
@@ -221,7 +225,11 @@ class ModelRegistry:
         if gateway is not None:
             task = asyncio.create_task(close_room(gateway))
             self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        asyncio.get_running_loop().call_later(CLEARED_SECONDS, _clear)
 
     async def status(self) -> dict[str, object]:
         """Counters of the loaded models, by name. Raises ServerUnavailable if none answers."""
@@ -231,6 +239,14 @@ class ModelRegistry:
                 with contextlib.suppress(ServerUnavailable):
                     found[room.name] = await room.gateway.status()
         return found
+
+
+def _clear() -> None:
+    """Collect what unloaded models leave, also of those that were there when a start ended: garbage
+    collections do not look at these by themselves, and seldom at the others."""
+    gc.unfreeze()
+    gc.collect()
+    processes.give_back_memory()
 
 
 async def _within(timeout: float | None, loading: Awaitable[ServedModel]) -> ServedModel:

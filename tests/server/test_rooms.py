@@ -187,6 +187,18 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Mak
     assert place.loaded == ["b", "b"]
 
 
+async def test_a_model_that_was_loaded_at_the_start_leaves_no_memory_taken(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLEARED_SECONDS", 0.05)
+    place = await make(idle_unload=0.1, hold_seconds=0.05)
+    room = place.rooms.room("b")
+    assert room.gateway is not None
+    gateway = weakref.ref(room.gateway)
+    gc.freeze()  # as a server does when it has started
+    await until(lambda: gateway() is None)
+
+
 async def test_a_load_that_fails_unexpectedly_is_not_tried_with_every_request(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
