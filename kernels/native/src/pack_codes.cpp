@@ -51,12 +51,27 @@ Digit digit_of(const CodeLayout& layout, int lane, int i) {
   return {word + digit / 2, digit % 2 * 4};
 }
 
+// All that `digit_of` says of a layout, looked up.
+template <class T>
+class Digits {
+ public:
+  explicit Digits(const CodeLayout& layout) {
+    if (layout.as_bytes) return;
+    for (int lane = 0; lane < LANES; lane++)
+      for (int i = 0; i < depth_of(layout); i++) all_[lane][i] = digit_of<T>(layout, lane, i);
+  }
+  const Digit* of(int lane) const { return all_[lane]; }
+
+ private:
+  Digit all_[LANES][2 * CHUNK];
+};
+
 // Packs the codes of one part of a matrix. Rows of the source are its outputs.
 template <class T, class Packing>
 class Packer {
  public:
   Packer(const Packing& panels, const RlScheme* schemes, int part, const RlSource& source)
-      : panels_(panels), codes_(panels, schemes), part_(part), source_(source) {
+      : panels_(panels), codes_(panels, schemes), part_(part), source_(source), digits_(layout()) {
     group_ = layout().scheme.group ? layout().scheme.group : panels.inputs;
     groups_ = panels.inputs / group_;
   }
@@ -112,10 +127,16 @@ class Packer {
     const bool four_bits = layout().scheme.codes == RL_FOUR_BITS;
     const auto* from = static_cast<const uint8_t*>(source_.values) +
                        (output * panels_.inputs + input) / (four_bits ? 2 : 1);
+    const Digit* digits = digits_.of(lane);
+    if (!four_bits) {
+      const int more = moved(layout());
+      for (int i = 0; i < depth; i++) to[digits[i].byte] = static_cast<char>(from[i] + more);
+      return;
+    }
     for (int i = 0; i < depth; i++) {
-      const Digit digit = digit_of<T>(layout(), lane, i);
-      const int code = four_bits ? from[i / 2] >> 4 * (i % 2) & 15 : from[i] + moved(layout());
-      to[digit.byte] = static_cast<char>(to[digit.byte] | code << digit.bit);
+      const int code = from[i / 2] >> 4 * (i % 2) & 15;
+      char& byte = to[digits[i].byte];
+      byte = static_cast<char>(byte | code << digits[i].bit);
     }
   }
 
@@ -123,6 +144,7 @@ class Packer {
   const Codes codes_;
   const int part_;
   const RlSource& source_;
+  const Digits<T> digits_;
   int group_, groups_;
 };
 
@@ -133,7 +155,8 @@ class RowReader {
   RowReader(const Packing& panels, const RlLinear& weights)
       : codes_(panels, weights.schemes),
         packed_(static_cast<const char*>(weights.packed)),
-        inputs_(panels.inputs) {
+        inputs_(panels.inputs),
+        digits_(layout()) {
     if (layout().scheme.codes == RL_E4M3) throw std::invalid_argument("rows of E4M3 are not read");
   }
 
@@ -164,7 +187,7 @@ class RowReader {
   float number(const char* panel, int input, int vec, int lane) const {
     if (layout().as_bytes) return static_cast<int8_t>(panel[layout().byte(input, vec, lane)]);
     const int depth = depth_of(layout());
-    const Digit digit = digit_of<T>(layout(), lane, input % depth);
+    const Digit digit = digits_.of(lane)[input % depth];
     const char* from = panel + layout().codes(input / depth * depth / CHUNK, vec);
     const int code = static_cast<uint8_t>(from[digit.byte]) >> digit.bit;
     if (layout().scheme.codes == RL_FOUR_BITS) return layout().scheme.table[code & 15];
@@ -174,6 +197,7 @@ class RowReader {
   const Codes codes_;
   const char* packed_;
   const int inputs_;
+  const Digits<T> digits_;
 };
 
 template <class T>
