@@ -66,6 +66,7 @@ class NoModel:
     eos_token_ids = ()
     config = SimpleNamespace(spec=SimpleNamespace(labels=None, hidden_size=0))
     adapters = ()
+    draft = None
 
     def __init__(self, vocab_size: int, parts: Parts) -> None:
         self.vocab_size = vocab_size
