@@ -120,8 +120,8 @@ def _config(
     ignored: list[str],
     sources: list[ModelSource],
 ) -> RuntimeConfig:
-    """What to serve a model with, whose files are added to `sources`; ends the command for what it
-    cannot be served with."""
+    """What to serve a model with; ends the command for what it cannot be served with. Its files are
+    added to `sources`, which can be cleared: a variable of the caller would keep them."""
     from rootlace.runtime.model.hub.local import known_name
     from rootlace.runtime.model.options import check_options
 

@@ -288,8 +288,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_team_size": (c_int32, [c_void_p]),
     "rl_workspace_new": (Created, []),
     "rl_workspace_free": (None, [c_void_p]),
-    "rl_forward": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "rl_logits": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
+    "rl_forward": (Status, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "rl_logits": (Status, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
     "rl_penalties": (c_char_p, []),
     "rl_pick_params": (c_char_p, []),
     "rl_pick": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
@@ -369,13 +369,8 @@ def declare(library: ctypes.CDLL, name: str) -> None:
 
 def _done(library: ctypes.CDLL, status: int, *_: object) -> None:
     if status:
-        raise error_of(library, status)
-
-
-def error_of(library: ctypes.CDLL, status: int) -> NativeError:
-    """What went wrong in a call on this thread that returned `status`, which is not 0."""
-    kind = NativeOutOfMemory if status == NO_MEMORY else NativeError
-    return kind(library.rl_error().decode(errors="replace"))
+        kind = NativeOutOfMemory if status == NO_MEMORY else NativeError
+        raise kind(library.rl_error().decode(errors="replace"))
 
 
 def _created(library: ctypes.CDLL, made: int | None, *_: object) -> int:

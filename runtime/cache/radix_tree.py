@@ -71,20 +71,16 @@ class BlockPool:
         """Add a reference to each of `blocks`, which are not free."""
         at = blocks.astype(np.intp)
         self.refs[at] += 1
-        if pinned:  # as `pin` does
-            before = self.pins[at]
-            self.pins[at] = before + 1
-            self.evictable -= len(before) - int(np.count_nonzero(before))
+        if pinned:
+            self.pin(at)
 
     def drop(self, blocks: np.ndarray, *, pinned: bool) -> int:
         """Remove a reference (and its pin) from each of `blocks`; return the count freed."""
         if not len(blocks):
             return 0
         at = blocks.astype(np.intp)
-        if pinned:  # as `unpin` does
-            left = self.pins[at] - 1
-            self.pins[at] = left
-            self.evictable += len(left) - int(np.count_nonzero(left))
+        if pinned:
+            self.unpin(at)
         left = self.refs[at] - 1
         self.refs[at] = left
         gone = blocks[left == 0]

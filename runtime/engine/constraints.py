@@ -44,8 +44,7 @@ class LateCompiler:
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is compiled already."""
-        # Straight to the compiler: each request asks.
-        return None if self._service is None else self._service.compiler.cached(constraint)
+        return None if self._service is None else self._service.cached(constraint)
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         """See `CompileService.submit`."""

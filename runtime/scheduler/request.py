@@ -185,9 +185,7 @@ class RequestState:
         self.rid = request.rid
         self.adapter = adapter
         """Number of the adapter; -1: none."""
-        self.namespace: Hashable = request.namespace
-        if request.adapter:
-            self.namespace = kv_namespace(request.namespace, request.adapter)
+        self.namespace = kv_namespace(request.namespace, request.adapter)
         cache = request.handling.cache
         forgotten = cache.ttl is not None and not cache.pin  # with a pin, `ttl` is the pin's time
         self.text_owner: Hashable = (

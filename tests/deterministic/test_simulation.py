@@ -91,13 +91,7 @@ def _ask(client: int, start: float, **options: Any) -> Program:
 def test_namespaces_that_share_one_tree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     two = (_ask(0, 0.0), _ask(0, 2.0, namespace="other"))
     assert not run(Scenario(0, Shape(clients=1), two, ())).failure
-    made = request_state.RequestState.__init__
-
-    def without(self: request_state.RequestState, *given: Any, **named: Any) -> None:
-        made(self, *given, **named)
-        self.namespace = ""
-
-    monkeypatch.setattr(request_state.RequestState, "__init__", without)
+    monkeypatch.setattr(request_state, "kv_namespace", lambda namespace, adapter: "")
     assert "were cached in 'other'" in run(Scenario(0, Shape(clients=1), two, ())).failure
 
 

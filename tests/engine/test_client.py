@@ -23,6 +23,7 @@ from rootlace.runtime.contracts.messages import (
     EngineRequest,
     Flush,
     ForgetNamespace,
+    StepRecord,
     read_step_record,
 )
 from rootlace.runtime.engine.client import engine_client
@@ -34,7 +35,6 @@ from rootlace.runtime.engine.client.cache_orders import (
     Forgets,
 )
 from rootlace.runtime.engine.client.engine_client import EngineClient
-from rootlace.runtime.engine.core import StepRecord
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN

@@ -23,12 +23,13 @@ from rootlace.runtime.contracts.messages import (
     Pause,
     PinsLost,
     Stats,
+    StepRecord,
     Stop,
     ToEngine,
     read_step_record,
 )
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
-from rootlace.runtime.engine.core import EngineLoop, StepRecord
+from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.sandbox import CompileService

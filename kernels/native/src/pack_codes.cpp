@@ -51,19 +51,14 @@ Digit digit_of(const CodeLayout& layout, int lane, int i) {
   return {word + digit / 2, digit % 2 * 4};
 }
 
-// All that `digit_of` says of a layout, looked up.
+// Those of a column's inputs.
 template <class T>
-class Digits {
- public:
-  explicit Digits(const CodeLayout& layout) {
-    if (layout.as_bytes) return;
-    for (int lane = 0; lane < LANES; lane++)
-      for (int i = 0; i < depth_of(layout); i++) all_[lane][i] = digit_of<T>(layout, lane, i);
-  }
-  const Digit* of(int lane) const { return all_[lane]; }
+struct Digits {
+  Digit of[2 * CHUNK];
 
- private:
-  Digit all_[LANES][2 * CHUNK];
+  Digits(const CodeLayout& layout, int lane) {
+    for (int i = 0; i < depth_of(layout); i++) of[i] = digit_of<T>(layout, lane, i);
+  }
 };
 
 // Packs the codes of one part of a matrix. Rows of the source are its outputs.
@@ -71,7 +66,7 @@ template <class T, class Packing>
 class Packer {
  public:
   Packer(const Packing& panels, const RlScheme* schemes, int part, const RlSource& source)
-      : panels_(panels), codes_(panels, schemes), part_(part), source_(source), digits_(layout()) {
+      : panels_(panels), codes_(panels, schemes), part_(part), source_(source) {
     group_ = layout().scheme.group ? layout().scheme.group : panels.inputs;
     groups_ = panels.inputs / group_;
   }
@@ -88,10 +83,11 @@ class Packer {
         put_bytes(panel, first + column, column);
         continue;
       }
+      const Digits<T> digits(layout(), column % LANES);
       const int depth = depth_of(layout());
       for (int input = 0; input < panels_.inputs; input += depth)
-        put_codes(panel + layout().codes(input / CHUNK, column / LANES), first + column,
-                  column % LANES, input);
+        put_codes(panel + layout().codes(input / CHUNK, column / LANES), first + column, digits.of,
+                  input);
     }
   }
 
@@ -122,12 +118,11 @@ class Packer {
   }
 
   // Those of a column's inputs from `input` on, at most a chunk of them, or two side by side.
-  void put_codes(char* to, size_t output, int lane, int input) const {
+  void put_codes(char* to, size_t output, const Digit* digits, int input) const {
     const int depth = std::min(depth_of(layout()), panels_.inputs - input);
     const bool four_bits = layout().scheme.codes == RL_FOUR_BITS;
     const auto* from = static_cast<const uint8_t*>(source_.values) +
                        (output * panels_.inputs + input) / (four_bits ? 2 : 1);
-    const Digit* digits = digits_.of(lane);
     if (!four_bits) {
       const int more = moved(layout());
       for (int i = 0; i < depth; i++) to[digits[i].byte] = static_cast<char>(from[i] + more);
@@ -144,7 +139,6 @@ class Packer {
   const Codes codes_;
   const int part_;
   const RlSource& source_;
-  const Digits<T> digits_;
   int group_, groups_;
 };
 
@@ -155,8 +149,7 @@ class RowReader {
   RowReader(const Packing& panels, const RlLinear& weights)
       : codes_(panels, weights.schemes),
         packed_(static_cast<const char*>(weights.packed)),
-        inputs_(panels.inputs),
-        digits_(layout()) {
+        inputs_(panels.inputs) {
     if (layout().scheme.codes == RL_E4M3) throw std::invalid_argument("rows of E4M3 are not read");
   }
 
@@ -165,6 +158,7 @@ class RowReader {
     const int column = output % Packing::COLUMNS, lane = column % LANES;
     const char* panel = packed_ + output / Packing::COLUMNS * codes_.bytes();
     const int group = layout().scheme.group ? layout().scheme.group : inputs_;
+    const Digits<T> digits(layout(), lane);
     Groups groups(layout(), panel, column / LANES);
     for (int begin = 0; begin < inputs_; begin += group, groups.skip(groups.left())) {
       const bool both = layout().scheme.offsets != RL_NO_NUMBERS;
@@ -173,7 +167,8 @@ class RowReader {
       for (int i = begin; i < end; i += NATIVE) {
         float numbers[NATIVE] = {};
         const int count = std::min(NATIVE, end - i);
-        for (int k = 0; k < count; k++) numbers[k] = number(panel, i + k, column / LANES, lane);
+        for (int k = 0; k < count; k++)
+          numbers[k] = number(panel, i + k, column / LANES, lane, digits.of);
         Native x = load_as<Native>(reinterpret_cast<const char*>(numbers)) * scale;
         if (both) x = Isa::rounded(x) + offset;
         std::memcpy(to + i, &x, count * sizeof *to);
@@ -184,10 +179,10 @@ class RowReader {
  private:
   const CodeLayout& layout() const { return codes_.parts[0]; }
 
-  float number(const char* panel, int input, int vec, int lane) const {
+  float number(const char* panel, int input, int vec, int lane, const Digit* digits) const {
     if (layout().as_bytes) return static_cast<int8_t>(panel[layout().byte(input, vec, lane)]);
     const int depth = depth_of(layout());
-    const Digit digit = digits_.of(lane)[input % depth];
+    const Digit digit = digits[input % depth];
     const char* from = panel + layout().codes(input / depth * depth / CHUNK, vec);
     const int code = static_cast<uint8_t>(from[digit.byte]) >> digit.bit;
     if (layout().scheme.codes == RL_FOUR_BITS) return layout().scheme.table[code & 15];
@@ -197,7 +192,6 @@ class RowReader {
   const Codes codes_;
   const char* packed_;
   const int inputs_;
-  const Digits<T> digits_;
 };
 
 template <class T>

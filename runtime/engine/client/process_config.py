@@ -1,4 +1,5 @@
-"""What an engine process is started with."""
+"""What an engine process is started with, alone in a file: what starts it imports asyncio, which an
+engine needs not."""
 
 from __future__ import annotations
 

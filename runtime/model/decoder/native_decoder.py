@@ -11,7 +11,7 @@ import numpy as np
 
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.library import LANES, Team, Workspace
+from rootlace.kernels.native.library import LANES, NativeError, Team, Workspace
 from rootlace.kernels.native.packed import ACTIVATIONS
 from rootlace.runtime.contracts.plan import MaskRow, StepPlan
 from rootlace.runtime.model import kv_pool
@@ -150,18 +150,7 @@ class NativeDecoder:
             sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
         slots = as_array(slots, np.int64)
         copies = as_array(plan.copies, int32)
-        # What would have the kernels read or write outside their arrays.
-        if len(copies):
-            most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
-            if copies.min() < 0 or (copies.max(axis=0) > most).any():
-                raise ValueError("a block to be copied is not in the KV cache")
-        if count:
-            if not 0 <= token_ids.min() <= token_ids.max() < self._spec.vocab_size:
-                raise ValueError("a token id is not in the vocabulary")
-            if not 0 <= slots.min() <= slots.max() < self._num_slots:
-                raise ValueError("a slot is not in the KV cache")
-            if not 0 <= positions.min() <= positions.max() < self._rotations.context_length:
-                raise ValueError("a position is beyond the context")
+        self._check(token_ids, positions, slots, copies)
         wanted, wanted_count = None, count
         plain = len(plan.samples) == len(plan.context_len) == count
         if not plain or plan.prompt_scores or plan.pooled:  # otherwise all tokens, in order
@@ -209,11 +198,11 @@ class NativeDecoder:
             hidden.ctypes.data,
             None if self.nanos is None else self.nanos.ctypes.data,
         )
-        status = self._library.rl_forward(
-            self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
-        )
-        if status:
-            error = native.error_of(self._library, status)
+        try:
+            self._library.rl_forward(
+                self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
+            )
+        except NativeError as error:
             raise self._fault or error from error
         return hidden
 
@@ -253,7 +242,7 @@ class NativeDecoder:
             self._logits_at = self._logits.ctypes.data
         hidden = np.ascontiguousarray(hidden)
         addresses, _kept = addresses_of(masks, self._spec.vocab_size) if masks else (None, ())
-        status = self._library.rl_logits(
+        self._library.rl_logits(
             self._team.handle,
             self._address,
             hidden.ctypes.data,
@@ -262,13 +251,28 @@ class NativeDecoder:
             self._logits_at,
             tokens,
         )
-        if status:
-            raise native.error_of(self._library, status)
 
     def _rotate_by(self, cos: np.ndarray, sin: np.ndarray) -> None:
         self._read = (cos, sin)
         self._model.cos, self._model.sin = cos.ctypes.data, sin.ctypes.data
         self._model.rotation_stride = cos.shape[1]
+
+    def _check(
+        self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray, copies: np.ndarray
+    ) -> None:
+        """Raise ValueError for what would have the kernels read or write outside their arrays."""
+        if len(copies):
+            most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
+            if copies.min() < 0 or (copies.max(axis=0) > most).any():
+                raise ValueError("a block to be copied is not in the KV cache")
+        if not len(token_ids):
+            return
+        if not 0 <= token_ids.min() <= token_ids.max() < self._spec.vocab_size:
+            raise ValueError("a token id is not in the vocabulary")
+        if not 0 <= slots.min() <= slots.max() < self._num_slots:
+            raise ValueError("a slot is not in the KV cache")
+        if not 0 <= positions.min() <= positions.max() < self._rotations.context_length:
+            raise ValueError("a position is beyond the context")
 
 
 def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:
