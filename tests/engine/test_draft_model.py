@@ -38,12 +38,13 @@ PARAMS = SamplingParams(temperature=0.0, seed=0)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The model, another one of other sizes, and one with a smaller padded vocabulary."""
+    """The model, another one of other sizes, and ones with a larger and a smaller vocabulary."""
     native_library()
     others: dict[str, Any] = {
         "model": {},
         "small": {"num_hidden_layers": 1, "num_key_value_heads": 4, "max_position_embeddings": 72},
         "padded": {"vocab_size": 250, "num_hidden_layers": 1},
+        "narrow": {"vocab_size": 100, "num_hidden_layers": 1},
     }
     found = {}
     for name, changes in others.items():
@@ -83,7 +84,7 @@ def always(monkeypatch: pytest.MonkeyPatch, dice: random.Random) -> None:
     monkeypatch.setattr(ModelSource, "worth", lambda *_: (dice.randrange(1, 7), 1e9))
 
 
-@pytest.mark.parametrize("draft", ["model", "small", "padded"])
+@pytest.mark.parametrize("draft", ["model", "small", "padded", "narrow"])
 @pytest.mark.parametrize("overlap", [False, True])
 @settings(max_examples=4)
 @given(dice=st.randoms(use_true_random=False), blocks=st.sampled_from([512, 40]))
