@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rootlace.runtime.structured import GrammarCompiler, Matcher
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 
@@ -217,6 +218,16 @@ def test_what_is_no_fast_tokenizer_is_refused(tokenizer) -> None:
     for wrong, eos in ((words, 0), (tokenizer, 10**6)):  # no bytes; no such token
         with pytest.raises(InvalidConstraint, match="with this tokenizer"):
             GrammarCompiler(wrong, eos_token_ids=[eos])
+
+
+def test_a_merge_of_tokens_that_there_are_not_is_refused() -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    spec = json.loads(tokenizer.to_str())
+    for merge in ("a c", ["a", "c"]):
+        spec["model"]["merges"] = [merge]
+        with pytest.raises(InvalidConstraint, match=r"with this tokenizer.*`c` out of vocab"):
+            Vocabulary(json.dumps(spec), 2, [0])
 
 
 def test_a_constraint_is_given_once(compiler) -> None:

@@ -433,9 +433,7 @@ class Vocabulary:
                 tokenizer_json, n_vocab=self.size, eos_token=list(self.eos_token_ids), slices=[]
             )
         except ValueError as error:
-            raise InvalidConstraint(
-                f"no constraint can be enforced with this tokenizer: {error}"
-            ) from None
+            raise _unreadable(error) from None
         found = [reader.decode_bytes([token]) for token in range(self.size)]
         for token, data in enumerate(found):
             if token in self.special_token_ids or data == b"<[%d]>" % token:
@@ -445,18 +443,23 @@ class Vocabulary:
 
 def _taken_bpe(model: dict[str, Any]) -> BPE | None:
     """The BPE of a tokenizer's JSON, whose vocabulary and merges are taken out; None of another
-    model. A tokenizer that reads the JSON itself takes twice the memory afterwards."""
+    model. A tokenizer that reads the JSON itself takes twice the memory afterwards. Raises
+    InvalidConstraint where vocabulary and merges do not agree."""
     from tokenizers.models import BPE
 
     vocab, merges = model.pop("vocab", None), model.pop("merges", [])
     if model.get("type") != "BPE":
         return None
-    return BPE(
-        vocab=vocab,
-        merges=[tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges],
-        cache_capacity=0,
-        **{name: model[name] for name in _OF_BPE if model.get(name) is not None},
-    )
+    pairs = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges]
+    options = {name: model[name] for name in _OF_BPE if model.get(name) is not None}
+    try:
+        return BPE(vocab=vocab, merges=pairs, cache_capacity=0, **options)
+    except Exception as error:  # of no other type
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> InvalidConstraint:
+    return InvalidConstraint(f"no constraint can be enforced with this tokenizer: {error}")
 
 
 _OF_BPE = (
