@@ -54,7 +54,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.hub.download import snapshots
 from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
 from rootlace.runtime.model.kv_pool import block_bytes, free_memory, kv_bytes, main_memory
-from rootlace.runtime.model.options import check_options
+from rootlace.runtime.model.options import check_options, check_same_tokens
 from rootlace.runtime.model.weight_cache import DamagedEntry, Entry, WeightCache
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
@@ -429,6 +429,15 @@ def _read_config(executor: ExecutorConfig) -> ModelConfig:
     return config
 
 
+def _has_tokens(config: ModelConfig) -> bool:
+    """Whether the tokenizer is there: the hub's description of a model may lack it."""
+    try:
+        config.source.tokenizer_json()
+    except InvalidRequest:
+        return False
+    return True
+
+
 def _gpu(device: torch.device) -> Gpu:
     try:
         free, total = free_memory(device)
@@ -461,7 +470,10 @@ def _on_this_machine(
     if executor.draft_model:
         where = "cpu" if gpu is None else gpu.name
         native = name == "native"
-        beside = taken_beside(draft_setup(config, executor, CacheConfig(), where, native=native))
+        draft = draft_setup(config, executor, CacheConfig(), where, native=native)
+        if _has_tokens(config) and _has_tokens(draft.config):
+            check_same_tokens(config, draft.config)
+        beside = taken_beside(draft)
     memory = _memory(
         config,
         executor,

@@ -83,6 +83,14 @@ def test_a_draft_model_takes_its_part(model: Path) -> None:
         )
 
 
+def test_a_draft_model_with_other_tokens(model: Path, tmp_path: Path) -> None:
+    native_library()
+    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"another": 0}}}')
+    with pytest.raises(InvalidRequest, match="it has another tokenizer"):
+        examine(settings(model, draft_model=str(tmp_path)), lambda *_: None)
+
+
 def test_a_model_that_does_not_fit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(read_machine(), memory_available=100_000)
     monkeypatch.setattr(report, "read_machine", lambda: small)
