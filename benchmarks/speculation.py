@@ -162,7 +162,7 @@ class Load:
     at_once: int = 1
 
 
-def _answers(prompts: Iterable[str], tokens: int = 96, votes: int = 1) -> list[Program]:
+def answering(prompts: Iterable[str], tokens: int = 96, votes: int = 1) -> list[Program]:
     seeds = range(1, votes + 1) if votes > 1 else (None,)
     return [partial(answer.run, prompt, tokens, seed) for prompt in prompts for seed in seeds]
 
@@ -170,15 +170,15 @@ def _answers(prompts: Iterable[str], tokens: int = 96, votes: int = 1) -> list[P
 SUMS = [f"Tom has {a} apples and buys {b} more. How many has he? Think." for a, b in
         ((15, 28), (7, 9), (31, 12), (22, 22))]  # fmt: skip
 LOADS = {
-    "answers that quote": Load(lambda: _answers(quoting()[::3])),
-    "answers that quote, 8 at once": Load(lambda: _answers(quoting()), 8),
+    "answers that quote": Load(lambda: answering(quoting()[::3])),
+    "answers that quote, 8 at once": Load(lambda: answering(quoting()), 8),
     "agent that copies": Load(lambda: [partial(agent.run, n) for n in range(3)]),
     "edit of a file": Load(lambda: [edit.run]),
-    "vote of 8": Load(lambda: _answers(SUMS[:2], 64, votes=8)),
-    "self-consistency, 4 at once": Load(lambda: _answers(SUMS, 64, votes=5), 4),
+    "vote of 8": Load(lambda: answering(SUMS[:2], 64, votes=8)),
+    "self-consistency, 4 at once": Load(lambda: answering(SUMS, 64, votes=5), 4),
     "records as JSON": Load(lambda: [partial(record.run, sentence(n)) for n in range(20)]),
-    "chats": Load(lambda: _answers(CHATS, 64)),
-    "chats, 8 at once": Load(lambda: _answers(CHATS, 64), 8),
+    "chats": Load(lambda: answering(CHATS, 64)),
+    "chats, 8 at once": Load(lambda: answering(CHATS, 64), 8),
 }
 
 
