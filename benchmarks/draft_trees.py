@@ -413,7 +413,7 @@ def study(texts: Texts, price: float, at_once: int) -> Study:
     chains = replay(texts, price, Chains(), at_once)
     others = {name: replay(texts, price, Chains(one), at_once) for name, one in POLICIES.items()}
     for width in WIDTHS:
-        others[f"by count, {width}"] = replay(texts, price, Frequencies(width), at_once)
+        others[f"count {width}"] = replay(texts, price, Frequencies(width), at_once)
     faster = {name: chains.seconds / one.seconds for name, one in others.items()}
     tokens = sum(len(text) - prompt for text, prompt in texts)
     return Study(tokens, price, chains, others, faster)
@@ -431,7 +431,7 @@ def main() -> None:
             texts = record(runtime, STUDIED[name])
             found[name] = [study(texts, price, STUDIED[name].at_once) for price in PRICES]
     columns = {"tokens": "{tokens}", "steps": "{chains[steps]}", "drafted": "{chains[drafted]}"}
-    names = (*POLICIES, *(f"by count, {width}" for width in WIDTHS))
+    names = (*POLICIES, *(f"count {width}" for width in WIDTHS))
     columns |= {name: f"{{faster[{name}]:.3f}}" for name in names}
     for at, price in enumerate(PRICES):
         rows = {name: asdict(studies[at]) for name, studies in found.items()}
