@@ -114,6 +114,10 @@ struct Avx512 : Plain<16> {
   [[gnu::always_inline]] static NativeInts shorts(const void* p) {
     return (NativeInts)_mm512_cvtepi8_epi16(load_as<__m256i>(p));
   }
+  // Nothing is above the last ones.
+  [[gnu::always_inline]] static NativeInts digits(const void* p, int digit) {
+    return digit < 3 ? Plain::digits(p, digit) : (NativeInts)_mm512_srli_epi16(load_as<__m512i>(p), 12);
+  }
   using ShortTable = __m512i;
   static ShortTable short_table(const float* numbers, int factor) {
     const auto integers = Plain::short_table(numbers, factor);
