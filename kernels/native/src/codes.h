@@ -17,8 +17,8 @@
 //
 // Where a set of instructions is fast at it, all codes that stand for integers, but for those, are
 // multiplied by integers of 16 bits, group by group (`grouped`): see group_products.h. Then codes of four
-// bits are digits of the 16 or (SHORT_PARTS) eight bits of an input in a word: digit n of the i-th row of words is
-// of the n-th of the rows of words that codes of eight bits would be. Words of all vectors lie side by side, row
+// bits are digits of the 16 bits of an input in a word: digit n of the i-th row of words is of the n-th of the
+// rows of words that codes of eight bits would be. Words of all vectors lie side by side, row
 // by row: what a product reads is one stream.
 #pragma once
 
@@ -38,7 +38,7 @@ constexpr int CHUNK = 16;
 constexpr int BYTE_DEPTH = 64;  // inputs of a tile of bytes; products are with whole ones
 constexpr int MOST_BYTE_INPUTS = 32768;
 constexpr bool CODE_GROUPS = Isa::GROUPS && !HAS_TILES;  // whether codes may be `grouped`
-constexpr int SHORT_WORD = 2 * Isa::SHORT_PARTS;  // inputs of a word of such codes
+constexpr int SHORT_WORD = 2;  // inputs of a word of such codes
 
 inline int size_of(int32_t numbers) {
   switch (numbers) {
@@ -100,7 +100,7 @@ struct CodeLayout {
     for (int i = 1; i < 16; i++) digits = digits && (numbers[i] - numbers[0]) * whole == i;
     if (digits)
       shift = -static_cast<int>(numbers[0] * whole);
-    else if (four_bits || Isa::SHORT_PARTS == 2)
+    else if (four_bits)
       shift = Isa::SHORT_SHIFT;
   }
 

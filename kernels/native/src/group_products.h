@@ -66,116 +66,110 @@ constexpr int group_rows(int vecs) {
 // What codes become that are multiplied by integers.
 enum class Shorts { BYTES, DIGITS, LOOKED_UP };
 
-// found[][ROWS][VECS * 16] = the sums of each run. `least`: what each of the integers that codes become is
-// too small by.
+// sums[ROWS, VECS * 16], rows `lds` apart, of the stretch and of all before it. `least`: what each of the
+// integers that codes become is too small by. `factor`: of scales, a power of two; `scale_at`: where a row's
+// own is, if these are the last groups; else 0.
 template <Shorts KIND, int ROWS, int VECS>
-void sum_groups(const GroupStretch& stretch, const ShortTile& tile, int least, int32_t* found) {
+void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int least, float factor,
+                      int scale_at, float* sums, size_t lds) {
   // Words of a chunk's inputs, and how many share a register of codes; registers of a row of words.
-  constexpr bool HALVES = KIND != Shorts::BYTES;
-  constexpr int PARTS = Isa::SHORT_PARTS;
-  constexpr int WORDS = CHUNK / SHORT_WORD, TOGETHER = HALVES ? 8 / SHORT_WORD : 1;
+  constexpr bool DIGITS = KIND != Shorts::BYTES;
+  constexpr int WORDS = CHUNK / 2, TOGETHER = DIGITS ? 4 : 1;
   constexpr int PER = LANES / NATIVE, COUNT = VECS * PER;
-  constexpr int REGISTER = NATIVE * (HALVES ? 4 : SHORT_WORD);  // bytes
-  const CodeLayout& layout = stretch.layout;
-  const size_t row_bytes = layout.vecs * layout.word_bytes(), stride = tile.stride;
-  typename Isa::ShortTable table;
-  if constexpr (KIND == Shorts::LOOKED_UP)
-    table = Isa::short_table(layout.scheme.table, layout.whole);
-  const char *heads = stretch.at, *codes = nullptr;
-  stretch.each([&](int, int group, int begin, int, int chunk, int stop) __attribute__((always_inline)) {
-    if (!group && chunk == begin) {
-      // Heads are read behind the stretch. Left out here, they would break the stream that prefetchers see.
-      for (size_t i = 0; i < layout.vecs * layout.head_bytes; i += 64) __builtin_prefetch(heads + i, 0, 3);
-      codes = heads + layout.codes(0, stretch.vec);
-      heads += layout.unit_bytes();
-    }
-    NativeInts sums[PARTS][ROWS][COUNT] = {};
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 6
-      for (int j = 0; j < COUNT; j++)
-        sums[PARTS - 1][i][j] = least * tile.sum(i, chunk, stop) - NativeInts{};
-    const int16_t* a = tile.x + chunk * CHUNK;
-    for (; chunk < stop; chunk++, a += CHUNK) {
-#pragma GCC unroll 8
-      for (int word = 0; word < WORDS; word++) {
-        NativeInts panel[COUNT];
-#pragma GCC unroll 6
-        for (int j = 0; j < COUNT; j++) {
-          const char* own = codes + j * REGISTER;
-          // One row's products are quick: processors fetch ahead of them by themselves, and better.
-          if (ROWS > 1 && word % TOGETHER == 0) fetch_codes(own, 16384, 4096);
-          if constexpr (KIND == Shorts::LOOKED_UP)
-            panel[j] = Isa::look_up_shorts(table, own, word % TOGETHER);
-          else if constexpr (HALVES)
-            panel[j] = Isa::digits(own, word % TOGETHER);
-          else
-            panel[j] = Isa::shorts(own);
-        }
-#pragma GCC unroll 2
-        for (int part = 0; part < PARTS; part++)
-          Isa::add_shorts(sums[part], panel, [&](int i) {
-            return load_as<int32_t>(a + i * stride + part * (CHUNK / 2) + 2 * word);
-          });
-        if (word % TOGETHER == TOGETHER - 1) codes += row_bytes;
-      }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 6
-      for (int j = 0; j < COUNT; j++, found += NATIVE) {
-        NativeInts sum = sums[0][i][j];
-        if constexpr (PARTS == 2) sum = (sum << 8) + sums[1][i][j];
-        std::memcpy(found, &sum, sizeof sum);
-      }
-  });
-}
-
-// sums[ROWS, VECS * 16], rows `lds` apart, of the stretch and of all before it. `factor`: of scales, a
-// power of two; `scale_at`: where a row's own is, if these are the last groups; else 0.
-template <int ROWS, int VECS>
-void add_groups(const GroupStretch& stretch, const ShortTile& tile, const int32_t* found, float factor,
-                int scale_at, float* sums, size_t lds) {
-  constexpr int PER = LANES / NATIVE, COUNT = VECS * PER;
+  constexpr int REGISTER = NATIVE * (DIGITS ? 4 : 2);  // bytes
   const CodeLayout& layout = stretch.layout;
   const RlScheme& scheme = layout.scheme;
   const bool has_offsets = scheme.offsets != RL_NO_NUMBERS;
+  const size_t row_bytes = layout.vecs * layout.word_bytes(), stride = tile.stride;
+  typename Isa::ShortTable table;
+  if constexpr (KIND == Shorts::LOOKED_UP) table = Isa::short_table(scheme.table, layout.whole);
   // to = numbers of a unit's head, from the first vector's at `at` on, times others.
-  const auto numbers = [&](int32_t kind, const char* at, const Native (&times)[COUNT],
-                           Native (&to)[COUNT]) __attribute__((always_inline)) {
+  const auto numbers = [&](int32_t kind, const char* at, const Native* times,
+                           Native* to) __attribute__((always_inline)) {
     with_numbers(kind, [&](auto load) __attribute__((always_inline)) {
 #pragma GCC unroll 6
       for (int j = 0; j < COUNT; j++)
         to[j] = load(at + j / PER * layout.head_bytes + j % PER * NATIVE * size_of(kind)) * times[j];
     });
   };
-  Native all[ROWS][COUNT] = {};
+  Native own_sums[ROWS][COUNT] = {}, (*all)[COUNT] = own_sums;
+  if (!Isa::MANY_REGISTERS) asm("" : "+r"(all) : : "memory");
   if (stretch.first)
-    for (int i = 0; i < ROWS; i++) std::memcpy(all[i], sums + i * lds, sizeof all[i]);
-  Native ones[2][COUNT], units[2][COUNT];  // of scales, of offsets
+    for (int i = 0; i < ROWS; i++) std::memcpy(all[i], sums + i * lds, sizeof own_sums[i]);
+  // Factors of scales, of offsets. In memory: registers are for sums.
+  Native ones[2][COUNT], in_memory[2][COUNT];
   for (int j = 0; j < COUNT; j++) {
-    ones[0][j] = units[0][j] = Isa::splat(factor);
-    ones[1][j] = units[1][j] = Isa::splat(1.0f);
+    ones[0][j] = in_memory[0][j] = Isa::splat(factor);
+    ones[1][j] = in_memory[1][j] = Isa::splat(1.0f);
+  }
+  Native(*units)[COUNT] = in_memory;
+  asm("" : "+r"(units) : : "memory");
+  const char* rows[ROWS];
+  for (int i = 0; i < ROWS; i++) {
+    rows[i] = reinterpret_cast<const char*>(tile.x + i * stride);
+    asm("" : "+r"(rows[i]));  // else GCC would keep an address for each word of each row
   }
   const size_t unit_bytes = layout.unit_bytes();
   const size_t first_scales = layout.scales_at(0), next_scales = layout.scales_at(1) - first_scales;
   const size_t offsets_at = LANES * size_of(scheme.scales);
-  stretch.each([&](int unit, int group, int begin, int last, int, int end) __attribute__((always_inline)) {
-    const char* head = stretch.at + unit * unit_bytes + layout.head(0, stretch.vec);
-    if (scheme.units != RL_NO_NUMBERS && !group) {
-      numbers(scheme.units, head, ones[0], units[0]);
-      if (has_offsets) numbers(scheme.units, head + layout.offset_units_at(), ones[1], units[1]);
+  const char *heads = stretch.at, *codes = nullptr;
+  stretch.each([&](int unit, int group, int begin, int last, int chunk, int stop) __attribute__((always_inline)) {
+    if (!group && chunk == begin) {
+      heads = stretch.at + unit * unit_bytes;
+      codes = heads + layout.codes(0, stretch.vec);
+      heads += layout.head(0, stretch.vec);
+      for (size_t i = 0; i < VECS * layout.head_bytes; i += 64) fetch_codes(heads + i);
+      if (scheme.units != RL_NO_NUMBERS) {
+        numbers(scheme.units, heads, ones[0], units[0]);
+        if (has_offsets) numbers(scheme.units, heads + layout.offset_units_at(), ones[1], units[1]);
+      }
     }
+    NativeInts found[ROWS][COUNT];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 6
+      for (int j = 0; j < COUNT; j++) found[i][j] = NativeInts{};
+    if (least)
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 6
+        for (int j = 0; j < COUNT; j++) found[i][j] = least * tile.sum(i, chunk, stop) - NativeInts{};
+    // Of one row, odd digits are multiplied where they stand, sixteen times as large: less is done to digits, and
+    // sums wait for one another half as long.
+    constexpr bool APART = ROWS == 1 && KIND == Shorts::DIGITS;
+    NativeInts odd[ROWS][COUNT] = {};
+    for (size_t at = 2 * CHUNK * chunk; at < static_cast<size_t>(2 * CHUNK * stop); at += 2 * CHUNK) {
+#pragma GCC unroll 8
+      for (int word = 0; word < WORDS; word++) {
+        NativeInts panel[COUNT];
+#pragma GCC unroll 6
+        for (int j = 0; j < COUNT; j++) {
+          const char* own = codes + j * REGISTER;
+          if (word % TOGETHER == 0 && j * REGISTER % 64 == 0) fetch_codes(own);
+          if constexpr (KIND == Shorts::LOOKED_UP)
+            panel[j] = Isa::look_up_shorts(table, own, word % TOGETHER);
+          else if constexpr (APART)
+            panel[j] = load_as<NativeInts>(own) >> (word & 2) * 4 & (word & 1 ? 0x00f000f0 : 0x000f000f);
+          else if constexpr (DIGITS)
+            panel[j] = Isa::digits(own, word % TOGETHER);
+          else
+            panel[j] = Isa::shorts(own);
+        }
+        Isa::add_shorts(APART && word % 2 ? odd : found, panel, [&](int i) { return load_as<int32_t>(rows[i] + at + 4 * word); });
+        if (word % TOGETHER == TOGETHER - 1) codes += row_bytes;
+      }
+    }
+    if constexpr (APART)
+      for (int j = 0; j < COUNT; j++) found[0][j] += odd[0][j] >> 4;
     Native scales[COUNT];
-    head += first_scales + group * next_scales;
+    const char* head = heads + first_scales + group * next_scales;
     numbers(scheme.scales, head, units[0], scales);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 6
-      for (int j = 0; j < COUNT; j++, found += NATIVE)
-        all[i][j] = Isa::multiply_add(__builtin_convertvector(load_as<NativeInts>(found), Native),
-                                      scales[j], all[i][j]);
-    if (!has_offsets || end < last) return;
+      for (int j = 0; j < COUNT; j++)
+        all[i][j] = Isa::multiply_add(__builtin_convertvector(found[i][j], Native), scales[j], all[i][j]);
+    if (!has_offsets || stop < last) return;
     numbers(scheme.offsets, head + offsets_at, units[1], scales);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
@@ -187,19 +181,11 @@ void add_groups(const GroupStretch& stretch, const ShortTile& tile, const int32_
   for (int i = 0; i < ROWS; i++) {
     const float scale = scale_at ? load_as<float>(tile.x + i * tile.stride + scale_at) : 1.0f;
     for (int j = 0; scale_at && j < COUNT; j++) all[i][j] *= scale;
-    std::memcpy(sums + i * lds, all[i], sizeof all[i]);
+    std::memcpy(sums + i * lds, all[i], sizeof own_sums[i]);
   }
 }
 
-template <Shorts KIND, int ROWS, int VECS>
-void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int least, int32_t* found,
-                      float factor, int scale_at, float* sums, size_t lds) {
-  sum_groups<KIND, ROWS, VECS>(stretch, tile, least, found);
-  add_groups<ROWS, VECS>(stretch, tile, found, factor, scale_at, sums, lds);
-}
-
-using MultiplyStretch = void (*)(const GroupStretch&, const ShortTile&, int, int32_t*, float, int, float*,
-                                 size_t);
+using MultiplyStretch = void (*)(const GroupStretch&, const ShortTile&, int, float, int, float*, size_t);
 
 template <Shorts KIND, int VECS, int... ROWS>
 MultiplyStretch multiply_stretch_of(int rows, std::integer_sequence<int, ROWS...>) {
@@ -220,13 +206,12 @@ MultiplyStretch multiply_stretch_of(int rows, int vecs) {
 }  // namespace detail
 
 // sums[i] = what row i of x[rows, inputs] stands for times the codes of the vectors vec : vec + vecs of the panel's part
-// at `panel`; rows of sums have COLUMNS. `scratch` takes the sums of a stretch.
+// at `panel`; rows of sums have COLUMNS.
 template <int COLUMNS>
 void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout& layout, int inputs,
-                     const char* panel, int vec, int vecs, void* scratch, float* sums) {
-  // Inputs of a stretch at most, if units are not longer. Each begins and ends at some cost; but one tile
-  // waits for memory, and is to find in the first level the scales that it comes back for.
-  constexpr int STRETCH = 320, LONG_STRETCH = 1600;
+                     const char* panel, int vec, int vecs, float* sums) {
+  // Inputs of a stretch at most, if units are not longer: several tiles find its codes in a near level of cache.
+  constexpr int STRETCH = 1600;
   using detail::Shorts;
   const RlScheme& scheme = layout.scheme;
   const float factor = 1.0f / static_cast<float>(layout.whole);
@@ -237,7 +222,7 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
   const int tile_vecs = std::min(vecs, Isa::short_vecs(ceil_div(rows, tiles)));
   const int unit = scheme.unit_groups, all = ceil_div(layout.chunks, layout.group_chunks);
   const int units = ceil_div(all, unit);
-  const int most_units = std::max(1, (tiles > 1 ? LONG_STRETCH : STRETCH) / (layout.unit_chunks * CHUNK));
+  const int most_units = tiles > 1 ? std::max(1, STRETCH / (layout.unit_chunks * CHUNK)) : units;
   const int stretch_units = ceil_div(units, ceil_div(units, most_units)), most = stretch_units * unit;
   for (int first = 0; first < all; first += most) {
     const int count = std::min(most, all - first);
@@ -247,8 +232,7 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
         const int own = rows / tiles + (i < rows % tiles);
         const GroupStretch stretch{layout, panel, vec + j, first, count};
         of_kind(own, std::min(tile_vecs, vecs - j))(
-            stretch, {x + row_at * stride, stride, ShortRows::sums_at(inputs)}, -layout.shift,
-            static_cast<int32_t*>(scratch), factor, scale_at, sums + row_at * COLUMNS + j * LANES,
+            stretch, {x + row_at * stride, stride, ShortRows::sums_at(inputs)}, -layout.shift, factor, scale_at, sums + row_at * COLUMNS + j * LANES,
             COLUMNS);
         row_at += own;
       }

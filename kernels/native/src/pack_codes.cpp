@@ -20,11 +20,6 @@ struct Digit {
 // The inputs of a chunk, or of two that lie side by side.
 int depth_of(const CodeLayout& layout) { return layout.by_column ? 2 * CHUNK : CHUNK; }
 
-// By how much codes of eight bits are more than they were.
-int moved(const CodeLayout& layout) {
-  return layout.grouped && Isa::SHORT_PARTS == 2 ? Isa::SHORT_SHIFT : 0;
-}
-
 // The code of input i, of `depth_of`, and of a vector's column.
 template <class T>
 Digit digit_of(const CodeLayout& layout, int lane, int i) {
@@ -124,8 +119,7 @@ class Packer {
     const auto* from = static_cast<const uint8_t*>(source_.values) +
                        (output * panels_.inputs + input) / (four_bits ? 2 : 1);
     if (!four_bits) {
-      const int more = moved(layout());
-      for (int i = 0; i < depth; i++) to[digits[i].byte] = static_cast<char>(from[i] + more);
+      for (int i = 0; i < depth; i++) to[digits[i].byte] = static_cast<char>(from[i]);
       return;
     }
     for (int i = 0; i < depth; i++) {
@@ -186,7 +180,7 @@ class RowReader {
     const char* from = panel + layout().codes(input / depth * depth / CHUNK, vec);
     const int code = static_cast<uint8_t>(from[digit.byte]) >> digit.bit;
     if (layout().scheme.codes == RL_FOUR_BITS) return layout().scheme.table[code & 15];
-    return static_cast<int8_t>(code - moved(layout()));
+    return static_cast<int8_t>(code);
   }
 
   const Codes codes_;

@@ -1,8 +1,7 @@
 // Activations as integers of 16 bits, for products with codes that have scales for groups of inputs.
 //
-// They are those of byte_rows.h, n = 256 high + low, in one piece or, chunk by chunk, in these two
-// (Isa::SHORT_PARTS), and stand for n times the row's scale:
-// what is said there of their error holds here, too.
+// They are those of byte_rows.h, n = 256 high + low, in one piece, and stand for n times the row's scale: what is
+// said there of their error holds here, too.
 #pragma once
 
 #include <cstring>

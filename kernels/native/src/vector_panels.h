@@ -141,7 +141,7 @@ class VectorPanels {
       for (int part = 0; part < panels_.parts; part++)
         rootlace::multiply_groups<COLUMNS>(
             x.at, x.stride, x.count, weights.codes.parts[part], panels_.inputs,
-            weights.part(panel, part), vec, vecs, unpacked_, sums + part * MOST_ROWS * COLUMNS);
+            weights.part(panel, part), vec, vecs, sums + part * MOST_ROWS * COLUMNS);
       finish(0, x.count);
     }
 

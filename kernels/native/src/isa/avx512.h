@@ -109,35 +109,14 @@ struct Avx512 : Plain<16> {
   }
 #endif
 
-  static constexpr bool GROUPS = true;
-#if defined(__AVX512VNNI__)
-  static constexpr bool DIGITS = true;
-  static constexpr int SHORT_PARTS = 2, SHORT_SHIFT = 128, SHORT_ROWS = 4;
-  [[gnu::always_inline]] static NativeInts shorts(const void* p) { return load_as<NativeInts>(p); }
-  [[gnu::always_inline]] static NativeInts digits(const void* p, int digit) {
-    return load_as<NativeInts>(p) >> 4 * digit & 0x0f0f0f0f;
-  }
-  using ShortTable = __m512i;
-  static ShortTable short_table(const float* numbers, int factor) {
-    uint8_t bytes[16];
-    for (int i = 0; i < 16; i++)
-      bytes[i] = static_cast<uint8_t>(static_cast<int>(numbers[i] * factor) + SHORT_SHIFT);
-    return _mm512_broadcast_i32x4(load_as<__m128i>(bytes));
-  }
-  [[gnu::always_inline]] static NativeInts look_up_shorts(ShortTable table, const void* p, int digit) {
-    return (NativeInts)_mm512_shuffle_epi8(table, (__m512i)digits(p, digit));
-  }
-  static int32_t put_shorts(const bf16* x, float steps, int16_t* to) {
-    const __m512i numbers = short_numbers(x, steps);
-    const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(numbers, _mm512_set1_epi32(128)), 8);
-    const __m128i parts[] = {_mm512_cvtepi32_epi8(upper), _mm512_cvtepi32_epi8(numbers)};
-    std::memcpy(to, parts, sizeof parts);
-    return _mm512_reduce_add_epi32(numbers);
-  }
-#else
-  static constexpr int SHORT_ROWS = 8;
+  static constexpr bool GROUPS = true, DIGITS = true, MANY_REGISTERS = true;
+  static constexpr int SHORT_ROWS = 4;
   [[gnu::always_inline]] static NativeInts shorts(const void* p) {
     return (NativeInts)_mm512_cvtepi8_epi16(load_as<__m256i>(p));
+  }
+  // Nothing is above the last ones.
+  [[gnu::always_inline]] static NativeInts digits(const void* p, int digit) {
+    return digit < 3 ? Plain::digits(p, digit) : (NativeInts)_mm512_srli_epi16(load_as<__m512i>(p), 12);
   }
   using ShortTable = __m512i;
   static ShortTable short_table(const float* numbers, int factor) {
@@ -154,7 +133,6 @@ struct Avx512 : Plain<16> {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(numbers));
     return _mm512_reduce_add_epi32(numbers);
   }
-#endif
   template <int ROWS, int COLUMNS, class Word>
   [[gnu::always_inline]] static void add_shorts(NativeInts (&sums)[ROWS][COLUMNS],
                                                 const NativeInts (&panel)[COLUMNS], Word&& word) {
@@ -164,7 +142,7 @@ struct Avx512 : Plain<16> {
 #pragma GCC unroll 16
       for (int j = 0; j < COLUMNS; j++) {
 #if defined(__AVX512VNNI__)
-        sums[i][j] = (NativeInts)_mm512_dpbusd_epi32((__m512i)sums[i][j], (__m512i)panel[j], own);
+        sums[i][j] = (NativeInts)_mm512_dpwssd_epi32((__m512i)sums[i][j], (__m512i)panel[j], own);
 #else
         __m512i sum = _mm512_madd_epi16((__m512i)panel[j], own);
         sum = _mm512_add_epi32((__m512i)sums[i][j], sum);

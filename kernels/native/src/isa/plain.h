@@ -211,11 +211,10 @@ struct Plain {
 
   // Whether products of integers of 16 bits with codes in groups are faster (../group_products.h). Of those:
   // pairs of codes of eight bits; the i-th digits of words, or the integers that a table has for these,
-  // which are more than they are by SHORT_SHIFT; and sums. DIGITS: whether digits are faster. With two
-  // SHORT_PARTS products are of bytes: `put_shorts` puts the high ones of 16 integers before the low ones (as
-  // byte_rows.h has them), codes are fours of bytes, and SHORT_SHIFT more than they are.
-  static constexpr bool GROUPS = false, DIGITS = false;
-  static constexpr int SHORT_PARTS = 1, SHORT_SHIFT = 0;
+  // which are more than they are by SHORT_SHIFT; and sums. DIGITS: whether digits are faster. MANY_REGISTERS:
+  // whether there are enough for a tile's sums twice.
+  static constexpr bool GROUPS = false, DIGITS = false, MANY_REGISTERS = false;
+  static constexpr int SHORT_SHIFT = 0;
   static constexpr int SHORT_ROWS = 5;  // of a tile
   static constexpr int short_vecs(int rows) { return rows == 1 ? 3 : rows == 2 ? 2 : 1; }
   static NativeInts shorts(const void* p) {

@@ -111,9 +111,9 @@ struct Avx2Twin : FusedTwin<8> {
 };
 
 struct Avx512Twin : FusedTwin<16> {
-  static constexpr bool BYTES = true, GROUPS = true;
+  static constexpr bool BYTES = true, GROUPS = true, DIGITS = true, MANY_REGISTERS = true;
   static constexpr const char* NAME = "avx512-twin";
-  static constexpr int TILE_ROWS = 8, SHORT_ROWS = 8;
+  static constexpr int TILE_ROWS = 8, SHORT_ROWS = 4;
   static constexpr int tile_vecs(int) { return 3; }
   static constexpr int short_vecs(int) { return 3; }
   static constexpr int attention_vecs(int) { return 4; }
