@@ -210,8 +210,9 @@ MultiplyStretch multiply_stretch_of(int rows, int vecs) {
 template <int COLUMNS>
 void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout& layout, int inputs,
                      const char* panel, int vec, int vecs, float* sums) {
-  // Inputs of a stretch at most, if units are not longer: several tiles find its codes in a near level of cache.
-  constexpr int STRETCH = 1600;
+  // Inputs of a stretch at most, if units are not longer. What one tile of rows goes through several times, it is to
+  // find in the first level of cache; several tiles, in the second.
+  constexpr int STRETCH = 320, LONG_STRETCH = 1600;
   using detail::Shorts;
   const RlScheme& scheme = layout.scheme;
   const float factor = 1.0f / static_cast<float>(layout.whole);
@@ -222,7 +223,9 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
   const int tile_vecs = std::min(vecs, Isa::short_vecs(ceil_div(rows, tiles)));
   const int unit = scheme.unit_groups, all = ceil_div(layout.chunks, layout.group_chunks);
   const int units = ceil_div(all, unit);
-  const int most_units = tiles > 1 ? std::max(1, STRETCH / (layout.unit_chunks * CHUNK)) : units;
+  const int most_units = tiles == 1 && tile_vecs == vecs
+                             ? units
+                             : std::max(1, (tiles > 1 ? LONG_STRETCH : STRETCH) / (layout.unit_chunks * CHUNK));
   const int stretch_units = ceil_div(units, ceil_div(units, most_units)), most = stretch_units * unit;
   for (int first = 0; first < all; first += most) {
     const int count = std::min(most, all - first);
