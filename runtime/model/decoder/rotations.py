@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from rootlace.kernels.native.machine import mapped
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -84,10 +85,12 @@ class Rotations:
     def tables(self, max_bytes: int) -> tuple[np.ndarray, np.ndarray] | None:
         """(cos, sin) of all positions, float32 [context_length, P] each; None where they take more
         than `max_bytes`. Rows that `reach` was not asked for are neither computed nor in memory."""
-        shape = (self.context_length, len(self._frequencies))
-        if math.prod(shape) * 2 * 4 > max_bytes:
+        shape = (2, self.context_length, len(self._frequencies))
+        size = 4 * math.prod(shape)
+        if size > max_bytes:
             return None
-        self._cos, self._sin = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        # Mapped: what malloc has, a start used before, and then it is in memory.
+        self._cos, self._sin = mapped(size, parts=2).view(np.float32).reshape(shape)
         return self._cos, self._sin
 
     def reach(self, position: int) -> None:
