@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,6 @@ class PrefixDigests:
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
-        self._random = np.random.Generator(np.random.PCG64(_hash(b"factors", key)))
         self._factors = np.empty(0, np.uint64)
         self._sums: dict[int, np.ndarray] = {}
 
@@ -97,6 +97,11 @@ class PrefixDigests:
             factors = self._upto(max(count, 256) * size).reshape(-1, size)
             known = self._sums[size] = np.cumsum(factors.sum(axis=1))
         return known[:count]
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        # Only where a digest is asked for: an engine without replicas spares itself the import.
+        return np.random.Generator(np.random.PCG64(_hash(b"factors", self._key)))
 
     def _upto(self, count: int) -> np.ndarray:
         """The factors of the first `count` positions."""

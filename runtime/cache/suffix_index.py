@@ -24,7 +24,12 @@ _MASK = (1 << 64) - 1
 _BASE = 0x9E3779B97F4A7C15
 _POWERS = tuple(pow(_BASE, at, 1 << 64) for at in range(LONGEST))
 _PLACES_PER_TOKEN = 4
-"""Table entries per token: three grams, and room between them."""
+"""Table entries per token of the capacity: three grams, and room between them."""
+_PLACES_WHILE_FEW = 32
+"""Table entries per known token, up to the table's full size: the table grows with what is known,
+for few servers ever know as much as the capacity."""
+_FEWEST_BITS = 16
+"""Of the table at first."""
 _PROBED = 64
 """Distance of the places of a prompt that tell whether the index has the prompt already."""
 _LEAST_TOKENS = 64
@@ -84,10 +89,24 @@ class SuffixIndex:
         self._owners: dict[Hashable, Owner] = {}
         self._texts: OrderedDict[int, IndexedText] = OrderedDict()
         self._numbers = 0
-        bits = max((_PLACES_PER_TOKEN * capacity - 1).bit_length(), 4)
+        self._most_bits = max((_PLACES_PER_TOKEN * capacity - 1).bit_length(), 4)
+        self._begin_table()
+
+    def _begin_table(self) -> None:
+        bits = min(self._most_bits, _FEWEST_BITS)
         self._shift = 64 - bits
         self._table = np.zeros(1 << bits, np.uint64)
         """Text's number << 32 | place behind the gram; 0: nothing."""
+
+    def _grow_table(self) -> None:
+        """Have as many entries as the known tokens are to have."""
+        wanted = min((_PLACES_WHILE_FEW * self.tokens - 1).bit_length(), self._most_bits)
+        more = wanted - (64 - self._shift)
+        if more > 0:
+            # An entry stays in all places that the longer hash of its gram may name. Where another
+            # gram is looked up there, the text tells.
+            self._table = np.repeat(self._table, 1 << more)
+            self._shift -= more
 
     @property
     def num_bytes(self) -> int:
@@ -135,6 +154,7 @@ class SuffixIndex:
         text.end = end
         text.known += len(tokens)
         self.tokens += len(tokens)
+        self._grow_table()
         self._texts.move_to_end(text.number)
         hashes = _rolling(text.ids[start : text.end - 1])
         count = hashes.shape[1]
@@ -160,7 +180,7 @@ class SuffixIndex:
         """Drop all texts."""
         for owner in self.owners:
             self.forget(owner)
-        self._table[:] = 0
+        self._begin_table()
 
     def _drop(self, text: IndexedText) -> None:
         del self._texts[text.number], text.owner.texts[text.number]

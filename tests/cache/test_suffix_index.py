@@ -87,6 +87,23 @@ def test_no_request_takes_all_of_the_index_and_no_owner_too_many_texts() -> None
     assert index.num_bytes < 8 * 4096 + 8 * 1024 + 1000 * 16
 
 
+def test_the_table_grows_with_what_is_known() -> None:
+    index = SuffixIndex(1 << 18)
+    first = index.open("a", np.arange(1000, dtype=np.int32))
+    assert index.num_bytes < 1 << 20
+    texts = [(0, first)]
+    for begin in range(1000, 61_000, 20_000):
+        texts.append((begin, index.open("a", np.arange(begin, begin + 20_000, dtype=np.int32))))
+        for at, text in texts:  # what was learned by a smaller table is found
+            tokens = np.arange(at, at + 500, dtype=np.int32)
+            known = [index.find(text, tokens, length) for length in range(LONGEST, 500)]
+            assert sum(found is not None for found in known) > 0.95 * len(known)
+            assert all(found is None or found[0] is text for found in known)
+    assert 1 << 23 <= index.num_bytes < 9 << 20
+    index.clear()
+    assert index.num_bytes < 1 << 20
+
+
 def test_texts_are_numbered_anew_before_numbers_run_out() -> None:
     index = SuffixIndex(1000)
     index._numbers = 2**32 - 2

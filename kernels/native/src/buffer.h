@@ -1,34 +1,44 @@
 // Memory that is kept between steps.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
-#include <cstdlib>
 #include <new>
+#include <utility>
 
 namespace rootlace {
 
-// Memory that grows and stays.
+// Memory that grows and stays. Each size is the system's own mapping: what malloc would have for
+// larger and larger steps leaves holes, each too small for the next, that nothing else fills.
 class Buffer {
  public:
   Buffer() = default;
-  ~Buffer() { std::free(memory_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& other) noexcept
+      : memory_(std::exchange(other.memory_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  ~Buffer() { release(); }
 
+  // Aligned to a page; what was there before is gone where it grows.
   char* take(size_t bytes) {
     if (size_ < bytes) {
-      std::free(memory_);
-      size_ = (bytes + 4095) / 4096 * 4096;
-      memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
-      if (!memory_) {
-        size_ = 0;
-        throw std::bad_alloc();
-      }
+      release();
+      const size_t size = (bytes + 4095) / 4096 * 4096;
+      void* found =
+          mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (found == MAP_FAILED) throw std::bad_alloc();
+      memory_ = static_cast<char*>(found);
+      size_ = size;
     }
     return memory_;
   }
 
  private:
+  void release() {
+    if (memory_) munmap(memory_, size_);
+    memory_ = nullptr;
+    size_ = 0;
+  }
+
   char* memory_ = nullptr;
   size_t size_ = 0;
 };

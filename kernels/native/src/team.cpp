@@ -10,10 +10,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -90,11 +88,6 @@ class Place {
   std::condition_variable changed_;
 };
 
-struct Scratch {
-  void* memory = nullptr;
-  size_t size = 0;
-};
-
 // Thrown to leave a region in which another thread's task threw.
 struct Abandoned {};
 
@@ -123,7 +116,7 @@ struct Team::State {
 
   std::mutex turn;  // of those who call `run`
   std::vector<std::thread> workers;
-  std::vector<Scratch> scratch;
+  std::vector<Buffer> scratch;  // of each thread
   Buffer buffer;
   void* shared = nullptr;  // by the threads of this region
   pid_t owner = getpid();
@@ -147,7 +140,6 @@ struct Team::State {
     stop.store(true);
     outside.wake();
     for (auto& worker : workers) worker.join();
-    for (auto& one : scratch) std::free(one.memory);
   }
 
   void compute(Crew& crew) noexcept {
@@ -271,18 +263,7 @@ void Crew::end() {
 
 void* Crew::shared() const { return team_.state_->shared; }
 
-void* Crew::scratch(size_t bytes) {
-  Scratch& mine = team_.state_->scratch[rank_];
-  if (mine.size < bytes) {
-    std::free(mine.memory);
-    mine = {};
-    size_t size = (bytes + 4095) / 4096 * 4096;
-    mine.memory = std::aligned_alloc(64, size);
-    if (!mine.memory) throw std::bad_alloc();
-    mine.size = size;
-  }
-  return mine.memory;
-}
+void* Crew::scratch(size_t bytes) { return team_.state_->scratch[rank_].take(bytes); }
 
 }  // namespace rootlace
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS, Expected, Shape
 from rootlace.runtime.model.checkpoint.source import INDEX, PICKLED, SINGLE, index_files, stored_in
@@ -195,6 +194,8 @@ class Checkpoint:
             opened(name)
 
     def _open(self, name: str) -> None:
+        from safetensors import SafetensorError, safe_open  # only here: a GGUF file needs none of it
+
         file = self._folder / name
         try:
             # The library checks that the header is sound and fits the file.

@@ -150,7 +150,7 @@ class NativeDecoder:
             sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
         slots = as_array(slots, np.int64)
         copies = as_array(plan.copies, int32)
-        self._check(token_ids, positions, slots, copies)
+        last_position = self._check(token_ids, positions, slots, copies)
         wanted, wanted_count = None, count
         plain = len(plan.samples) == len(plan.context_len) == count
         if not plain or plan.prompt_scores or plan.pooled:  # otherwise all tokens, in order
@@ -161,6 +161,8 @@ class NativeDecoder:
         if self._tables is None:
             self._rotate_by(*self._rotations.of(positions))
             rotations = np.arange(count, dtype=np.int32)
+        else:
+            self._rotations.reach(last_position)
         growth, factors = self._spec.attention.growth, None
         if growth is not None:
             factors = query_factors(growth, positions).astype(self.dtype).astype(np.float32)
@@ -259,20 +261,23 @@ class NativeDecoder:
 
     def _check(
         self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray, copies: np.ndarray
-    ) -> None:
-        """Raise ValueError for what would have the kernels read or write outside their arrays."""
+    ) -> int:
+        """Return the last of the positions. Raise ValueError for what would have the kernels read
+        or write outside their arrays."""
         if len(copies):
             most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
             if copies.min() < 0 or (copies.max(axis=0) > most).any():
                 raise ValueError("a block to be copied is not in the KV cache")
         if not len(token_ids):
-            return
+            return -1
         if not 0 <= token_ids.min() <= token_ids.max() < self._spec.vocab_size:
             raise ValueError("a token id is not in the vocabulary")
         if not 0 <= slots.min() <= slots.max() < self._num_slots:
             raise ValueError("a slot is not in the KV cache")
-        if not 0 <= positions.min() <= positions.max() < self._rotations.context_length:
+        last = int(positions.max())
+        if not 0 <= positions.min() <= last < self._rotations.context_length:
             raise ValueError("a position is beyond the context")
+        return last
 
 
 def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:

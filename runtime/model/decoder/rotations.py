@@ -6,12 +6,17 @@ Imports no torch: those of packed weights are kept beside them.
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 
+from rootlace.kernels.native.machine import mapped
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = 1024
+"""Rows of the tables that are computed together, at least."""
 
 
 def chosen_context(config: ModelConfig, requested: int | None) -> int:
@@ -75,13 +80,26 @@ class Rotations:
         self.context_length = context_length
         self._frequencies = frequencies
         self._factors = factors
+        self._filled = 0
 
     def tables(self, max_bytes: int) -> tuple[np.ndarray, np.ndarray] | None:
         """(cos, sin) of all positions, float32 [context_length, P] each; None where they take more
-        than `max_bytes`."""
-        if self.context_length * len(self._frequencies) * 2 * 4 > max_bytes:
+        than `max_bytes`. Rows that `reach` was not asked for are neither computed nor in memory."""
+        shape = (2, self.context_length, len(self._frequencies))
+        size = 4 * math.prod(shape)
+        if size > max_bytes:
             return None
-        return self.of(np.arange(self.context_length))
+        # Mapped: what malloc has, a start used before, and then it is in memory.
+        self._cos, self._sin = mapped(size, parts=2).view(np.float32).reshape(shape)
+        return self._cos, self._sin
+
+    def reach(self, position: int) -> None:
+        """Have the rows of the `tables` up to that of `position`."""
+        first = self._filled
+        if position < first:
+            return
+        self._filled = end = min(max(position + 1, 2 * first, _AT_ONCE), self.context_length)
+        self._cos[first:end], self._sin[first:end] = self.of(np.arange(first, end))
 
     def of(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """positions int [T] -> (cos, sin), each float32 [T, P]."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -323,18 +322,22 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
     """32 bytes: configuration, weights, code and kernels of the model, the device, and how keys and
     values lie in a block. Raises OSError for a file that cannot be read."""
     config = runner.config
-    name = runner.device
+    name, transformers = runner.device, ""
     if name != "cpu":
         import torch
 
         name = torch.cuda.get_device_name(name)
+    if config.spec.transformers is not None:
+        from importlib.metadata import version  # only here: it takes a megabyte
+
+        transformers = version("transformers")
     key = cache_key(
         config,
         Checkpoint(config.path, config.allow_pickle).files,
         native.load() if runner.kernels == "native" else None,
         runner.dtype,
         *(executor.quantize, executor.product_paths, executor.kv_dtype, runner.kernels, name),
-        version("transformers") if config.spec.transformers is not None else "",
+        transformers,
         *map(str, (cache.block_size, runner.context_length, tuple(runner.pool.shape[3:]))),
     )
     return hashlib.blake2b(key.encode(), digest_size=32).digest()

@@ -355,7 +355,8 @@ class _Part:
 
     @classmethod
     def read(cls, path: Path) -> _Part:
-        data = _mapped(path)
+        mapping = _mapped(path)
+        data = memoryview(mapping)
         cursor = Cursor(path, data[:MOST_METADATA])
         tensor_count, metadata_count = _header(cursor)
         cursor.expect(_METADATA_ENTRY * metadata_count, f"metadata of {metadata_count} keys")
@@ -384,6 +385,8 @@ class _Part:
             part.tensors[place.name] = Tensor(
                 place.name, place.type, place.shape, path, start, data[start:end]
             )
+        if hasattr(mmap, "MADV_DONTNEED"):  # all that was read was copied
+            mapping.madvise(mmap.MADV_DONTNEED, 0, cursor.at)
         return part
 
     def integer(self, key: str, default: int) -> int:
@@ -405,12 +408,12 @@ class _TableEntry:
     size: int
 
 
-def _mapped(path: Path) -> memoryview:
+def _mapped(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as opened:
             if opened.read(len(MAGIC)) != MAGIC:
                 raise UnsupportedModel(f"{path}: this is no GGUF file: it does not begin with GGUF")
-            return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{path}: {error}") from error
 
