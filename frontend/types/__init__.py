@@ -45,6 +45,21 @@ _DAY = (
 DATE = f"([1-9][0-9]{{3}}-{_DAY}|{_LEAP})"
 TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
 OFFSET = "(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])"
+# Host names by everybody's reading: neither addresses of numbers nor Punycode, which have rules.
+_LABEL = "[a-z0-9]+(-[a-z0-9]+)*"
+_HOST = rf"({_LABEL}\.)*[a-z]([a-z0-9]*|[a-z0-9]*-[a-z][a-z0-9]*)(:[1-9][0-9]{{0,3}})?"
+_USER = "([A-Za-z0-9._~-]+(:[A-Za-z0-9._~-]+)?@)?"
+_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_GROUP = f"{HEX}{{1,4}}"
+_IPV4 = rf"{_OCTET}(\.{_OCTET}){{3}}"
+_IPV6 = f"({_GROUP}:){{7}}{_GROUP}"
+# What is behind the bits of a network is 0, so they are cut between two numbers.
+_NETWORK4 = "|".join(
+    rf"{_OCTET}(\.{_OCTET}){{{n}}}(\.0){{{3 - n}}}/{8 * (n + 1)}" for n in range(4)
+)
+_NETWORK6 = "|".join(f"({_GROUP}:){{{n}}}:/{16 * n}" for n in range(1, 8))
+_INTERFACE4 = f"{_IPV4}/([12]?[0-9]|3[0-2])"
+_INTERFACE6 = f"{_IPV6}/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
 # msgspec reads days and smaller units; a year has no fixed length.
 _N = "[0-9]{1,5}"
 _CLOCK = rf"T({_N}H({_N}M)?({_N}S)?|{_N}M({_N}S)?|{_N}S)"
@@ -419,7 +434,8 @@ def _adapter(kind: Any) -> Any:
 @functools.cache
 def _exact_generator() -> Any:
     """pydantic's schema generator, which here also says what its schemas leave out: objects are
-    closed, keys that are not strings have a pattern, and decimals are numbers."""
+    closed, keys that are not strings have a pattern, decimals are numbers of so many digits, URLs
+    have one of their schemes, and times without a zone have none."""
     base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
 
     class ExactJsonSchema(base):  # type: ignore[misc]
@@ -445,7 +461,18 @@ def _exact_generator() -> Any:
         def decimal_schema(self, schema: Any) -> Schema:
             found: Schema = super().decimal_schema(schema)
             numbers = [one for one in found.get("anyOf", ()) if one.get("type") == "number"]
-            return numbers[0] if numbers else found
+            return _of_digits(numbers[0], schema) if numbers else found
+
+        def datetime_schema(self, schema: Any) -> Schema:
+            if schema.get("tz_constraint") == "naive":
+                return {"type": "string", "pattern": f"^{DATE}T{TIME}$"}
+            return typing.cast(Schema, super().datetime_schema(schema))
+
+        def url_schema(self, schema: Any) -> Schema:
+            return _of_schemes(super().url_schema(schema), schema)
+
+        def multi_host_url_schema(self, schema: Any) -> Schema:
+            return _of_schemes(super().multi_host_url_schema(schema), schema)
 
     return ExactJsonSchema
 
@@ -456,6 +483,7 @@ _CORE_KEYS = {
     "decimal": NUMBER_TEXT,
     "uuid": UUID_KEY,
     "date": f"^{DATE}$",
+    "bool": "^(true|false)$",
 }
 # Where the model's author composed the schema by hand, its objects are left as they are.
 _COMPOSING = frozenset(
@@ -473,8 +501,46 @@ def _closed(schema: Schema) -> Schema:
     return schema
 
 
-# Formats that only pydantic has: those that allow any text, and UUIDs of one version.
+def _of_digits(number: Schema, kind: Any) -> Schema:
+    """The schema of a decimal, of at most so many digits, and so many of them behind the point."""
+    places, digits = kind.get("decimal_places"), kind.get("max_digits")
+    if places is not None:
+        number["multipleOf"] = float(f"1e-{places}") if places else 1
+    if digits is not None and digits >= (places or 0):
+        end = 10 ** (digits - (places or 0))
+        number["exclusiveMinimum"] = max(number.get("exclusiveMinimum", -end), -end)
+        number["exclusiveMaximum"] = min(number.get("exclusiveMaximum", end), end)
+    return number
+
+
+def _of_schemes(url: Schema, kind: Any) -> Schema:
+    """The schema of a URL whose scheme is one of some."""
+    if schemes := kind.get("allowed_schemes"):
+        start = f"({'|'.join(map(re.escape, schemes))})://"
+        if [*schemes] == ["file"]:
+            url["pattern"] = f"^{start}/"
+        elif url.get("format") == "uri":
+            url["pattern"] = f"^{start}{_USER}{_HOST}([/?#]|$)"
+        else:  # a list of hosts, which is no URI
+            del url["format"]
+            url["pattern"] = f"^{start}{_USER}{_HOST}(,{_HOST})*(/[A-Za-z0-9._~-]*)?$"
+    return url
+
+
+# Formats that only pydantic has: those that allow any text, UUIDs of one version, and others.
 _ANY_TEXT = frozenset({"binary", "password", "path"})
+_BASE64 = _base64_pattern(0, None)
+_PATTERNS = {
+    "base64": _BASE64,
+    "base64url": _BASE64.replace("+/", "_-"),
+    "ipv4network": f"^({_NETWORK4})$",
+    "ipv6network": f"^({_NETWORK6})$",
+    "ipvanynetwork": f"^({_NETWORK4}|{_NETWORK6})$",
+    "ipv4interface": f"^{_INTERFACE4}$",
+    "ipv6interface": f"^{_INTERFACE6}$",
+    "ipvanyinterface": f"^({_INTERFACE4}|{_INTERFACE6})$",
+    "ipvanyaddress": f"^({_IPV4}|{_IPV6})$",
+}
 _UUID_FORMAT = re.compile("uuid([1-8])")
 
 
@@ -488,6 +554,9 @@ def _sharpened(schema: Schema) -> Schema:
             continue
         if form in _ANY_TEXT:
             del node["format"]
+        elif form in _PATTERNS and "pattern" not in node:
+            del node["format"]
+            node["pattern"] = _PATTERNS[form]
         elif version := _UUID_FORMAT.fullmatch(form):
             del node["format"]
             tail = f"{version[1]}{HEX}{{3}}-[89ab]{HEX}{{3}}-{HEX}{{12}}"

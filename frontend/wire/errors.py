@@ -12,6 +12,9 @@ class RootlaceError(Exception):
 
     code = "internal"
     http_status = 500
+    retry = True
+    """False: sent again as it is, the request ends in the same way, at the same cost. Clients that
+    go by the status alone send it again."""
 
 
 class InvalidRequest(RootlaceError):
@@ -115,6 +118,7 @@ class ClientSuspended(Overloaded):
 
     code = "client_suspended"
     retry_after = 60.0
+    retry = False
 
 
 class DeadlineImpossible(Overloaded):
@@ -128,6 +132,7 @@ class DeadlineExceeded(RootlaceError):
 
     code = "deadline_exceeded"
     http_status = 408
+    retry = False
 
     @classmethod
     def after(cls, seconds: float) -> DeadlineExceeded:
@@ -172,6 +177,13 @@ class InternalError(RootlaceError):
         """The error for clients after an unexpected `error`. The message of `error` is for the log
         alone: it may name paths of the server."""
         return cls(f"internal error ({type(error).__name__})")
+
+
+class EndsEngine(InternalError):
+    """Engines died of this request."""
+
+    code = "ends_engine"
+    retry = False
 
 
 _BY_CODE: dict[str, type[RootlaceError]] = {

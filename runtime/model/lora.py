@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from rootlace.runtime.model.checkpoint.weights import Part, layer_parts, row_ord
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
 from rootlace.runtime.model.options import ALL_LINEAR, WEIGHTS, AdapterConfig
 from rootlace.runtime.model.parallel.shard import Shard
+
+log = logging.getLogger(__name__)
 
 # Weights ------------------------------------------------------------------------------------------
 
@@ -103,6 +106,15 @@ def load_adapter(
         )
     if not expected:
         raise config.refuse(f"target_modules {config.chosen!r} names no product of a layer")
+    for module in sorted(name.removesuffix(A) for name in expected if name.endswith(A)):
+        if len({*config.alphas_of(module)}) > 1:
+            # PEFT sorts the patterns when it saves them; in training another may have been first.
+            log.warning(
+                "adapter %r: several of alpha_pattern match %s; the first counts, alpha %g, as "
+                "where PEFT loads the adapter, and may not be the one it was trained with",
+                *(config.name, module, config.alphas_of(module)[0]),
+            )
+            break
     return Adapter(config.name, layers)
 
 

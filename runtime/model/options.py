@@ -224,6 +224,8 @@ class AdapterConfig:
             return False
         if self.chosen == ALL_LINEAR:
             return linear_layer and self._has_layer(module)
+        if not isinstance(self.chosen, str) and module in self.chosen:
+            return True  # a whole name says its layer itself, as PEFT reads it
         return _matches(self.chosen, module) and self._has_layer(module)
 
     def targets_parameter(self, name: str) -> bool:
@@ -240,11 +242,15 @@ class AdapterConfig:
         return False
 
     def rank_of(self, module: str) -> int:
-        return self.ranks.get(_pattern(self.ranks, module), self.rank)
+        return [*_matching(self.ranks, module), self.rank][0]
+
+    def alphas_of(self, module: str) -> list[float]:
+        """The alphas of all patterns that match the module, of which the first one counts."""
+        return _matching(self.alphas, module)
 
     def scale_of(self, module: str) -> float:
         rank = self.rank_of(module)
-        alpha = self.alphas.get(_pattern(self.alphas, module), self.alpha)
+        alpha = [*self.alphas_of(module), self.alpha][0]
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
 
     def refuse(self, what: str) -> UnsupportedModel:
@@ -348,5 +354,7 @@ def _matches(wanted: str | Sequence[str], module: str) -> bool:
     return any(module == one or module.endswith(f".{one}") for one in wanted)
 
 
-def _pattern(patterns: Mapping[str, Any], module: str) -> str:
-    return next((one for one in patterns if re.match(rf"(.*\.)?({one})$", module)), "")
+def _matching(patterns: Mapping[str, Any], module: str) -> list[Any]:
+    """The values of the patterns that match the end of a name, in their order."""
+    found = patterns.items()
+    return [value for one, value in found if re.match(rf"(.*\.)?({one})$", module)]

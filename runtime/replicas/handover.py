@@ -25,7 +25,13 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.runtime.engine.client.restarts import PendingRequest
 from rootlace.runtime.replicas.dispatch import Dispatch
-from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError, ServerUnavailable
+from rootlace.wire.errors import (
+    EndsEngine,
+    InternalError,
+    InvalidRequest,
+    RootlaceError,
+    ServerUnavailable,
+)
 from rootlace.wire.protocol import SamplingParams
 from rootlace.wire.sampling import Cache
 
@@ -244,7 +250,8 @@ class Handover:
         if update.finish is None:
             return
         # What made steps fail, or engines die, would do so again.
-        if self._closed or update.finish == "abort" or update.code == InternalError.code:
+        hopeless = update.code in (InternalError.code, EndsEngine.code)
+        if self._closed or update.finish == "abort" or hopeless:
             self._end(handed, update)
             return
         task = asyncio.ensure_future(self._hand_over(handed, at, update.finish != "error"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -340,7 +341,9 @@ class ChatTemplate:
             except jinja2.TemplateError as error:
                 raise InvalidRequest(f"the chat template cannot be read: {error}") from error
         self.format: ChatFormat = plain(bos)
+        self._in_parts = False
         if self._template is not None:
+            self._in_parts = self._wants_parts()
             probed = derive(self._render, self._tokens.get("bos_token", ""))
             self.format = probed or self.format
 
@@ -393,8 +396,19 @@ class ChatTemplate:
                 raise InvalidRequest("the chat template does not write the last message's content")
         return split(text, mark)
 
+    def _wants_parts(self) -> bool:
+        """Whether the template writes content that is a list of parts, and none that is a text: so
+        have it models that see images (LLaVA, Idefics 3, SmolVLM)."""
+        for self._in_parts in (False, True):
+            with contextlib.suppress(InvalidRequest):
+                if _U in _text(self._render, [_message("user", _U)]):
+                    return self._in_parts
+        return False
+
     def _render(self, /, **context: Any) -> str:
         assert self._template is not None
+        if self._in_parts:
+            context["messages"] = [*map(_with_parts, context["messages"])]
         context.setdefault("tools", None)
         context.setdefault("documents", None)
         try:
@@ -480,6 +494,14 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     if all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return {**message, "content": "".join(part.get("text", "") for part in content)}
     return dict(message)
+
+
+def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Content that is a text becomes a list of one part."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _unused_character(given: Any) -> str:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from rootlace.runtime.model.checkpoint.source import ModelSource
 from rootlace.runtime.server.vocabulary import (
@@ -107,6 +108,26 @@ class _Atom:
     end: int
 
 
+_BEGINS_ITSELF = re.compile(r"(CodeLlama|Llama|Gemma|Cohere)Tokenizer(Fast)?")
+"""Classes of transformers 4 that do what `add_bos_token` says, whatever tokenizer.json has."""
+
+
+def _add_bos(fast: FastTokenizer, config: dict[str, Any]) -> None:
+    """Give a tokenizer the BOS that its configuration asks for and its file leaves to the class
+    (DeepSeek's do)."""
+    token = config.get("bos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    wanted = config.get("add_bos_token") is True and isinstance(content, str)
+    if not wanted or not _BEGINS_ITSELF.fullmatch(str(config.get("tokenizer_class"))):
+        return
+    number = fast.token_to_id(str(content))
+    if number is not None and not around(fast.encode("a"))[0]:
+        single, pair = [content, "$A"], [content, "$A", content, "$B:1"]
+        fast.post_processor = TemplateProcessing(
+            single=single, pair=pair, special_tokens=[(str(content), number)]
+        )
+
+
 class Tokenizer(Vocabulary):
     """A vocabulary, and how text is cut into its tokens. Thread-safe.
 
@@ -115,6 +136,7 @@ class Tokenizer(Vocabulary):
 
     def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
         self.config = config or {}
+        _add_bos(fast, self.config)
         self.bos_ids, _, self.end_ids = around(fast.encode("a"))
         self._around_pair = around(fast.encode("a", "a"))
         spec = without_vocabulary(fast)

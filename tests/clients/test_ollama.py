@@ -24,6 +24,9 @@ def test_chat_and_generate(client: Any) -> None:
     pieces = client.chat(messages=ASK, stream=True, **given)
     assert "".join(piece.message.content for piece in pieces) == whole.message.content
     assert client.generate(prompt="Who are you?", **given).response == whole.message.content
+    scored = client.chat(messages=ASK, logprobs=True, top_logprobs=2, **given)
+    assert "".join(one.token for one in scored.logprobs).startswith(whole.message.content)
+    assert {len(one.top_logprobs) for one in scored.logprobs} == {2}
 
 
 def test_tools_and_what_is_served(client: Any) -> None:

@@ -419,11 +419,11 @@ class Ledger:
                 return
         if code == "invalid_request" and op.handling.cache.pin and not branch.share:
             return
-        if code == "internal" and branch.deadly:
+        if code in ("internal", "ends_engine") and branch.deadly:
             return
         if code == "internal" and INJECTED in failure.message:
             return
-        if code == "internal" and DIED in failure.message:
+        if code == "ends_engine" and DIED in failure.message:
             # Who is alone with one engine's death, after another's, cannot be told from a killer.
             deaths, killed = (
                 [at for at in when if sent.at <= at <= sent.ended]

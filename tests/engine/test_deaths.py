@@ -113,7 +113,7 @@ def test_an_engine_that_dies_in_no_step_died_of_a_request_not_heard_of() -> None
     assert resumed[-1].output_ids.tolist() == [5, 6]
     tell(policy, 2, 5)
     policy.died({})
-    assert [(one.rid, one.code) for one in heard if one.finish] == [(1, "internal")]
+    assert [(one.rid, one.code) for one in heard if one.finish] == [(1, "ends_engine")]
     assert sorted(one.rid for one in policy.resume()) == [0, 2]
 
 
@@ -242,7 +242,7 @@ def test_what_a_suspended_client_has_waiting_ends_and_nothing_of_others_does() -
     assert resumed == [4, 9]
     codes = {update.rid: update.code for update in heard}
     assert sorted(codes) == [0, 1, 2, 3, 5, 6, 7, 8]
-    assert [codes[rid] for rid in range(4)] == ["internal"] * 3 + ["client_suspended"]
+    assert [codes[rid] for rid in range(4)] == ["ends_engine"] * 3 + ["client_suspended"]
     with pytest.raises(ClientSuspended):
         policy.add(request(12, "killer"), heard.append, sent=True)
     left = elsewhere.leave()[0]
@@ -317,7 +317,7 @@ async def test_who_is_found_at_a_death_is_blamed_before_the_death_counts() -> No
     for _ in range(2):
         await place.die(client, {7: 9})
     assert (place.given_up, client.healthy) == ([], True)
-    assert [(update.rid, update.code) for update in heard] == [(7, "internal")]
+    assert [(update.rid, update.code) for update in heard] == [(7, "ends_engine")]
     await client.stop()
 
 
@@ -370,7 +370,7 @@ async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it(
         await place.die(client, {0: 9})
     assert left == [[0, 1, 2], [2]]
     codes = {update.rid: update.code for update in heard}
-    assert codes == {0: "internal", 1: "client_suspended"}
+    assert codes == {0: "ends_engine", 1: "client_suspended"}
     await client.stop()
 
 

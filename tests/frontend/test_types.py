@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import ipaddress
 import json
 import re
 import subprocess
@@ -336,6 +337,62 @@ def test_pydantics_own_formats_are_not_left_in() -> None:
     properties = types.schema_of(Wallet)["properties"]
     assert not any("format" in schema for schema in properties.values())
     assert types.parse_as(Wallet, f'{{"amount":1,"by_year":{{}},"id":"{UID}","data":"é"}}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (
+            pydantic.HttpUrl,
+            ["https://a-b.example.com:8080/x?y=1#z", "http://localhost", "http://u:p@a.b?x"],
+            [
+                "ftp://a.b",
+                "http:a.b",
+                "https://",
+                "http://1.2.3.999",
+                "http://xn--a.b",
+                "http://a b",
+            ],
+        ),
+        (pydantic.FileUrl, ["file:///a/b.txt"], ["http://a.b", "file:a"]),
+        (
+            pydantic.PostgresDsn,
+            ["postgresql+asyncpg://u:p@a.b:5432,c.d/x", "postgres://localhost"],
+            ["mysql://a.b/x", "postgres:", "postgres://a b"],
+        ),
+        (pydantic.NaiveDatetime, ["2024-02-29T01:02:03.5"], ["2024-02-29T01:02:03Z"]),
+        (pydantic.Base64Bytes, ["YQ==", ""], ["YQ=", "a-_b", "a b="]),
+        (pydantic.Base64UrlBytes, ["a-_b"], ["a+/b", "YQ="]),
+        (
+            ipaddress.IPv4Network,
+            ["10.0.0.0/8", "1.2.3.0/24", "1.2.3.4/32"],
+            ["10.0.0.1/8", "256.0.0.0/8", "1.2.3.0/33"],
+        ),
+        (ipaddress.IPv6Network, ["2001:db8::/32", "a::/16"], ["2001:db8::1/32", "x::/16"]),
+        (ipaddress.IPv4Interface, ["1.2.3.4/30"], ["1.2.3/8", "1.2.3.4/33"]),
+        (ipaddress.IPv6Interface, ["1:2:3:4:5:6:7:8/127"], ["1:2:3:4:5:6:7:8/129"]),
+        (pydantic.IPvAnyAddress, ["1.2.3.4", "1:2:3:4:5:6:7:8"], ["1.2.3", "x"]),
+        (
+            pydantic.condecimal(max_digits=4, decimal_places=2, gt=0),
+            [9.99, 99, 0.5],
+            [100, 9.999, 1e5, 0],
+        ),
+        (pydantic.condecimal(decimal_places=0), [3, 1234], [3.5]),
+        (pydantic.condecimal(max_digits=2), [99], [100]),
+        (dict[bool, int], [{"true": 1}], [{"yes, please": 1}]),
+    ],
+)
+def test_what_fits_a_pydantic_type_s_schema_is_one_of_its_values(
+    kind: Any, good: list[Any], bad: list[Any]
+) -> None:
+    """pydantic's own schemas name formats that nobody else knows, or leave out what it demands."""
+    model = pydantic.create_model("Model", v=(kind, ...))
+    check = validator(model)
+    for value in good:
+        assert check.is_valid({"v": value}), value
+        types.parse_as(model, json.dumps({"v": value}))
+    for value in bad:
+        assert not check.is_valid({"v": value}), value
 
 
 def test_an_object_composed_by_hand_is_left_open() -> None:

@@ -127,6 +127,31 @@ def test_all_linear_modules_of_some_layers(folder, tmp_path) -> None:
     assert [len(layer) for layer in found] == [0, 4, *[0] * (len(found) - 2)]
 
 
+def test_a_whole_name_says_its_layer_itself(folder, copied) -> None:
+    """As PEFT has it: only ends of names are looked for in the layers that are to be changed."""
+    name = "model.layers.{}.self_attn.{}_proj"
+    whole = [name.format(layer, one) for layer in range(5) for one in "qv"]
+    change(copied, target_modules=whole, layers_to_transform=[1])
+    expected = load(folder, folder / "a")
+    for one, other in zip(load(folder, copied).layers, expected.layers, strict=True):
+        assert one.keys() == other.keys() and torch.equal(one["qkv"].b, other["qkv"].b)
+
+
+def test_patterns_of_which_the_first_counts(folder, copied, caplog) -> None:
+    """PEFT saves them sorted, so that the first may be another than in training."""
+    change(copied, alpha_pattern={"v_proj": 2})
+    load(folder, copied)
+    assert not caplog.records
+    change(copied, alpha_pattern={"layers.1.self_attn.q_proj": 3, "q_proj": 12})
+    found, expected = load(folder, copied).layers, load(folder, folder / "a").layers
+    (record, *_) = caplog.records
+    assert "model.layers.1.self_attn.q_proj; the first counts, alpha 3" in record.getMessage()
+    rows = slice(64)  # of queries
+    for layer, times in ((0, 2), (1, 0.5)):
+        of_q = expected[layer]["qkv"].b[rows] * times
+        assert torch.allclose(found[layer]["qkv"].b[rows], of_q)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 def test_numbers_that_are_not_finite(folder, copied, bad) -> None:
     file = copied / "adapter_model.safetensors"

@@ -201,7 +201,7 @@ def test_what_killed_engines_is_not_tried_again() -> None:
     async def main() -> None:
         pair = Pair()
         pair.begin()
-        await pair.computed("error", code="internal", error="the engine died twice")
+        await pair.computed("error", code="ends_engine", error="the engine died twice")
         assert [update.finish for update in pair.heard] == ["error"]
         pair.nothing_left()
 

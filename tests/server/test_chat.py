@@ -216,6 +216,66 @@ def test_globals_and_tags(tmp_path: Path) -> None:
     assert part.text[4:] == 'one two01{"a": "<é>"}' and part.text[:4].isdigit()
 
 
+# SmolVLM's and LLaVA 1.5's, which write content that is a list, and of a text nothing.
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+LLAVA = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ content['text'] + ' ' }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "written", "goes_on"),
+    [
+        (
+            SMOLVLM,
+            "<|im_start|>System: s<end_of_utterance>\nUser: one two<end_of_utterance>\n"
+            "Assistant: <end_of_utterance>\nUser: <image><end_of_utterance>\nAssistant:",
+            "<|im_start|>User: a<end_of_utterance>\nAssistant: so",
+        ),
+        (
+            LLAVA,
+            "SYSTEM: s USER: one two ASSISTANT:  USER: <image> ASSISTANT:",
+            "USER: a ASSISTANT: so",
+        ),
+    ],
+)
+def test_templates_that_want_parts_get_them(source: str, written: str, goes_on: str) -> None:
+    chat = ChatTemplate(source, ["<end_of_utterance>", "<image>"])
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "<image>"},
+    ]
+    rendered = chat.render(messages)
+    assert "".join(part.text for part in rendered if isinstance(part, Text)) == written
+    assert Text("<") in rendered  # what a user says is no special token
+    last = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "so"}]
+    found = chat.render(last, add_generation_prompt=False, continue_final=True)
+    assert "".join(part.text for part in found if isinstance(part, Text)) == goes_on
+    assert chat.format.roles["user"].begin in ("User: ", "USER: ")
+    plain = ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "a"}])
+    assert plain == (Text("a", special=True),)
+
+
+def test_the_template_of_a_processor(tmp_path: Path) -> None:
+    """Of models that see images the older folders have it in a file of its own."""
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": SMOLVLM}))
+    assert ChatTemplate.read(FolderSource(tmp_path), [], "").source == SMOLVLM
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": LLAVA}))
+    assert ChatTemplate.read(FolderSource(tmp_path), [], "").source == LLAVA
+
+
 def test_named_templates_and_eos(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))

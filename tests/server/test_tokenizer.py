@@ -224,6 +224,29 @@ def test_what_the_post_processor_puts_around_a_text() -> None:
         assert (tokenizer.bos_ids, tokenizer.end_ids) == (begin, end)
 
 
+def test_a_bos_that_the_configuration_asks_for_and_the_file_leaves_out() -> None:
+    """DeepSeek's: transformers 4 and llama.cpp put it there, transformers 5 does not."""
+    fast = FastTokenizer(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+    fast.add_special_tokens(["<s>"])
+    asked = {"add_bos_token": True, "bos_token": {"content": "<s>"}}
+    llama = {"tokenizer_class": "LlamaTokenizerFast"}
+    for config, ids in (
+        (asked | llama, [1, 0]),
+        (asked | llama | {"add_bos_token": False}, [0]),
+        (asked | llama | {"bos_token": None}, [0]),
+        (asked | {"tokenizer_class": "PreTrainedTokenizerFast"}, [0]),
+        (asked, [0]),
+    ):
+        fast.post_processor = processors.ByteLevel()
+        assert Tokenizer(fast, config).encode("a") == ids
+    fast.post_processor = processors.ByteLevel()
+    assert Tokenizer(fast, asked | llama).encode_pair("a", "a") == [1, 0, 1, 0]
+    fast.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    assert Tokenizer(fast, asked | llama).encode("a") == [1, 0]
+
+
 @pytest.mark.parametrize("name", ["stories3M", "gpt2", "qwen3"])
 def test_a_pair_of_texts_like_the_library(name: str) -> None:
     tokenizer = Tokenizer(library(name))

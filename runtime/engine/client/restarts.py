@@ -18,6 +18,7 @@ import numpy as np
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.wire.errors import (
     ClientSuspended,
+    EndsEngine,
     InternalError,
     Overloaded,
     RootlaceError,
@@ -175,7 +176,7 @@ class RestartPolicy:
                 self._end(rid, None)
             elif pending.suspected and unexplained > (1 if len(in_step or ()) == 1 else 2):
                 guilty.append(pending)
-                self._end(rid, InternalError("the engine died twice while running this request"))
+                self._end(rid, EndsEngine("the engine died twice while running this request"))
             elif in_step is None and pending.engines >= MAX_LOST:
                 error = f"{pending.engines} engines were lost while running this request"
                 self._end(rid, InternalError(error))

@@ -262,6 +262,7 @@ def _refusal(given: str | Path, why: str) -> UnsupportedModel:
 
 TEMPLATES = "additional_chat_templates"
 """Folder of chat templates that have names."""
+PROCESSOR_TEMPLATE = "chat_template.json"
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -378,13 +379,17 @@ class FolderSource:
         return read_sentencepiece(self.path / there[0]) if there == [*TOKENIZERS[1:]] else None
 
     def chat_templates(self) -> dict[str, str]:
-        """Read template files as transformers saves them, else `tokenizer_config.json`."""
+        """Read template files as transformers saves them, else `tokenizer_config.json`, else what
+        older processors of models that see images have."""
         own = self.path / "chat_template.jinja"
         files = {file.stem: file for file in self.path.glob(f"{TEMPLATES}/*.jinja")}
         files |= {"default": own} if own.is_file() else {}
         if files:
             return {name: file.read_text("utf-8") for name, file in files.items()}
         found = self.tokenizer_config().get("chat_template")
+        of_processor = self.path / PROCESSOR_TEMPLATE
+        if found is None and of_processor.is_file():
+            found = _read_json(of_processor).get("chat_template")
         if isinstance(found, list):
             return {entry["name"]: entry["template"] for entry in found}
         return {} if found is None else {"default": found}

@@ -39,6 +39,7 @@ ABOUT = (
     "tokenizer_config.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
     *POOLING_FILES,
 )

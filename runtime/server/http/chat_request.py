@@ -412,8 +412,8 @@ def forced_call(
         tools = [tool for tool in tools if tool.name == choice.name]
         if not tools:
             raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {choice.name!r}")
-    if choice.parallel:
-        return (), _calls(tools, form, options)
+    if choice.parallel or all(tool.strict is False for tool in tools):
+        return (), _calls(tools, form, options, one=not choice.parallel)
     if form.trigger == HERMES.begin:
         # One call's JSON, where the model has learnt to write it, and reads it in a later turn.
         begin = Text(form.begin(_NAME).partition("{")[0], special=True)
@@ -490,7 +490,11 @@ def _calls(
     tools: Sequence[Tool], form: Format, options: Mapping[str, Any], one: bool = False
 ) -> Asked:
     """Calls and nothing else, at least one; `one`: no more than that."""
-    tag = tool_calls.nothing_else(_begun(tools, form), form.end, one, form.around)
+    held = tools
+    if all(tool.strict is False for tool in tools):
+        # Clients that say so of every tool (LlamaIndex) mean that no schema is to be refused.
+        held = [replace(tool, strict=None) for tool in tools]
+    tag = tool_calls.nothing_else(_begun(held, form), form.end, one, form.around)
     return _asked("structural_tag", tag, options, tools)
 
 

@@ -58,11 +58,13 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's; `json_object` with llama.cpp's `schema`; and `structural_tag`: sglang's with
-    `structures` and `triggers`, or xgrammar's with a `format`."""
+    """OpenAI's; `json_object` with llama.cpp's `schema`, or TGI's `value`, which Hugging Face's
+    client makes of OpenAI's `json_schema`; and `structural_tag`: sglang's with `structures` and
+    `triggers`, or xgrammar's with a `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     schema: dict[str, Any] | bool | None = None
+    value: dict[str, Any] | bool | None = None
     json_schema: JsonSchema | None = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
@@ -315,7 +317,7 @@ def _only_one(
 
 
 _OF_TYPE: Mapping[str, tuple[str, ...]] = {
-    "json_object": ("schema",),
+    "json_object": ("schema", "value"),
     "json_schema": ("json_schema",),
     "structural_tag": ("structures", "triggers", "format"),
 }
@@ -336,7 +338,11 @@ def _response_format(given: ResponseFormat | None) -> tuple[ConstraintKind, Sour
     if given.type == "text":
         return "json_schema", None
     if given.type == "json_object":
-        return "json_schema", {"type": "object"} if given.schema is None else given.schema
+        schemas = [one for one in (given.schema, given.value) if one is not None]
+        if len(schemas) > 1:
+            param = "response_format.value"
+            raise InvalidParameter(param, f"{param} is another name of response_format.schema")
+        return "json_schema", schemas[0] if schemas else {"type": "object"}
     if given.type == "structural_tag" and given.format is not None:
         return "structural_tag", {"type": "structural_tag", "format": given.format}
     if given.type == "structural_tag":

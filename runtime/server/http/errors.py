@@ -136,10 +136,13 @@ def error_body(error: Exception, path: str = "") -> dict[str, object]:
 
 def error_response(error: Exception, path: str = "") -> web.Response:
     """The reply for anything a handler may raise before its reply has begun."""
-    headers = {}
+    headers: dict[str, str] = {}
     status = 500
     if isinstance(error, RootlaceError):
         status = error.http_status
+        if not error.retry:
+            # OpenAI's and Anthropic's clients send 408, 429 and 5xx again, twice, without it.
+            headers["x-should-retry"] = "false"
     elif isinstance(error, web.HTTPException):
         status = error.status
         # The header of a 405 that lists the allowed methods.

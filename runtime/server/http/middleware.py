@@ -273,7 +273,7 @@ class AccessLogger(AbstractAccessLogger):
 
 _LOCAL = "localhost"
 _PREFLIGHT_SECONDS = "600"
-_EXPOSED = "X-Request-Id, X-Rootlace-Cache, X-Rootlace-Warning, Retry-After"
+_EXPOSED = "X-Request-Id, X-Rootlace-Cache, X-Rootlace-Warning, Retry-After, X-Should-Retry"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -41,11 +41,18 @@ from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
+    AnswerDelta,
     AnswerStream,
     FinalOutput,
     Prepared,
     vectors,
     whole_answers,
+)
+from rootlace.runtime.server.http.logprobs import (
+    ChosenToken,
+    asked_top,
+    chat_logprobs,
+    rows_of,
 )
 from rootlace.runtime.server.http.replies import (
     LINES,
@@ -64,8 +71,9 @@ from rootlace.runtime.server.http.request_fields import (
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
+from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Constraint, Generated
+from rootlace.wire.protocol import Constraint, Generated, TokenLogprob
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
@@ -76,7 +84,6 @@ from rootlace.wire.sampling import names_in
 _SERVER = ignored("the server was started with its own setting")
 _STAYS = ignored("the model stays loaded")
 _ONLY_TEXT = refused("only text is served")
-_LOGPROBS = refused("use /v1/chat/completions")
 
 NAMES = names_in("ollama")
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
@@ -160,8 +167,8 @@ class AnswerBody(HandlingBody, kw_only=True):
     return_cache_report: bool | None = None
     cache_salt: str | None = None
     keep_alive: Annotated[float | str | None, _STAYS] = None
-    logprobs: Annotated[bool | None, _LOGPROBS] = None
-    top_logprobs: Annotated[int | None, _LOGPROBS] = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 class ChatBody(AnswerBody, kw_only=True):
@@ -548,6 +555,7 @@ class Line(Reports):
     model: str
     created_at: str
     done: bool
+    logprobs: NotRequired[list[ChosenToken]]
     done_reason: NotRequired[str]
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]
@@ -571,12 +579,13 @@ class GenerateLine(Line, Said):
 
 @dataclass(frozen=True)
 class _Request:
-    """A body, checked and understood."""
+    """A body, checked and understood. `top` is None without log-probabilities."""
 
     model: str
     prepared: Prepared
     chat: bool
     thoughts: bool
+    top: int | None
 
 
 class Answers:
@@ -617,9 +626,11 @@ class Answers:
         # A level, such as "high", says that the model is to think, too.
         effort = body.think if isinstance(body.think, str) else None
         thinking = bool(body.think) if body.think is not None else None
+        top = asked_top(body.logprobs, body.top_logprobs)
+        scores = {"logprobs": top is not None, "top_logprobs": top}
         return ChatRequest(
             messages=messages,
-            fields=fields_of(body.options),
+            fields=fields_of(body.options) | scores,
             names=NAMES,
             defaults=DEFAULTS,
             constraint=constraint_of(body),
@@ -646,7 +657,14 @@ class Answers:
             target["thinking"] = answer.reasoning
         if calls := [call for block in blocks_of(answer) if (call := _call(block)) is not None]:
             target["tool_calls"] = calls
+        if asked.top is not None:
+            tokens = generated.outputs[0].logprobs
+            rows = rows_of([generated])
+            reply["logprobs"] = await call_for(rows, self._logprobs, tokens, asked.top)
         return json_response({**_head(asked.model), **reply, **_done(generated, begun)})
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob], top: int) -> list[ChosenToken]:
+        return chat_logprobs(self._gateway.tokenizer, tokens, top)["content"]
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         begun, blocks = time.monotonic(), Blocks()
@@ -656,6 +674,7 @@ class Answers:
                 changes = (
                     blocks.finish() if isinstance(event, FinalOutput) else blocks.take(event.deltas)
                 )
+                lines = []
                 for change in changes:
                     kind = change.block.kind
                     reply = _text(asked.chat, "")
@@ -669,7 +688,12 @@ class Answers:
                         target["tool_calls"] = [call]
                     else:
                         continue
-                    yield {**_head(asked.model), **reply, "done": False}
+                    lines.append(reply)
+                if asked.top is not None and isinstance(event, AnswerDelta) and event.logprobs:
+                    lines = lines or [_text(asked.chat, "")]
+                    lines[-1]["logprobs"] = self._logprobs(event.logprobs, asked.top)
+                for line in lines:
+                    yield {**_head(asked.model), **line, "done": False}
                 if ended:
                     last = _done(event.generated, begun)  # type: ignore[union-attr]
                     yield {**_head(asked.model), **_text(asked.chat, ""), **last}
@@ -679,7 +703,8 @@ _LOADED = {"done": True, "done_reason": "load"}
 
 
 def _asked(body: AnswerBody, model: str, prepared: Prepared, chat: bool) -> _Request:
-    return _Request(model, prepared, chat, thoughts=body.think is not False)
+    top = asked_top(body.logprobs, body.top_logprobs)
+    return _Request(model, prepared, chat, body.think is not False, top)
 
 
 def _head(model: str) -> dict[str, Any]:

@@ -30,7 +30,12 @@ from rootlace.runtime.server.http.generation import (
     Prepared,
     whole_answers,
 )
-from rootlace.runtime.server.http.logprobs import ChatLogprobs, chat_logprobs, rows_of
+from rootlace.runtime.server.http.logprobs import (
+    ChatLogprobs,
+    asked_top,
+    chat_logprobs,
+    rows_of,
+)
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
     Envelope,
@@ -67,8 +72,6 @@ from rootlace.runtime.server.tool_parsers.base import (
     Reasoning,
 )
 from rootlace.wire.protocol import Output
-
-MAX_TOP_LOGPROBS = 20
 
 _encode_text = msgspec.json.Encoder().encode
 _ANY_TEXT = "\0text"
@@ -236,7 +239,8 @@ class ChatCompletions:
         return [(await self._parse(body)).prepared.job]
 
     async def _parse(self, body: ChatBody) -> _Request:
-        top, choice, template = _top_logprobs(body), _tool_choice(body), _template(body)
+        top = asked_top(body.logprobs, body.top_logprobs)
+        choice, template = _tool_choice(body), _template(body)
         model = check_name(self._gateway.model_info, body.model)
         options = openai_options(body)
         constraint = openai_constraint(body, options)
@@ -438,20 +442,6 @@ def _template(body: ChatBody) -> dict[str, Any]:
     if body.enable_thinking is not None:
         given["enable_thinking"] = body.enable_thinking
     return given
-
-
-def _top_logprobs(body: ChatBody) -> int | None:
-    """How many alternatives to report per token; None without logprobs."""
-    if not body.logprobs:
-        if body.top_logprobs:
-            raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
-        return None
-    top = body.top_logprobs or 0
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidParameter(
-            "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
-        )
-    return top
 
 
 def _finish_reason(output: Output, called: bool) -> str:

@@ -42,6 +42,7 @@ SPELLINGS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": named(True)}, "json_schema", "true"),
     ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
     ({"response_format": {"type": "json_object", "schema": NULL}}, "json_schema", compact(NULL)),
+    ({"response_format": {"type": "json_object", "value": NULL}}, "json_schema", compact(NULL)),
     ({"response_format": {"type": "structural_tag", **TAG}}, "structural_tag", compact(TAG)),
     ({"response_format": NEW_TAG}, "structural_tag", compact(NEW_TAG)),
     ({"regex": "a"}, "regex", "a"),
@@ -161,6 +162,11 @@ async def test_each_prompt_its_own(served: Served) -> None:
         ({"response_format": {"type": "json_schema", "schema": NULL}}, "response_format.schema"),
         ({"response_format": {"type": "text", "schema": NULL}}, "response_format.schema"),
         ({"response_format": {"type": "json_object", "triggers": []}}, "response_format.triggers"),
+        (
+            {"response_format": {"type": "json_object", "schema": NULL, "value": NULL}},
+            "response_format.value",
+        ),
+        ({"response_format": {"type": "text", "value": NULL}}, "response_format.value"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": named(None)}, "response_format.json_schema"),
         ({"response_format": named("x")}, "response_format.json_schema.schema"),
@@ -370,12 +376,34 @@ async def test_calls_are_held_if_that_can_be_had_unless_a_tool_is_strict(served:
     assert forced is not None and not forced.optional
 
 
-@pytest.mark.parametrize("strict", [None, True, False])
+@pytest.mark.parametrize("strict", [None, True])
 async def test_a_forced_call_of_a_tool_that_opts_out(served: Served, strict: Any) -> None:
+    """Beside one that does not, its arguments are an object."""
     sent = await ask(served, tools=[tool("f", strict, NULL)], tool_choice="required")
     assert sent is not None
-    inner = json.loads(sent.source)["properties"]["arguments"]
-    assert inner == ({"type": "object"} if strict is False else NULL)
+    assert json.loads(sent.source)["properties"]["arguments"] == NULL
+    both = [tool("f", strict, NULL), tool("g", False, NULL)]
+    sent = await ask(served, tools=both, tool_choice="required")
+    assert sent is not None
+    calls = [one["properties"]["arguments"] for one in json.loads(sent.source)["anyOf"]]
+    assert calls == [NULL, {"type": "object"}]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("parallel", [None, False, True])
+async def test_where_all_tools_opt_out_a_forced_call_is_held_as_far_as_can_be(
+    served: Served, choice: Any, parallel: bool | None
+) -> None:
+    """So does LlamaIndex, of every tool, and Haystack in responses."""
+    both = [tool("f", False, NULL), tool("g", False, {"pattern": "("})]
+    given = {} if parallel is None else {"parallel_tool_calls": parallel}
+    sent = await ask(served, tools=both, tool_choice=choice, **given)
+    assert sent is not None and not sent.optional
+    calls = json.loads(sent.source)["format"]["elements"][1]
+    assert calls["stop_after_first"] == (not (parallel and choice == "required"))
+    lenient = {"type": "json_schema", "json_schema": NULL, "lenient": True}
+    assert calls["tags"][0]["content"] == lenient
+    assert len(calls["tags"]) == (2 if choice == "required" else 1)
 
 
 def _beside_tools(path: str) -> dict[str, Any]:

@@ -60,6 +60,24 @@ async def test_generate(served: Served) -> None:
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+async def test_logprobs_are_of_all_tokens(served: Served, path: str) -> None:
+    """Also of those that are no line of their own, as in a call."""
+    served.gateway.script = lambda prompt, index: SAID
+    body = {**ASK, "tools": [TOOL]} if path == "/api/chat" else {"model": "fake", "prompt": "hi"}
+    for stream in (None, False):
+        asked = {**body, "stream": stream, "logprobs": True, "top_logprobs": 2}
+        replies = await lines(served, path, asked)
+        tokens = [token for reply in replies for token in reply.get("logprobs", ())]
+        assert "".join(token["token"] for token in tokens) == SAID
+        assert bytes(byte for token in tokens for byte in token["bytes"]) == SAID.encode()
+        assert all(len(token["top_logprobs"]) == 2 for token in tokens)
+        assert "logprobs" not in (await lines(served, path, {**body, "stream": stream}))[0]
+    for wrong in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}):
+        async with served.http.post(path, json={**body, **wrong}) as reply:
+            assert reply.status == 400 and "top_logprobs" in (await reply.json())["error"]
+
+
 async def test_options_and_history(served: Served) -> None:
     options = {
         "num_predict": 3,

@@ -8,7 +8,14 @@ from typing import Any
 import openai
 import pytest
 
-from rootlace.wire.errors import InternalError, Overloaded, ServerUnavailable
+from rootlace.wire.errors import (
+    ClientSuspended,
+    DeadlineExceeded,
+    EndsEngine,
+    InternalError,
+    Overloaded,
+    ServerUnavailable,
+)
 from tests.server.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -137,6 +144,26 @@ async def test_failures_of_the_runtime(served: Served, failure: Any, status: int
         str(failure),
     )
     assert ("Retry-After" in reply.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize(
+    "failure, sent",
+    [
+        (DeadlineExceeded.after(1), 1),
+        (ClientSuspended("wait"), 1),
+        (EndsEngine("the engine died twice"), 1),
+        (InternalError("oh"), 2),
+    ],
+)
+async def test_what_ends_in_the_same_way_is_not_sent_again(
+    served: Served, failure: Any, sent: int
+) -> None:
+    """Clients send 408, 429 and 5xx again unless they are told not to."""
+    served.gateway.fail = failure
+    client = served.openai().with_options(max_retries=1)
+    with pytest.raises(openai.APIStatusError):
+        await client.completions.create(model="fake", prompt="x")
+    assert len(served.gateway.sessions) == sent
 
 
 async def test_an_error_in_mid_stream_is_an_event(served: Served) -> None:

@@ -15,6 +15,7 @@ from tests.server.http.conftest import Serve, Served, stop
 from tests.server.http.fake_gateway import FakeGateway
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+HELD: Any = {**TOOL, "strict": None}
 SAID = '<think>hm</think>\n\nwell<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>'
 
 
@@ -199,12 +200,12 @@ async def test_queries_about_a_kept_response(served: Served) -> None:
 
 
 async def test_allowed_tools(served: Served) -> None:
-    other = {**TOOL, "name": "g"}
+    other = {**HELD, "name": "g"}
     named = [{"type": "function", "name": "g"}]
     chat_named = [{"type": "function", "function": {"name": "g"}}]
     for mode, kind in (("auto", "structural_tag"), ("required", "json_schema")):
         choice: Any = {"type": "allowed_tools", "mode": mode, "tools": named}
-        body = {"input": "x", "tools": [TOOL, other], "tool_choice": choice}
+        body = {"input": "x", "tools": [HELD, other], "tool_choice": choice}
         inner = {"mode": mode, "tools": chat_named}
         chat = {
             "messages": [{"role": "user", "content": "x"}],
@@ -227,7 +228,7 @@ async def test_constraints(served: Served) -> None:
     wanted = Constraint("json_schema", '{"type":"integer"}')
     assert served.gateway.last_generate.constraint == wanted
     await served.openai().responses.create(
-        model="fake", input="x", tools=[TOOL], tool_choice={"type": "function", "name": "f"}
+        model="fake", input="x", tools=[HELD], tool_choice={"type": "function", "name": "f"}
     )
     constraint = served.gateway.last_generate.constraint
     assert constraint is not None
