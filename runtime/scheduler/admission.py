@@ -475,10 +475,11 @@ class Prefill:
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""
-        if following.order < 0 and len(self._running.sequences) >= budget.rows:
-            # More rows would make all steps longer than their bound. Only who has none gets one.
-            if any(one.place == following.place for one in self._running.sequences):
-                return True
+        running = self._running.sequences
+        # More rows would make all steps longer than their bound: only who has none gets one.
+        full = following.order < 0 and len(running) >= budget.rows
+        if full and any(one.place == following.place for one in running):
+            return True
         if not long:
             return False
         start = following.computed if following.order >= 0 else self._kv.estimate(following)

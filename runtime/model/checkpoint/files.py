@@ -194,10 +194,8 @@ class Checkpoint:
             opened(name)
 
     def _open(self, name: str) -> None:
-        from safetensors import (  # only here: a GGUF file needs none of it
-            SafetensorError,
-            safe_open,
-        )
+        # Only here: a GGUF file needs none of it.
+        from safetensors import SafetensorError, safe_open
 
         file = self._folder / name
         try:
