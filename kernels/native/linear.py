@@ -170,8 +170,8 @@ class Packer:
     one.
 
     Products of bfloat16 with int8 that has one scale for an output are of integers, where the
-    processor has such products; src/byte_rows.h bounds their error. So are, with AVX-512 that has
-    bfloat16, but no tiles, those with all other codes that stand for integers
+    processor has such products; src/byte_rows.h bounds their error. So are, with AVX2, and with
+    AVX-512 that has no tiles, those with all other codes that stand for integers
     (src/group_products.h). The others have the bits of products with the numbers that codes stand
     for.
 

@@ -24,10 +24,11 @@ namespace rootlace {
 
 // What a row's numbers are multiplied by to become integers, and what these stand for.
 struct RowScale {
+  static constexpr int LARGEST = 127 * 256 + 127;  // of the integers, in magnitude
+
   float steps, scale;
 
   static RowScale of(const bf16* x, int inputs) {
-    constexpr float LARGEST = 127 * 256 + 127;
     constexpr uint32_t LEAST = 0x0d80, INFINITE = 0x7f80;  // 2^-100
     const uint32_t most = largest_of(x, inputs);
     const float largest = to_float(bf16{static_cast<uint16_t>(most)});

@@ -15,8 +15,11 @@
 
 namespace rootlace {
 
-// Of so many inputs sums have 32 bits.
+// Sums of so many inputs times integers of eight bits fit in 32 bits; so do sums of every other pair times digits
+// that are sixteen times as large (APART below).
 constexpr int MOST_SUMMED = 512;
+static_assert(int64_t{MOST_SUMMED} * RowScale::LARGEST * 128 <= INT32_MAX);
+static_assert(int64_t{MOST_SUMMED / 2} * RowScale::LARGEST * (15 << 4) <= INT32_MAX);
 
 // Groups of a stretch of a panel, whole units of them.
 struct GroupStretch {
@@ -73,10 +76,10 @@ template <Shorts KIND, int ROWS, int VECS>
 void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int least, float factor,
                       int scale_at, float* sums, size_t lds) {
   // Words of a chunk's inputs, and how many share a register of codes; registers of a row of words.
-  constexpr bool DIGITS = KIND != Shorts::BYTES;
-  constexpr int WORDS = CHUNK / 2, TOGETHER = DIGITS ? 4 : 1;
+  constexpr bool FOUR_BITS = KIND != Shorts::BYTES;
+  constexpr int WORDS = CHUNK / SHORT_WORD, TOGETHER = FOUR_BITS ? 4 : 1;
   constexpr int PER = LANES / NATIVE, COUNT = VECS * PER;
-  constexpr int REGISTER = NATIVE * (DIGITS ? 4 : 2);  // bytes
+  constexpr int REGISTER = NATIVE * (FOUR_BITS ? 4 : SHORT_WORD);  // bytes
   const CodeLayout& layout = stretch.layout;
   const RlScheme& scheme = layout.scheme;
   const bool has_offsets = scheme.offsets != RL_NO_NUMBERS;
@@ -150,12 +153,13 @@ void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int le
             panel[j] = Isa::look_up_shorts(table, own, word % TOGETHER);
           else if constexpr (APART)
             panel[j] = load_as<NativeInts>(own) >> (word & 2) * 4 & (word & 1 ? 0x00f000f0 : 0x000f000f);
-          else if constexpr (DIGITS)
+          else if constexpr (KIND == Shorts::DIGITS)
             panel[j] = Isa::digits(own, word % TOGETHER);
           else
             panel[j] = Isa::shorts(own);
         }
-        Isa::add_shorts(APART && word % 2 ? odd : found, panel, [&](int i) { return load_as<int32_t>(rows[i] + at + 4 * word); });
+        Isa::add_shorts(APART && word % 2 ? odd : found, panel,
+                        [&](int i) { return load_as<int32_t>(rows[i] + at + 4 * word); });
         if (word % TOGETHER == TOGETHER - 1) codes += row_bytes;
       }
     }
@@ -205,8 +209,8 @@ MultiplyStretch multiply_stretch_of(int rows, int vecs) {
 
 }  // namespace detail
 
-// sums[i] = what row i of x[rows, inputs] stands for times the codes of the vectors vec : vec + vecs of the panel's part
-// at `panel`; rows of sums have COLUMNS.
+// sums[i] = what row i of x[rows, inputs] stands for times the codes of the vectors vec : vec + vecs of the panel's
+// part at `panel`; rows of sums have COLUMNS.
 template <int COLUMNS>
 void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout& layout, int inputs,
                      const char* panel, int vec, int vecs, float* sums) {
@@ -235,8 +239,8 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
         const int own = rows / tiles + (i < rows % tiles);
         const GroupStretch stretch{layout, panel, vec + j, first, count};
         of_kind(own, std::min(tile_vecs, vecs - j))(
-            stretch, {x + row_at * stride, stride, ShortRows::sums_at(inputs)}, -layout.shift, factor, scale_at, sums + row_at * COLUMNS + j * LANES,
-            COLUMNS);
+            stretch, {x + row_at * stride, stride, ShortRows::sums_at(inputs)}, -layout.shift, factor,
+            scale_at, sums + row_at * COLUMNS + j * LANES, COLUMNS);
         row_at += own;
       }
     panel += stretch_units * layout.unit_bytes();

@@ -73,9 +73,10 @@ class VectorPanels {
   // Computes the products of one thread; lives only while the thread does nothing else.
   class Multiplier {
    public:
-    // How much memory of its own a thread needs: weights that are codes are unpacked there.
+    // How much memory of its own a thread needs: codes are unpacked there, unless they are multiplied as they are.
     static size_t bytes(const Codes& codes) {
-      return codes ? STRETCH_BYTES + LEAST_ROWS * ROW * sizeof(T) : 0;
+      const bool unpacked = codes && !codes.as_bytes() && !codes.grouped();
+      return unpacked ? STRETCH_BYTES + LEAST_ROWS * ROW * sizeof(T) : 0;
     }
 
     Multiplier(const VectorPanels& panels, void* memory)

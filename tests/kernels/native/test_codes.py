@@ -257,6 +257,35 @@ def test_integers_in_groups_are_as_near_as_their_rounding_says(machine: Machine,
             ).all()
 
 
+@pytest.mark.parametrize("group", [16, 64, 512, None], ids=str)
+@pytest.mark.parametrize("codes", ["int8", "int4", "uint4", "nl4"])
+def test_sums_of_the_largest_integers_do_not_overflow(
+    machine: Machine, codes: Any, group: int | None
+) -> None:
+    """All activations of a row have its largest magnitude; codes are the least or the largest."""
+    weight = make((Scheme(codes, group, offsets=True), {}), 51, 2048)
+    least, most = {"int8": (128, 127), "int4": (8, 7)}.get(codes, (0, 15))
+    bytes_of = (
+        [least, most]
+        if codes == "int8"
+        else [i | j << 4 for i in (least, most) for j in (least, most)]
+    )
+    extremes = torch.tensor(bytes_of, dtype=torch.uint8).view(weight.values.dtype)
+    generator = torch.Generator().manual_seed(0)
+    values = extremes[torch.randint(len(extremes), weight.values.shape, generator=generator)]
+    values[::3], values[1::3] = extremes[0], extremes[-1]
+    weight = replace(weight, values=values)
+    if not machine.multiplies_integers(weight, torch.bfloat16):
+        pytest.skip("this set of instructions multiplies the numbers that codes stand for")
+    packed = machine.packed_weight(weight, torch.bfloat16)
+    x = torch.full((9, 2048), 255.0, dtype=torch.bfloat16)
+    x[1::3] *= -1
+    x[2::3, ::2] *= -1
+    for rows in ([0], [1], [2], [*range(9)]):
+        found = multiplied(packed, Epilogue.FLOAT32, x[rows])
+        assert torch.equal(found, integer_product(x[rows], weight))
+
+
 @pytest.mark.parametrize("form", [NATIVE[0], NATIVE[9]], ids=str)
 def test_rows_of_integers_that_are_nothing_or_no_numbers(machine: Machine, form: Any) -> None:
     """They spoil no others. Below 2^-100 a row counts as zero."""

@@ -114,7 +114,7 @@ struct Avx512 : Plain<16> {
   [[gnu::always_inline]] static NativeInts shorts(const void* p) {
     return (NativeInts)_mm512_cvtepi8_epi16(load_as<__m256i>(p));
   }
-  // Nothing is above the last ones.
+  // The highest digits need no mask.
   [[gnu::always_inline]] static NativeInts digits(const void* p, int digit) {
     return digit < 3 ? Plain::digits(p, digit) : (NativeInts)_mm512_srli_epi16(load_as<__m512i>(p), 12);
   }
