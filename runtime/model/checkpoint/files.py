@@ -194,7 +194,8 @@ class Checkpoint:
             opened(name)
 
     def _open(self, name: str) -> None:
-        from safetensors import SafetensorError, safe_open  # only here: a GGUF file needs none of it
+        # Only here: a GGUF file needs none of it.
+        from safetensors import SafetensorError, safe_open
 
         file = self._folder / name
         try:
