@@ -69,9 +69,9 @@ def doctor(
         fail(str(error))
     folder = "" if model is None else described_model(model)
     drafting = described_model(settings.draft_model) if settings.draft_model else ""
+    if not folder and (memory or drafting):
+        fail(f"{'--memory' if memory else '--draft-model'} needs a model")
     if memory:
-        if not folder:
-            fail("--memory needs a model")
         _account(folder, chosen(ExecutorConfig, options), as_json)
         return
     try:

@@ -213,8 +213,6 @@ class RunningSet:
 _LEAST_CHUNK = 32
 """Tokens that a step computes of a prompt, whatever they cost. To read the weights once takes as
 long as to compute some 5 tokens on a CPU, so a large model spends little of its time on that."""
-_LEAST_ROWS = 32
-"""Running requests that no client is held back for, whatever their decode rows cost: as above."""
 _FIRST_CHUNK = 64
 """Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
 largest lately, so that no forecast goes far beyond what it follows from."""
@@ -227,14 +225,12 @@ LEAST = 0.25
 class StepBudget:
     """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
 
-    `cost` None: the tokens alone are bounded. `rows`: running requests whose decode rows take
-    nearly all of a step's bound.
+    `cost` None: the tokens alone are bounded.
     """
 
     tokens: int
     seconds: float = math.inf
     cost: StepCost | None = None
-    rows: float = math.inf
 
     @property
     def open(self) -> bool:
@@ -259,10 +255,7 @@ class StepBudget:
         lengths = sum(map(_LENGTH, rows))
         decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
         seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
-        each = cost.decode + cost.context * lengths / max(len(rows), 1)
-        # A short prompt beside them is within the bound, too.
-        most = max(_within(limit * (1 - LEAST / 2) - cost.step, each, 0.0), _LEAST_ROWS)
-        return cls(tokens, seconds, cost, most)
+        return cls(tokens, seconds, cost)
 
     def split(self, parts: int) -> StepBudget:
         """Take one of `parts` equal parts out, of at least one token."""
@@ -475,11 +468,6 @@ class Prefill:
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""
-        running = self._running.sequences
-        # More rows would make all steps longer than their bound: only who has none gets one.
-        full = following.order < 0 and len(running) >= budget.rows
-        if full and any(one.place == following.place for one in running):
-            return True
         if not long:
             return False
         start = following.computed if following.order >= 0 else self._kv.estimate(following)

@@ -147,6 +147,8 @@ def test_memory_accounts_for_all_that_is_resident() -> None:
     assert sum(one.resident for one in parts) == pytest.approx(resident, rel=0.05)
 
 
-def test_memory_needs_a_model() -> None:
-    result = _doctor("--memory")
-    assert result.exit_code == 1 and "--memory needs a model" in result.output
+@pytest.mark.parametrize("option", ["--memory", "--draft-model"])
+def test_what_needs_a_model(tiny_model: Path, option: str) -> None:
+    given = [option] if option == "--memory" else [option, str(tiny_model)]
+    result = CliRunner().invoke(app, ["doctor", *given])
+    assert result.exit_code == 1 and f"{option} needs a model" in result.output
