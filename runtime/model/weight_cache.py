@@ -31,6 +31,7 @@ import rootlace.kernels
 import rootlace.runtime.model
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import user_cache
+from rootlace.kernels.native.machine import HUGE_PAGE
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32, LINE, Packed, ProductPath
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
@@ -189,6 +190,9 @@ class Entry:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:
                 raise DamagedEntry(f"{path}: {error}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a system without them
+                memory.madvise(mmap.MADV_HUGEPAGE)  # first: small pages that were read stay small
         try:
             digest, size, magic = TRAILER.unpack(memory[-TRAILER.size :])
             end = len(memory) - TRAILER.size
@@ -198,9 +202,6 @@ class Entry:
             raise DamagedEntry(f"{path}: {error}") from error
         if found is None or found.arrays + size != end or _digest(memory, found, table) != digest:
             raise DamagedEntry(f"{path}: it is not whole")
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a system without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
         return cls(path, found, memory)
 
     def packed(self, checkpoint: Checkpoint) -> PackedWeights:
@@ -281,6 +282,7 @@ def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: st
             writer.array(packed.embedding_blocks.data),
         )
     writer.align()
+    writer.send()
     in_head = packed.embedding_in_head
     table = Table(model, embedding, kind, in_head, writer.at, tensors, linears, packed.remarks)
     data = msgspec.msgpack.encode(table)
@@ -307,10 +309,14 @@ def _digest(memory: mmap.mmap, table: Table, data: bytes) -> bytes:
 
 
 class _Writer:
+    """Writes whole huge pages: Linux keeps what was written at once in one (ext4, since 6.16), and
+    maps it as one. With small ones a step of one row waits for addresses."""
+
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.at = 0
-        self._unsent = 0
+        self._page = bytearray()
+        self._unsynced = 0
 
     def linear(self, packed: Packed) -> Linear:
         return Linear(
@@ -337,14 +343,25 @@ class _Writer:
         self._write(memoryview(bytes(-self.at % LINE)))
 
     def _write(self, data: memoryview) -> None:
+        self.at += len(data)
         while data:
-            written = self._file.write(data)
-            self.at += written
-            self._unsent += written
-            data = data[written:]
-        if self._unsent >= AT_ONCE:
+            room = HUGE_PAGE - len(self._page)
+            self._page += data[:room]
+            data = data[room:]
+            if len(self._page) == HUGE_PAGE:
+                self.send()
+
+    def send(self) -> None:
+        """Write what is left of a page."""
+        with memoryview(self._page) as page:
+            sent = 0
+            while sent < len(page):
+                sent += self._file.write(page[sent:])
+        self._unsynced += sent
+        self._page.clear()
+        if self._unsynced >= AT_ONCE:
             os.fdatasync(self._file.fileno())
-            self._unsent = 0
+            self._unsynced = 0
 
 
 # Folder -------------------------------------------------------------------------------------------
