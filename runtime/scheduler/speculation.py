@@ -148,6 +148,8 @@ _MOST_RESTED = 8
 """Steps without drafts in a row, at most, where drafts are not worth their cost."""
 _HOPELESS = 0.9
 """Price from which hardly any draft is worth its cost: below it, the next repetition may be."""
+_DOUBTFUL = 0.5
+"""Price from which looking for places has to pay for itself."""
 _LOOK = 0.01
 """Cost of looking for places in texts, in tokens, per row and step."""
 _MOST_EARNED = 4.0
@@ -166,8 +168,9 @@ class Drafting:
     a part per token. A right token saves its row's share of a step: less with more rows. So with
     many rows drafts are short, then absent. Drafts are absent, too, where all rows together would
     save less than the fixed part. Following texts costs time as well: where drafts are possible but
-    not worth their cost, following pauses for ever more steps. So it does where drafts saved less
-    lately than following cost, as in a batch of a few rows that seldom repeat a text.
+    not worth their cost, following pauses for ever more steps. So it does where a drafted token
+    costs half of what it saves or more, as in a batch of a few rows, and drafts saved less lately
+    than following cost.
 
     *Overlap.* A sequence whose next token is planned ahead has no draft, as its last token is
     unknown. A row with a draft is in no step planned meanwhile. A sequence with a right prediction
@@ -277,7 +280,8 @@ class Drafting:
         if follows:
             self._earned = max(self._earned - _LOOK * len(ready), 0.0)
         # A prediction is likely to be right soon, whatever other texts were.
-        vain = self._price > _HOPELESS or not (self._earned or self.requests)
+        earning = self._price < _DOUBTFUL or self._earned or self.requests
+        vain = self._price > _HOPELESS or not earning
         if follows and not near and vain:  # nor is it worth looking for places
             self._pause()
         if not (near or model) or self.pace.wants_none():

@@ -75,8 +75,14 @@ def test_a_step_that_takes_longer_is_believed_less_than_one_that_does_not() -> N
 @pytest.mark.parametrize("rows", [1, 4])
 def test_texts_are_looked_at_rarely_where_that_saved_nothing_lately(rows: int) -> None:
     """Until a text comes back: then drafts pay for looks again."""
-    world = World(overlap=True, vocab_size=100_000, speculation_tokens=4096, max_step_tokens=512)
-    known(world, token=1e-3, step=1e-2)
+    world = World(
+        overlap=True,
+        vocab_size=100_000,
+        num_blocks=1024,
+        speculation_tokens=4096,
+        max_step_tokens=512,
+    )
+    known(world, token=4e-3 / rows, step=1e-2)
     looks = 0
     find = SuffixIndex.find
 
