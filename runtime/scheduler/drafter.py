@@ -47,8 +47,12 @@ _NEAR = 8
 """Distance behind the last right place within which a single token identifies the place."""
 _BELIEVED = 0.5
 """Share of right predictions from which a right token at a searched place is no coincidence."""
-_PART, _MOST_PAUSED = 4, 16
-"""Pause between searches: a part of the unmatched tokens, and the largest pause in tokens."""
+_PART, _MOST_PAUSED, _RECALLED_PAUSED = 4, 16, 2
+"""Pause between searches: a part of the unmatched tokens, and the largest pause in tokens.
+
+In the index searches hardly pause: votes repeat short pieces of each other. Where nothing repeats,
+`speculation.Drafting` looks rarely.
+"""
 
 
 class Text(Protocol):
@@ -216,7 +220,8 @@ class Drafter:
                         self._anchor = at + 1
                     self.sure, self._guessed = True, False
                     continue
-            pause = min(1 + (end - self._known) // _PART, _MOST_PAUSED)
+            longest = _MOST_PAUSED if self.own is None else _RECALLED_PAUSED
+            pause = min(1 + (end - self._known) // _PART, longest)
             self.at = self._find(sequence, end)
             self.sure = self._guessed = False
             if self.at < 0 and expected and pause == 1:
@@ -246,7 +251,9 @@ class Drafter:
             return 0, 0.0
         if self.won < -_MOST_LOST and not (self.sure and right > _AGAIN):
             return 0, 0.0
-        count = min(MAX_DRAFT, left)
+        # Only an edited prediction goes on behind a replaced token for long.
+        most = 1 if self._guessed and self.source != PREDICTION else MAX_DRAFT
+        count = min(most, left)
         if price > 0:
             count = min(1 + int(math.log(price / first) / math.log(right)), count)
         return count, first * (1 - right**count) / (1 - right) - price * count

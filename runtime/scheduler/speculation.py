@@ -148,6 +148,12 @@ _MOST_RESTED = 8
 """Steps without drafts in a row, at most, where drafts are not worth their cost."""
 _HOPELESS = 0.9
 """Price from which hardly any draft is worth its cost: below it, the next repetition may be."""
+_DOUBTFUL = 0.5
+"""Price from which looking for places has to pay for itself."""
+_LOOK = 0.01
+"""Cost of looking for places in texts, in tokens, per row and step."""
+_MOST_EARNED = 4.0
+"""Upper bound of the tokens that drafts saved beyond all costs, which further looks may cost."""
 LEARNT_AT_ONCE = 32
 """Output tokens that the index takes at a time."""
 
@@ -161,8 +167,10 @@ class Drafting:
     *Where drafts help.* The cost is measured (`DraftPace`): a fixed part per step with drafts, and
     a part per token. A right token saves its row's share of a step: less with more rows. So with
     many rows drafts are short, then absent. Drafts are absent, too, where all rows together would
-    save less than the fixed part. Following predictions costs time as well: where drafts are
-    possible but not worth their cost, following pauses for ever more steps.
+    save less than the fixed part. Following texts costs time as well: where drafts are possible but
+    not worth their cost, following pauses for ever more steps. So it does where a drafted token
+    costs half of what it saves or more, as in a batch of a few rows, and drafts saved less lately
+    than following cost.
 
     *Overlap.* A sequence whose next token is planned ahead has no draft, as its last token is
     unknown. A row with a draft is in no step planned meanwhile. A sequence with a right prediction
@@ -195,6 +203,8 @@ class Drafting:
         """Actual over expected cost of the drafts of the step noted last."""
         self._rests, self._rest = 0, 0
         """Length of the current pause in steps, and the steps left of the pause."""
+        self._earned = _MOST_EARNED
+        """Balance of texts, in tokens: saved by drafts, minus the cost of drafts and of looking."""
         self._drafters = 0
         """Running sequences that may be drafted for, at the last step planned ahead; 0: no step
         is planned ahead."""
@@ -250,6 +260,8 @@ class Drafting:
 
         Returns the other sequences, and the budget left. Each of `ready` has room for one token.
         """
+        for sequence in ready:  # where no draft follows, waiting for one would miss steps
+            sequence.stands_by = False
         follows = bool(self.requests or self._recalled is not None)
         if self._rest:
             self._rest -= 1
@@ -265,13 +277,18 @@ class Drafting:
         # Before the budget is checked: the price decides which sequences skip a step.
         fixed, price = self.pace.price(len(ready))
         self._fixed, self._price = MARGIN * fixed, MARGIN * price
-        if follows and not near and self._price > _HOPELESS:  # nor is it worth looking for places
+        if follows:
+            self._earned = max(self._earned - _LOOK * len(ready), 0.0)
+        # A prediction is likely to be right soon, whatever other texts were.
+        earning = self._price < _DOUBTFUL or self._earned or self.requests
+        vain = self._price > _HOPELESS or not earning
+        if follows and not near and vain:  # nor is it worth looking for places
             self._pause()
         if not (near or model) or self.pace.wants_none():
             return ready, budget
         wanted = self._wanted(ready, near)
         if not wanted:
-            if follows and (self._recalled is None or self._price > _HOPELESS):
+            if follows and (self._recalled is None or vain):
                 self._pause()
             return ready, budget
         self._rests = 0
@@ -324,7 +341,9 @@ class Drafting:
             if self._model is not None:
                 self._model.settled(sequence, right, draft.planned)
         elif sequence.drafter is not None:
-            sequence.drafter.drafted(right, draft.cost * self._times)
+            cost = draft.cost * self._times
+            sequence.drafter.drafted(right, cost)
+            self._earned = min(max(self._earned + right - cost, 0.0), _MOST_EARNED)
 
     def settle(self, sequence: RequestState) -> None:
         """Take in the tokens sampled behind drafted ones; drop the computed draft where tokens
@@ -380,7 +399,6 @@ class Drafting:
         for sequence, drafter in near:
             if sequence.pending:
                 continue
-            sequence.stands_by = False
             count, saves = drafter.worth(self._price)
             if count:
                 best[sequence] = count, saves, False

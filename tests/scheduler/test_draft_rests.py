@@ -3,11 +3,13 @@ without shows now and then how long it takes."""
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.scheduler.drafter import Drafter
 from rootlace.runtime.scheduler.speculation import DraftPace
 from tests.scheduler.test_drafting import LENGTH, PROMPT, known
@@ -68,3 +70,57 @@ def test_a_step_that_takes_longer_is_believed_less_than_one_that_does_not() -> N
     for seconds in (20e-3, 20e-3, 10e-3, 10e-3):
         pace.note(4, 0, seconds)
     assert pace._steps[4] < 11e-3
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_texts_are_looked_at_rarely_where_that_saved_nothing_lately(rows: int) -> None:
+    """Until a text comes back: then drafts pay for looks again."""
+    world = World(
+        overlap=True,
+        vocab_size=100_000,
+        num_blocks=1024,
+        speculation_tokens=4096,
+        max_step_tokens=512,
+    )
+    known(world, token=4e-3 / rows, step=1e-2)
+    looks = 0
+    find = SuffixIndex.find
+
+    def counted(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return find(*given)
+
+    with patch.object(SuffixIndex, "find", counted):
+        for at in range(2 * rows):
+            world.submit([*PROMPT, at], 500, ignore_eos=True)
+            if at % rows == rows - 1:
+                begun, looks = world.stats["steps"], 0
+                world.drain()
+    steps = world.stats["steps"] - begun
+    assert looks / rows < steps / 8 + 10 and not world.stats["drafted_tokens"]
+    # Nothing was earned, and one text comes back.
+    before = world.stats["steps"]
+    world.submit([*PROMPT, 0], 500, ignore_eos=True)
+    world.drain()
+    assert world.stats["steps"] - before < 100 and world.stats["accepted_tokens"] > 400
+    for job in world.jobs.values():
+        world.expect_cold(job)
+
+
+def test_who_has_no_draft_while_texts_rest_misses_no_step() -> None:
+    """A row that waited to be drafted for goes on with the others."""
+    world = World(overlap=True)
+    known(world, token=1e-3, step=1e-2)
+    rids = [world.submit([*PROMPT, at], 4 * LENGTH) for at in range(2)]
+    while len(world.jobs[rids[0]].output) < 3:
+        world.step()
+    sequence = world.scheduler.by_rid[rids[0]]
+    sequence.stands_by = True
+    world.scheduler._drafting._rest = world.scheduler._drafting.requests = 100
+    before = len(world.jobs[rids[0]].output)
+    for _ in range(20):
+        world.step()
+    world.scheduler._drafting.requests = 0
+    assert len(world.jobs[rids[0]].output) - before >= 18
+    world.drain()

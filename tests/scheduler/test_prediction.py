@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler.drafter import MAX_DRAFT, Drafter, PredictedText
+from rootlace.runtime.cache.suffix_index import SuffixIndex
+from rootlace.runtime.scheduler.drafter import MAX_DRAFT, Drafter, PredictedText, Recalled
 
 TEXT = list(range(100, 160))
 
@@ -118,3 +119,16 @@ def test_drafts_that_cost_too_much_are_not_made_again_before_much_is_right() -> 
     assert other.won == -2.5 and not other.worth(0.1)[0]
     other.drafted(20, 6.0)
     assert other.won == 8.0 and other.worth(0.1)[0] > 0
+
+
+def test_behind_a_replaced_token_of_a_recalled_text_one_token_is_drafted() -> None:
+    """Another text rarely goes on as this one did: only a token that was right shows that."""
+    recalled = Recalled(SuffixIndex(4096))
+    recalled.index.open("", np.array(TEXT, np.int32))
+    tokens = np.array([1, *TEXT[:10], 7, *TEXT[11:]], np.int32)
+    own = recalled.index.open("", tokens[:1])
+    drafter, longest = Drafter(None, 1, recalled, own), []
+    for length in range(1, 16):
+        drafter.follow(tokens, length)
+        longest.append(drafter.worth(0.1)[0])
+    assert longest[10] > 3 and longest[11] == 1 and longest[12] > 3
