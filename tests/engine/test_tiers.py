@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,6 +317,6 @@ def test_the_version_of_transformers_counts_where_it_computes(
             own, spec=dataclasses.replace(own.spec, transformers=modules)
         )
         for version in ("1", "2"):
-            monkeypatch.setattr(module, "version", lambda _, version=version: version)
+            monkeypatch.setattr(importlib.metadata, "version", lambda _, version=version: version)
             found.append(module.kv_identity(runner, given.executor, given.cache))
     assert found[0] == found[1] and len(set(found)) == 3
