@@ -26,11 +26,11 @@ from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.runtime.engine.client.restarts import PendingRequest
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.wire.errors import (
-    EndsEngine,
     InternalError,
     InvalidRequest,
     RootlaceError,
     ServerUnavailable,
+    from_code,
 )
 from rootlace.wire.protocol import SamplingParams
 from rootlace.wire.sampling import Cache
@@ -250,11 +250,12 @@ class Handover:
         if update.finish is None:
             return
         # What made steps fail, or engines die, would do so again.
-        hopeless = update.code in (InternalError.code, EndsEngine.code)
+        failed = update.finish == "error"
+        hopeless = failed and isinstance(from_code(update.code, ""), InternalError)
         if self._closed or update.finish == "abort" or hopeless:
             self._end(handed, update)
             return
-        task = asyncio.ensure_future(self._hand_over(handed, at, update.finish != "error"))
+        task = asyncio.ensure_future(self._hand_over(handed, at, not failed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

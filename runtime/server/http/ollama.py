@@ -703,7 +703,8 @@ _LOADED = {"done": True, "done_reason": "load"}
 
 
 def _asked(body: AnswerBody, model: str, prepared: Prepared, chat: bool) -> _Request:
-    top = asked_top(body.logprobs, body.top_logprobs)
+    params = prepared.job.params
+    top = params.top_logprobs if params.logprobs else None
     return _Request(model, prepared, chat, body.think is not False, top)
 
 
