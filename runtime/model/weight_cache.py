@@ -198,7 +198,7 @@ class Entry:
             end = len(memory) - TRAILER.size
             table = memory[max(end - size, 0) : end]
             found = msgspec.msgpack.decode(table, type=Table) if magic == MAGIC else None
-        except (struct.error, msgspec.DecodeError) as error:
+        except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedEntry(f"{path}: {error}") from error
         if found is None or found.arrays + size != end or _digest(memory, found, table) != digest:
             raise DamagedEntry(f"{path}: it is not whole")
@@ -245,7 +245,8 @@ class Entry:
                 if array in looked_up and hasattr(mmap, "MADV_DONTNEED"):
                     begin = -(-array.begin // mmap.PAGESIZE) * mmap.PAGESIZE
                     if length := max(end - begin, 0) // mmap.PAGESIZE * mmap.PAGESIZE:
-                        self.memory.madvise(mmap.MADV_DONTNEED, begin, length)
+                        with suppress(OSError):  # pages that the process has locked
+                            self.memory.madvise(mmap.MADV_DONTNEED, begin, length)
 
     def _linear(self, linear: Linear) -> Packed:
         schemes = None
@@ -288,7 +289,8 @@ def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: st
     data = msgspec.msgpack.encode(table)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         digest = _digest(memory, table, data)
-    file.write(data + TRAILER.pack(digest, len(data), MAGIC))
+    writer.add(memoryview(data + TRAILER.pack(digest, len(data), MAGIC)))
+    writer.send()
     os.fsync(file.fileno())
 
 
@@ -303,7 +305,7 @@ def entry_bytes(packed: PackedWeights) -> int:
 
 def _digest(memory: mmap.mmap, table: Table, data: bytes) -> bytes:
     digest = hashlib.sha256(data)
-    for sample in samples(table.arrays, lambda at: memory[at : at + SAMPLE]):
+    for sample in samples(table.arrays, lambda at: memory[at : min(at + SAMPLE, table.arrays)]):
         digest.update(sample)
     return digest.digest()
 
@@ -336,13 +338,13 @@ class _Writer:
         for begin in range(0, len(data), AT_ONCE):
             piece = data[begin : begin + AT_ONCE]
             crc = zlib.crc32(piece, crc)
-            self._write(piece)
+            self.add(piece)
         return Array(start, _NAMES[array.dtype], array.shape, crc)
 
     def align(self) -> None:
-        self._write(memoryview(bytes(-self.at % LINE)))
+        self.add(memoryview(bytes(-self.at % LINE)))
 
-    def _write(self, data: memoryview) -> None:
+    def add(self, data: memoryview) -> None:
         self.at += len(data)
         while data:
             room = HUGE_PAGE - len(self._page)

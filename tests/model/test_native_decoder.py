@@ -26,6 +26,7 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import LayerWeights
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.native_decoder import NativeDecoder
+from rootlace.runtime.model.decoder.rotations import Rotations
 from rootlace.runtime.model.executor import runner
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -268,6 +269,32 @@ def test_rotations_of_each_step(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
     expected = all_cold(load())
     monkeypatch.setattr(native_decoder, "TABLE_BYTES", 0)
     assert all_cold(load()) == expected
+
+
+def test_rotations_are_computed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step waits for hardly more than its own positions; what failed is computed again."""
+    rotations = Rotations(9000, np.array([1.0, 0.1], np.float32))
+    tables, whole = rotations.tables(1 << 20), rotations.of(np.arange(9000))
+    assert tables is not None
+    asked: list[int] = []
+    of, room = rotations.of, [True]
+
+    def counted(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not room[0]:
+            raise MemoryError
+        asked.append(len(positions))
+        return of(positions)
+
+    monkeypatch.setattr(rotations, "of", counted)
+    room[0] = False
+    with pytest.raises(MemoryError):
+        rotations.reach(5)
+    room[0] = True
+    for position in (5, 3000, 3001, 3002, 8999):
+        rotations.reach(position)
+        for table, expected in zip(tables, whole, strict=True):
+            assert (table[: position + 1] == expected[: position + 1]).all()
+    assert asked == [1024, 1977, 1024, 4975]
 
 
 @pytest.mark.parametrize("size", [SIZE, 16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import threading
 import zlib
@@ -37,6 +38,7 @@ from rootlace.runtime.model.weight_cache import (
     WeightCache,
     _locked,
     cache_key,
+    write_entry,
 )
 from tests.model.checkpoints import configs, save
 from tests.model.gguf.converting import convert
@@ -390,6 +392,55 @@ def test_no_room_on_the_disk(
         f"packed weights are not kept for the next start: [Errno 28] {os.strerror(errno.ENOSPC)}"
     ]
     assert not list(cache.folder.iterdir())
+
+
+class Filling(io.FileIO):
+    """A file on a disk with room for so many bytes: what is left is written, then nothing."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        super().__init__(path, "w+")
+        self.room = room
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as whole:
+            if not self.room and len(whole):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = super().write(whole[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    """Also in the midst of the table, at the end."""
+    packed = tiny_weights()
+    with Filling(tmp_path / "whole", 1 << 20) as file:
+        write_entry(file, packed, "m", None)
+        size = file.tell()
+    assert Entry.read(tmp_path / "whole").table.remarks == packed.remarks
+    for room in (0, 1, 64, size - 60, size - 1):
+        with Filling(tmp_path / "part", room) as file, pytest.raises(OSError, match="No space"):
+            write_entry(file, packed, "m", None)
+
+
+def test_every_damaged_byte_of_a_table(tmp_path: Path) -> None:
+    """Of an entry that is smaller than a sample, too."""
+    path = tmp_path / "entry"
+    with Filling(path, 1 << 20) as file:
+        write_entry(file, tiny_weights(), "m", None)
+    for place in range(Entry.read(path).table.arrays, path.stat().st_size):
+        for mask in (0x01, 0x80):
+            data = bytearray(path.read_bytes())
+            data[place] ^= mask
+            (tmp_path / "damaged").write_bytes(data)
+            with pytest.raises(DamagedEntry):
+                Entry.read(tmp_path / "damaged")
+    (tmp_path / "empty").touch()
+    with pytest.raises(DamagedEntry):
+        Entry.read(tmp_path / "empty")
+
+
+def tiny_weights() -> PackedWeights:
+    return PackedWeights({}, {"norm": np.arange(20, dtype=np.float32)}, remarks=("remark",))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

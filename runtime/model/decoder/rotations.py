@@ -16,7 +16,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 1024
-"""Rows of the tables that are computed together, at least."""
+"""Rows of the tables that are computed together, at least: more would hold up a step."""
 
 
 def chosen_context(config: ModelConfig, requested: int | None) -> int:
@@ -98,8 +98,9 @@ class Rotations:
         first = self._filled
         if position < first:
             return
-        self._filled = end = min(max(position + 1, 2 * first, _AT_ONCE), self.context_length)
+        end = min(max(position + 1, first + _AT_ONCE), self.context_length)
         self._cos[first:end], self._sin[first:end] = self.of(np.arange(first, end))
+        self._filled = end
 
     def of(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """positions int [T] -> (cos, sin), each float32 [T, P]."""

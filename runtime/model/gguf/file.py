@@ -13,6 +13,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias
@@ -386,7 +387,8 @@ class _Part:
                 place.name, place.type, place.shape, path, start, data[start:end]
             )
         if hasattr(mmap, "MADV_DONTNEED"):  # all that was read was copied
-            mapping.madvise(mmap.MADV_DONTNEED, 0, cursor.at)
+            with suppress(OSError):  # pages that the process has locked
+                mapping.madvise(mmap.MADV_DONTNEED, 0, cursor.at)
         return part
 
     def integer(self, key: str, default: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import struct
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.model.gguf import file as gguf_file
 from rootlace.runtime.model.gguf.file import TYPES, GgufFile
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.gguf.writing import Entry, gguf_bytes, text, u32, u64, write
@@ -49,6 +53,25 @@ def test_a_file(tmp_path: Path) -> None:
         "three": ("F16", (2, 1, 3)),
     }
     assert bytes(file.tensors["two"].data) == DATA[32 : 32 + 34]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="as Linux refuses to give locked pages back")
+def test_pages_that_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that uses the runtime may have called mlockall()."""
+    mapped, libc = gguf_file._mapped, ctypes.CDLL(None, use_errno=True)
+    locked: list[int] = []
+
+    def lock(path: Path) -> mmap.mmap:
+        mapping = mapped(path)
+        begin = np.frombuffer(mapping, np.uint8).ctypes.data
+        locked.append(libc.mlock(ctypes.c_void_p(begin), ctypes.c_size_t(len(mapping))))
+        return mapping
+
+    monkeypatch.setattr(gguf_file, "_mapped", lock)
+    file = read(tmp_path, gguf_bytes(METADATA, ENTRIES, DATA))
+    assert bytes(file.tensors["two"].data) == DATA[32 : 32 + 34]
+    if locked != [0]:
+        pytest.skip("no pages may be locked here")
 
 
 @pytest.mark.parametrize("version", [2, 3])
