@@ -229,16 +229,22 @@ def _base64(builder: _Builder, kind: Any) -> Schema:
     return {"type": "string", "pattern": _base64_pattern(kind.min_length or 0, kind.max_length)}
 
 
-def _base64_pattern(low: int, high: int | None) -> str:
-    """Base64 of `low` to `high` bytes: groups of three bytes, and what one or two bytes leave."""
+def _base64_pattern(low: int, high: int | None, text: bool = False) -> str:
+    """Base64 of `low` to `high` bytes: groups of three bytes, and what one or two bytes leave.
+    `text`: the highest bit of no byte is set."""
     one = "[A-Za-z0-9+/]"
+    group, two = f"{one}{{4}}", f"{one}{{2}}"
+    first = "[A-Za-f]" if text else one
+    if text:
+        two = f"{first}[A-HQ-Xg-nw-z0-3]"
+        group = f"{two}[ABEFIJMNQRUVYZcdghklopstwx014589]{one}"
     endings = []
-    for rest, written in ((0, ""), (1, f"{one}[AQgw]=="), (2, f"{one}{{2}}[AEIMQUYcgkosw048]=")):
+    for rest, written in ((0, ""), (1, f"{first}[AQgw]=="), (2, f"{two}[AEIMQUYcgkosw048]=")):
         least = max(0, -((rest - low) // 3))
         most = None if high is None else (high - rest) // 3
         if most is None or most >= least:
             upper = "" if most is None else most
-            endings.append(f"({one}{{4}}){{{least},{upper}}}{written}")
+            endings.append(f"({group}){{{least},{upper}}}{written}")
     if not endings:
         raise InvalidConstraint(f"no bytes are at least {low} and at most {high} long")
     return f"^({'|'.join(endings)})$"
@@ -468,6 +474,11 @@ def _exact_generator() -> Any:
                 return {"type": "string", "pattern": f"^{DATE}T{TIME}$"}
             return typing.cast(Schema, super().datetime_schema(schema))
 
+        def bytes_schema(self, schema: Any) -> Schema:
+            # pydantic tells how they are written.
+            form = "base64url" if self._config.val_json_bytes == "base64" else "binary"
+            return {**super().bytes_schema(schema), "format": form, _OF_BYTES: True}
+
         def url_schema(self, schema: Any) -> Schema:
             return _of_schemes(super().url_schema(schema), schema)
 
@@ -477,6 +488,8 @@ def _exact_generator() -> Any:
     return ExactJsonSchema
 
 
+_OF_BYTES = "\0of bytes"
+"""What a schema has until `_sharpened` took it away: its format alone does not tell text."""
 _CORE_KEYS = {
     "int": INT_KEY,
     "float": NUMBER_TEXT,
@@ -501,26 +514,56 @@ def _closed(schema: Schema) -> Schema:
     return schema
 
 
+# Each place of the point is an alternative; of so many digits hardly any number has more.
+_MOST_DIGITS = 15
+
+
 def _of_digits(number: Schema, kind: Any) -> Schema:
     """The schema of a decimal, of at most so many digits, and so many of them behind the point."""
     places, digits = kind.get("decimal_places"), kind.get("max_digits")
-    if places is not None:
-        number["multipleOf"] = float(f"1e-{places}") if places else 1
-    if digits is not None and digits >= (places or 0):
-        end = 10 ** (digits - (places or 0))
-        number["exclusiveMinimum"] = max(number.get("exclusiveMinimum", -end), -end)
-        number["exclusiveMaximum"] = min(number.get("exclusiveMaximum", end), end)
-    return number
+    if digits is None:
+        return number if places is None else _of_places(number, places)
+    if places is None and digits <= _MOST_DIGITS:
+        return {"anyOf": [_within(_of_places(number, n), digits - n) for n in range(digits + 1)]}
+    if places is None:
+        return _within(number, digits)
+    found = _within(_of_places(number, min(places, digits)), max(digits - places, 0))
+    if digits > places:
+        return found
+    # pydantic counts the 0 before the point where it is all of the number.
+    low, high = found["exclusiveMinimum"], found["exclusiveMaximum"]
+    positive = {**found, "exclusiveMinimum": max(low, 0)}
+    return {"anyOf": [positive, {**found, "exclusiveMaximum": min(high, 0)}]}
+
+
+def _of_places(number: Schema, places: int) -> Schema:
+    if places > -sys.float_info.min_10_exp:  # finer than JSON's numbers are read
+        return number
+    step = float(f"1e-{places}") if places else 1
+    if "multipleOf" not in number:
+        return {**number, "multipleOf": step}
+    return {**number, "allOf": [{"multipleOf": step}]}
+
+
+def _within(number: Schema, digits: int) -> Schema:
+    """Numbers with at most so many digits before the point."""
+    if digits > sys.float_info.max_10_exp:
+        return number
+    end = 10**digits
+    low, high = number.get("exclusiveMinimum", -end), number.get("exclusiveMaximum", end)
+    return {**number, "exclusiveMinimum": max(low, -end), "exclusiveMaximum": min(high, end)}
 
 
 def _of_schemes(url: Schema, kind: Any) -> Schema:
     """The schema of a URL whose scheme is one of some."""
     if schemes := kind.get("allowed_schemes"):
-        start = f"({'|'.join(map(re.escape, schemes))})://"
-        if [*schemes] == ["file"]:
-            url["pattern"] = f"^{start}/"
-        elif url.get("format") == "uri":
-            url["pattern"] = f"^{start}{_USER}{_HOST}([/?#]|$)"
+        # A file's host has rules of its own, and no port.
+        files = "file:///" if "file" in schemes else ""
+        others = "|".join(re.escape(one) for one in schemes if one != "file")
+        start = f"({others})://"
+        if url.get("format") == "uri":
+            other = others and f"{start}{_USER}{_HOST}([/?#]|$)"
+            url["pattern"] = f"^({'|'.join(filter(None, (other, files)))})"
         else:  # a list of hosts, which is no URI
             del url["format"]
             url["pattern"] = f"^{start}{_USER}{_HOST}(,{_HOST})*(/[A-Za-z0-9._~-]*)?$"
@@ -529,10 +572,8 @@ def _of_schemes(url: Schema, kind: Any) -> Schema:
 
 # Formats that only pydantic has: those that allow any text, UUIDs of one version, and others.
 _ANY_TEXT = frozenset({"binary", "password", "path"})
-_BASE64 = _base64_pattern(0, None)
+_BASE64 = frozenset({"base64", "base64url"})
 _PATTERNS = {
-    "base64": _BASE64,
-    "base64url": _BASE64.replace("+/", "_-"),
     "ipv4network": f"^({_NETWORK4})$",
     "ipv6network": f"^({_NETWORK6})$",
     "ipvanynetwork": f"^({_NETWORK4}|{_NETWORK6})$",
@@ -549,11 +590,17 @@ def _sharpened(schema: Schema) -> Schema:
     definitions = schema.get("$defs", {})
     for node in _nodes(schema):
         _require_tag(node, definitions)
-        form = node.get("format")
+        of_bytes, form = node.pop(_OF_BYTES, False), node.get("format")
         if not isinstance(form, str) or node.get("type") != "string":
             continue
         if form in _ANY_TEXT:
             del node["format"]
+        elif form in _BASE64 and "pattern" not in node:
+            del node["format"]
+            # Lengths are those of what it stands for.
+            sizes = node.pop("minLength", 0), node.pop("maxLength", None)
+            pattern = _base64_pattern(*sizes, text=not of_bytes)
+            node["pattern"] = pattern.replace("+/", "_-") if form == "base64url" else pattern
         elif form in _PATTERNS and "pattern" not in node:
             del node["format"]
             node["pattern"] = _PATTERNS[form]

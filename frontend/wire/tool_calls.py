@@ -15,11 +15,14 @@ what they end with."""
 LINES: Around = ("", "\n", "")
 
 
+_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+
+
 def arguments(schema: Mapping[str, Any] | bool | None, strict: bool | None = None) -> Content:
     """Of a tool with this schema (None: it takes none), held as its `strict` says.
 
     True: exactly to the schema. False: to a JSON object. None: to as much of the schema as can be
-    held, and of a schema of which nothing can, to its type.
+    held, and of a schema of which nothing can, to its type; to an object where that is no type.
     """
     if strict is False:
         schema = {"type": "object"}
@@ -27,7 +30,14 @@ def arguments(schema: Mapping[str, Any] | bool | None, strict: bool | None = Non
         schema = {"type": "object", "additionalProperties": False}
     elif isinstance(schema, Mapping) and (strict is None or not schema):
         schema = {"type": "object", **schema}
+        if strict is None and not _are_types(schema["type"]):
+            schema["type"] = "object"  # "dict", for one
     return _json(schema) | ({"lenient": True} if strict is None else {})
+
+
+def _are_types(given: object) -> bool:
+    names = given if isinstance(given, list) else [given]
+    return all(isinstance(one, str) and one in _TYPES for one in names)
 
 
 def among_text(

@@ -378,7 +378,21 @@ def test_pydantics_own_formats_are_not_left_in() -> None:
             [100, 9.999, 1e5, 0],
         ),
         (pydantic.condecimal(decimal_places=0), [3, 1234], [3.5]),
-        (pydantic.condecimal(max_digits=2), [99], [100]),
+        (pydantic.condecimal(max_digits=2), [99, 9.9, 0.25], [100, 12.5, 0.125]),
+        (pydantic.condecimal(max_digits=2, decimal_places=2), [0.25, -0.5], [0, 1, 0.125]),
+        (pydantic.condecimal(max_digits=1, decimal_places=3), [0.5], [0, 0.25]),
+        (pydantic.condecimal(multiple_of=5, decimal_places=2), [10], [0.01, 7]),
+        (pydantic.condecimal(multiple_of=decimal.Decimal("0.25"), decimal_places=1), [0.5], [0.25]),
+        (pydantic.condecimal(max_digits=400, decimal_places=400), [0.5], [1]),
+        (
+            Annotated[pydantic.AnyUrl, pydantic.UrlConstraints(allowed_schemes=["file", "https"])],
+            ["file:///a", "https://a.b:80/"],
+            ["file://a.b:80/", "http://a.b"],
+        ),
+        (pydantic.Base64Str, ["YQ==", "YWI=", "fn5+"], ["/w==", "gICA", "YYA="]),
+        (pydantic.Base64UrlStr, ["fn5-"], ["fn5+"]),
+        (Annotated[pydantic.Base64Bytes, pydantic.Field(min_length=2)], ["YWI="], ["YQ=="]),
+        (Annotated[pydantic.Base64Str, pydantic.Field(max_length=3)], ["YWJj"], ["YWJjZA=="]),
         (dict[bool, int], [{"true": 1}], [{"yes, please": 1}]),
     ],
 )
@@ -393,6 +407,17 @@ def test_what_fits_a_pydantic_type_s_schema_is_one_of_its_values(
         types.parse_as(model, json.dumps({"v": value}))
     for value in bad:
         assert not check.is_valid({"v": value}), value
+
+
+@pytest.mark.parametrize(("read", "bad"), [("utf8", "abcde"), ("base64", "YWJjZGU=")])
+def test_bytes_are_held_as_they_are_read_not_as_they_are_written(read: Any, bad: str) -> None:
+    class Bytes(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(ser_json_bytes="base64", val_json_bytes=read)
+        v: bytes = pydantic.Field(max_length=4)
+
+    check = validator(Bytes)
+    assert check.is_valid({"v": "YWJj"}) and not check.is_valid({"v": bad})
+    assert check.is_valid({"v": "é é"}) == (read == "utf8")
 
 
 def test_an_object_composed_by_hand_is_left_open() -> None:

@@ -235,6 +235,16 @@ def test_a_lenient_schema_is_held_as_far_as_it_can_be(
     assert feed(compiler, compiler.compile(structural_tag=opted_out).matcher(), '<f>{"é":[1]}>')
 
 
+@pytest.mark.parametrize("given", ["dict", "Object", 5, ["objekt", "null"], None])
+def test_arguments_are_an_object_where_their_schema_has_no_type(given: Any) -> None:
+    """Nothing could be held of it: `arguments` was any JSON then, and the call was none."""
+    properties = {"n": {"type": "integer"}}
+    held = tool_calls.arguments({"type": given, "properties": properties})
+    assert held["json_schema"] == {"type": "object", "properties": properties} and held["lenient"]
+    strict = tool_calls.arguments({"type": given}, True)
+    assert strict["json_schema"] == {"type": given}  # which is refused
+
+
 def test_calls_or_json_of_other_forms(compiler: GrammarCompiler) -> None:
     def takes(text: str, **more: Any) -> bool:
         calls = [
