@@ -205,6 +205,8 @@ class Drafting:
         """Length of the current pause in steps, and the steps left of the pause."""
         self._earned = _MOST_EARNED
         """Balance of texts, in tokens: saved by drafts, minus the cost of drafts and of looking."""
+        self._awaited: RequestState | None = None
+        """The sequence that began last to stand by."""
         self._drafters = 0
         """Running sequences that may be drafted for, at the last step planned ahead; 0: no step
         is planned ahead."""
@@ -230,6 +232,8 @@ class Drafting:
     def ended(self, sequence: RequestState) -> None:
         """Close the draft of an ended request."""
         self.requests -= sequence.predicted is not None
+        if sequence is self._awaited:
+            self._awaited = None
         if sequence.draft is not None:
             self.close(sequence)
         recalled, drafter, owner = self._recalled, sequence.drafter, sequence.text_owner
@@ -281,7 +285,9 @@ class Drafting:
             self._earned = max(self._earned - _LOOK * len(ready), 0.0)
         # A prediction is likely to be right soon, whatever other texts were.
         earning = self._price < _DOUBTFUL or self._earned or self.requests
-        vain = self._price > _HOPELESS or not earning
+        # Nor is it vain while a sequence has its last token computed, to be drafted for then.
+        awaited = self._awaited is not None and self._awaited.stands_by and self._awaited.pending
+        vain = not awaited and (self._price > _HOPELESS or not earning)
         if follows and not near and vain:  # nor is it worth looking for places
             self._pause()
         if not (near or model) or self.pace.wants_none():
@@ -361,6 +367,8 @@ class Drafting:
         if drafter is not None and sequence.length >= drafter.until and not self._rest:
             drafter.follow(sequence.tokens, sequence.length)
             sequence.stands_by = self._drafters > 0 and self._should_stand_by(drafter)
+            if sequence.stands_by:
+                self._awaited = sequence
             own, number = drafter.own, sequence.number
             # Each row at another step: all rows of a batch at once would hold the step up.
             if own is not None and (sequence.length + number) // LEARNT_AT_ONCE > (

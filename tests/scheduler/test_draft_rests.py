@@ -108,6 +108,33 @@ def test_texts_are_looked_at_rarely_where_that_saved_nothing_lately(rows: int) -
         world.expect_cold(job)
 
 
+def test_one_row_of_a_batch_is_drafted_for_where_nothing_was_earned() -> None:
+    """Its text comes back: looks of the others do not end its wait for a draft."""
+    world = World(
+        overlap=True,
+        vocab_size=100_000,
+        num_blocks=2048,
+        speculation_tokens=20_000,
+        max_step_tokens=512,
+    )
+    known(world, token=1e-3, step=1e-2)
+    for batch in range(2):
+        for at in range(4):
+            world.submit([*PROMPT, batch, at], 400, ignore_eos=True)
+        world.drain()
+    assert not world.stats["drafted_tokens"]
+    rids = [
+        world.submit([*PROMPT, 0 if at == 0 else 9, at], 400, ignore_eos=True) for at in range(4)
+    ]
+    before = world.stats["steps"]
+    while world.jobs[rids[0]].finish is None:
+        world.step()
+    assert world.stats["steps"] - before < 100 and world.stats["accepted_tokens"] > 300
+    world.drain()
+    for rid in rids:
+        world.expect_cold(world.jobs[rid])
+
+
 def test_who_has_no_draft_while_texts_rest_misses_no_step() -> None:
     """A row that waited to be drafted for goes on with the others."""
     world = World(overlap=True)
