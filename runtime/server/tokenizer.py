@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.processors import TemplateProcessing
 
 from rootlace.runtime.model.checkpoint.source import ModelSource
 from rootlace.runtime.server.vocabulary import (
@@ -112,20 +111,16 @@ _BEGINS_ITSELF = re.compile(r"(CodeLlama|Llama|Gemma|Cohere)Tokenizer(Fast)?")
 """Classes of transformers 4 that do what `add_bos_token` says, whatever tokenizer.json has."""
 
 
-def _add_bos(fast: FastTokenizer, config: dict[str, Any]) -> None:
-    """Give a tokenizer the BOS that its configuration asks for and its file leaves to the class
+def _bos_asked_for(fast: FastTokenizer, config: dict[str, Any]) -> tuple[int, ...]:
+    """The BOS that a tokenizer's configuration asks for where its file may leave it to the class
     (DeepSeek's do)."""
     token = config.get("bos_token")
     content = token.get("content") if isinstance(token, dict) else token
     wanted = config.get("add_bos_token") is True and isinstance(content, str)
     if not wanted or not _BEGINS_ITSELF.fullmatch(str(config.get("tokenizer_class"))):
-        return
+        return ()
     number = fast.token_to_id(str(content))
-    if number is not None and not around(fast.encode("a"))[0]:
-        single, pair = [content, "$A"], [content, "$A", content, "$B:1"]
-        fast.post_processor = TemplateProcessing(
-            single=single, pair=pair, special_tokens=[(str(content), number)]
-        )
+    return () if number is None else (number,)
 
 
 class Tokenizer(Vocabulary):
@@ -136,9 +131,12 @@ class Tokenizer(Vocabulary):
 
     def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
         self.config = config or {}
-        _add_bos(fast, self.config)
         self.bos_ids, _, self.end_ids = around(fast.encode("a"))
-        self._around_pair = around(fast.encode("a", "a"))
+        before, between, behind = around(fast.encode("a", "a"))
+        if not self.bos_ids:
+            self.bos_ids = bos = _bos_asked_for(fast, self.config)
+            before, between = (*bos, *before), (*between, *bos)
+        self._around_pair = before, between, behind
         spec = without_vocabulary(fast)
         decoder = spec["decoder"]
         if may_have_dummy(fast):

@@ -241,6 +241,16 @@ def test_a_bos_that_the_configuration_asks_for_and_the_file_leaves_out() -> None
         assert Tokenizer(fast, config).encode("a") == ids
     fast.post_processor = processors.ByteLevel()
     assert Tokenizer(fast, asked | llama).encode_pair("a", "a") == [1, 0, 1, 0]
+    for odd in ("<s:1>", "$A"):  # which a template of the library would read otherwise
+        fast.add_special_tokens([odd])
+        found = Tokenizer(fast, asked | llama | {"bos_token": odd})
+        assert found.bos_ids == (fast.token_to_id(odd),)
+    fast.post_processor = processors.TemplateProcessing(
+        single="$A <s>", pair="$A <s> $B <s>", special_tokens=[("<s>", 1)]
+    )
+    found = Tokenizer(fast, asked | llama)
+    assert (found.bos_ids, found.end_ids) == ((1,), (1,))  # what the file puts behind stays
+    assert found.encode_pair("a", "a") == [1, 0, 1, 1, 0, 1]
     fast.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
