@@ -268,6 +268,14 @@ def test_templates_that_want_parts_get_them(source: str, written: str, goes_on: 
     assert plain == (Text("a", special=True),)
 
 
+@pytest.mark.parametrize("cut", ["content[:3]", "content[1:]", "content | list | join('-')"])
+def test_a_template_that_cuts_texts_wants_no_parts(cut: str) -> None:
+    chat = ChatTemplate(f"{{% for message in messages %}}{{{{ message.{cut} }}}}{{% endfor %}}")
+    parts = chat.render([{"role": "user", "content": "one two"}])
+    written = "".join(part.text for part in parts if isinstance(part, Text))
+    assert "ne" in written.replace("-", "") and "text" not in written
+
+
 def test_the_template_of_a_processor(tmp_path: Path) -> None:
     """Of models that see images the older folders have it in a file of its own."""
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": SMOLVLM}))
