@@ -50,8 +50,8 @@ MOST = 64
 """Times the first rate, or a part of it: no other one is tried."""
 STRIDE = 1.15
 """Between the first rates that are tried."""
-TOLD = 64
-"""Blocks that a request puts into its replica's cache, where as many go."""
+TOLD = 16
+"""Prefixes that a request puts into its replica's cache, where as many go: of 64 blocks."""
 RAYS = ("ray-prefix", "ray-prefix:10", "power-of-two")
 BOUND, POOLED = "bound", "pooled"
 SAME = ("cache_tokens", "granularity", "limit", "precision")
@@ -209,7 +209,7 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
 
     for replica in range(replicas):
         prompt = next(prompts(np.random.default_rng(replica), stems))
-        held = digests.of_all("", prompt[:3072])[BLOCK::BLOCK]
+        held = digests.told("", prompt[:3072], BLOCK)
         router.heard(replica, Change(np.concatenate((held, others(replica))), none))
     size = (process.memory_info().rss - before) / max(blocks, 1)
     asked = [prompt for prompt, _ in zip(prompts(dice, stems), range(requests), strict=False)]
@@ -221,7 +221,7 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     routed = time.thread_time()
     gone = {replica: iter(np.array_split(others(replica), each // TOLD)) for replica in set(went)}
     told = [
-        Change(digests.of_all("", prompt)[BLOCK::BLOCK][-TOLD:], next(gone[replica], none))
+        Change(digests.told("", prompt, BLOCK)[-TOLD:], next(gone[replica], none))
         for prompt, replica in zip(asked, went, strict=True)
     ]
     tell = time.thread_time()

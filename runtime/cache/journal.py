@@ -9,6 +9,7 @@ import hashlib
 import secrets
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -23,6 +24,24 @@ from rootlace.runtime.cache.node import Node
 
 
 _MASK = 2**64 - 1
+_BITS = 6
+_NONE = np.empty(0, np.uint64)
+
+TOLD_BLOCKS: tuple[int, ...] = (
+    *range(1 << _BITS),
+    *(count << shift for shift in range(1, 26) for count in range(1 << _BITS - 1, 1 << _BITS)),
+)
+"""Block counts of six significant bits: 0, 1, ... 63, 64, 66, ... 128, 132, ... 256, 264, ...
+
+Routers are told of prefixes that end there. A cached prefix counts as at most 1/32 shorter, and a
+prompt of 1,000 blocks has 190 such ends.
+"""
+_TOLD = np.array(TOLD_BLOCKS)
+
+
+def told_blocks(first: int, last: int) -> np.ndarray:
+    """int64: the `TOLD_BLOCKS` above `first`, up to `last`."""
+    return _TOLD[bisect_right(TOLD_BLOCKS, first) : bisect_right(TOLD_BLOCKS, last)]
 
 
 class PrefixDigests:
@@ -64,15 +83,20 @@ class PrefixDigests:
         """uint64 [len + 1]: digests of all prefixes of `tokens` (int32), the empty one included."""
         return self.behind(self._seed(namespace), tokens, 0)
 
-    def at_bounds(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
-        """uint64 [len // size]: the digests of the prefixes of `tokens` (int32) at each end of a
-        block."""
-        count = len(tokens) // size
-        sums = tokens[: count * size].astype(np.uint64)
-        sums *= self._upto(count * size)
-        np.add.accumulate(sums, out=sums)
+    def told(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
+        """uint64: the digests of the prefixes of `tokens` (int32) of 1, 2, ... `TOLD_BLOCKS`."""
+        blocks = told_blocks(0, len(tokens) // size)
+        if not len(blocks):
+            return _NONE
+        starts = blocks * size
+        end = starts.item(-1)
+        products = tokens[:end].astype(np.uint64)
+        products *= self._upto(end)
+        starts[1:], starts[0] = starts[:-1], 0
+        digests: np.ndarray = np.add.reduceat(products, starts)
+        np.add.accumulate(digests, out=digests)
         # A token counts as its number plus one: `_ones` adds the ones of all tokens at once.
-        digests: np.ndarray = sums[size - 1 :: size] + self._ones(count, size)
+        digests += self._ones(size, blocks)
         digests += np.uint64(self._seed(namespace))
         return digests
 
@@ -90,13 +114,14 @@ class PrefixDigests:
     def _seed(self, namespace: Hashable) -> int:
         return _hash(ascii(namespace).encode(), self._key)
 
-    def _ones(self, count: int, size: int) -> np.ndarray:
-        """The sums of all factors before each of the first `count` block ends."""
+    def _ones(self, size: int, blocks: np.ndarray) -> np.ndarray:
+        """The sums of all factors before the ends of the first `TOLD_BLOCKS`, `blocks`."""
         known = self._sums.get(size)
-        if known is None or len(known) < count:
-            factors = self._upto(max(count, 256) * size).reshape(-1, size)
-            known = self._sums[size] = np.cumsum(factors.sum(axis=1))
-        return known[:count]
+        if known is None or len(known) < len(blocks):
+            factors = self._upto(max(blocks.item(-1), 256) * size)
+            ends = told_blocks(0, len(factors) // size) * size
+            known = self._sums[size] = np.cumsum(factors)[ends - 1]
+        return known[: len(blocks)]
 
     @cached_property
     def _random(self) -> np.random.Generator:
@@ -166,19 +191,21 @@ class LazyKeys:
 class Change:
     """Digests (uint64) of prefixes added since the last change, and of prefixes removed.
 
-    `fresh`: all earlier changes are void.
+    `fresh`: all earlier changes are void. `blocks`: count of full blocks in the tree; None:
+    unchanged.
     """
 
     added: np.ndarray
     removed: np.ndarray
     fresh: bool = False
+    blocks: int | None = None
 
 
 class Journal:
     """Collects changes of a tree until `take`.
 
-    Only prefixes that end with a full block count. A tree that holds a prefix holds all shorter
-    ones.
+    Only prefixes of `TOLD_BLOCKS` full blocks are told. A tree that holds a prefix holds all
+    shorter ones.
     """
 
     def __init__(self, block_size: int, digests: PrefixDigests) -> None:
@@ -186,6 +213,8 @@ class Journal:
         self._digests = digests
         self._held: dict[int, bool] = {}
         """Changed digest -> whether the tree holds the prefix now."""
+        self._blocks = self._told = 0
+        """Count of full blocks in the tree, now and as told last."""
         self._fresh = True
 
     def added(self, parent: Node, tokens: np.ndarray) -> None:
@@ -195,55 +224,57 @@ class Journal:
     def removed(self, leaf: Node, end: int) -> None:
         """Note that `leaf` is about to lose its tokens from position `end` on."""
         assert leaf.parent is not None
-        start = max(end, leaf.start)
-        if self._first_bound(start) <= leaf.end:
-            self._note(leaf.parent, leaf.tokens, start, False)
+        self._note(leaf.parent, leaf.tokens, max(end, leaf.start), False)
 
     @property
     def changed(self) -> bool:
         """Whether there are changes to take."""
-        return self._fresh or bool(self._held)
+        return self._fresh or bool(self._held) or self._blocks != self._told
 
     def reset(self) -> None:
         """Note that all prefixes were lost."""
         self._held.clear()
+        self._blocks = 0
         self._fresh = True
 
     def take(self) -> Change:
         """Changes since the last call."""
         held, fresh = self._held, self._fresh
-        self._held, self._fresh = {}, False
+        self._held, self._fresh, self._told = {}, False, self._blocks
         return Change(
             _array(digest for digest, is_held in held.items() if is_held),
             _array(digest for digest, is_held in held.items() if not is_held and not fresh),
             fresh,
+            self._blocks,
         )
 
     def snapshot(self, roots: Iterable[Node]) -> Change:
         """All prefixes in the tree, for a listener that missed a change."""
-        digests = [np.empty(0, np.uint64)]
+        digests = [_NONE]
         nodes = list(roots)
         for node in nodes:  # the list grows meanwhile
             nodes.extend(node.children.values())
             if node.parent is not None:
                 digests.append(self._bounds(node.parent, node.tokens, node.start))
         self._held.clear()
-        self._fresh = False
-        return Change(np.concatenate(digests), np.empty(0, np.uint64), fresh=True)
+        self._fresh, self._told = False, self._blocks
+        return Change(np.concatenate(digests), _NONE, True, self._blocks)
 
     def _note(self, parent: Node, tokens: np.ndarray, start: int, held: bool) -> None:
+        end, size = parent.end + len(tokens), self._block_size
+        blocks = end // size - start // size
+        self._blocks += blocks if held else -blocks
         for digest in self._bounds(parent, tokens, start).tolist():
             self._held[digest] = held
 
     def _bounds(self, parent: Node, tokens: np.ndarray, start: int) -> np.ndarray:
-        """Digests at block ends behind position `start`, of `tokens` behind `parent`."""
+        """Told digests behind position `start`, of `tokens` behind `parent`."""
+        size = self._block_size
+        ends = told_blocks(start // size, (parent.end + len(tokens)) // size) * size
+        if not len(ends):
+            return _NONE
         before = self._digests.of_node(parent)
-        all_of_them = self._digests.behind(before, tokens, parent.end)
-        return all_of_them[self._first_bound(start) - parent.end :: self._block_size]
-
-    def _first_bound(self, start: int) -> int:
-        """The first block end behind position `start`."""
-        return (start // self._block_size + 1) * self._block_size
+        return self._digests.behind(before, tokens, parent.end)[ends - parent.end]
 
 
 def _array(digests: Iterable[int]) -> np.ndarray:

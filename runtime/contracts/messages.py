@@ -585,7 +585,8 @@ class CacheChanged(_Message, tag="changed", eq=False):
     """Changes of the cache since the last message: digests (uint64) of prefixes added and removed.
 
     `below`: the same for each changed offload level. `fresh`: all earlier messages are void, for
-    pool and levels. `number`s are consecutive. Sent before the updates of the steps that changed
+    pool and levels. `blocks`: count of full blocks in the tree; None: unchanged. `number`s are
+    consecutive. Sent before the updates of the steps that changed
     the cache, by an engine that is one of several of a model.
     """
 
@@ -594,6 +595,7 @@ class CacheChanged(_Message, tag="changed", eq=False):
     removed: np.ndarray
     fresh: bool = False
     below: tuple[Below, ...] = ()
+    blocks: int | None = None
 
 
 class CostMeasured(_Message, tag="cost", eq=False):

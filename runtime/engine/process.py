@@ -188,9 +188,10 @@ class Telling:
             change = change or Change(_NONE, _NONE)
             self._all_of_it = False
             self._number += 1
-            said.append(
-                CacheChanged(self._number, change.added, change.removed, change.fresh, below)
+            message = CacheChanged(
+                self._number, change.added, change.removed, change.fresh, below, change.blocks
             )
+            said.append(message)
         if self._cost.steps >= self._next_cost:
             self._next_cost = self._cost.steps + min(self._cost.steps, _STEPS)
             said.append(CostMeasured(self._cost.cost))

@@ -246,7 +246,7 @@ class Dispatch:
         return Hearing(partial(self._ask, at), partial(self._heard, at))
 
     def _heard(self, at: int, message: CacheChanged) -> None:
-        change = Change(message.added, message.removed, message.fresh)
+        change = Change(message.added, message.removed, message.fresh, message.blocks)
         self._router.heard(at, change, message.below)
 
     def _sweep_soon(self) -> None:

@@ -16,7 +16,7 @@ from itertools import islice
 
 import numpy as np
 
-from rootlace.runtime.cache.journal import Change, LazyKeys, PrefixDigests
+from rootlace.runtime.cache.journal import TOLD_BLOCKS, Change, LazyKeys, PrefixDigests
 from rootlace.runtime.contracts.messages import Below, kv_space
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
@@ -137,7 +137,7 @@ class Coming:
     def __init__(self) -> None:
         self._first: dict[int, dict[Hashable, Sent]] = {}
         self._places: Counter[int] = Counter()
-        """Block number of these first blocks -> count."""
+        """Place of these first blocks among their prompts' digests -> count."""
 
     def __len__(self) -> int:
         return len(self._first)
@@ -264,10 +264,8 @@ class Router:
         """Take in a report on a replica's cache or offload levels; ignored for a lost replica."""
         if replica not in self._dead:
             self._held.apply(replica, change)
-            before = 0 if change.fresh else self._blocks[replica]
-            blocks = before + len(change.added) - len(change.removed)
-            if blocks != self._blocks[replica]:
-                self._blocks[replica] = blocks
+            if change.blocks is not None and change.blocks != self._blocks[replica]:
+                self._blocks[replica] = change.blocks
                 self._price(replica)
             self._below.apply(replica, below, change.fresh)
 
@@ -306,15 +304,15 @@ class Router:
         """
         if len(self._dead) == self._config.replicas:
             raise ValueError("all replicas are lost")
-        size, length = self._config.block_size, len(tokens)
-        digests = self._digests.at_bounds(namespace, tokens, size)
+        length = len(tokens)
+        digests = self._digests.told(namespace, tokens, self._config.block_size)
         held, coming = self._held.match(digests), self._coming.match(digests)
         price = self._each * self._prefill_seconds(length, 0)
         for count, replicas in held:
             which = _members(replicas)
-            price[which] = self._each[which] * self._prefill_seconds(length, count * size)
+            price[which] = self._each[which] * self._prefill_seconds(length, self._tokens_of(count))
         best = max(held[-1][0] if held else 0, max(coming.values(), default=0))
-        once = self._prefill_seconds(length, best * size)
+        once = self._prefill_seconds(length, self._tokens_of(best))
         reads = self._reads(namespace, tokens, held) if len(self._below) else ()
         for read in reads:
             which = _members(read.replicas)
@@ -322,7 +320,7 @@ class Router:
             once = min(once, float(np.min(there)))
             price[which] = np.minimum(price[which], self._each[which] * there)
         for replica, count in coming.items():
-            soon = self._each.item(replica) * self._prefill_seconds(length, count * size)
+            soon = self._each.item(replica) * self._prefill_seconds(length, self._tokens_of(count))
             price[replica] = min(price.item(replica), soon)
         price -= self._spread * once
         price += np.maximum(self._free - now, 0.0)
@@ -335,7 +333,7 @@ class Router:
         replica = self._cheapest(price, prefer)
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
         known = max(known, coming.get(replica, 0))
-        taken = self._prefill_seconds(length, known * size)
+        taken = self._prefill_seconds(length, self._tokens_of(known))
         for read in reads:
             if read.replicas >> replica & 1:
                 taken = min(taken, float(self._reading_seconds(length, read, replica)))
@@ -350,13 +348,14 @@ class Router:
         self._queued[replica] += taken
         self._tokens[replica] += length + output
         self._renew(replica)
-        self._served[replica] += length - known * size
+        self._served[replica] += length - self._tokens_of(known)
         return replica
 
     def held(self, namespace: Hashable, tokens: np.ndarray) -> list[tuple[int, int]]:
-        """Count of full blocks of `tokens` (int32) that replicas hold: see `PrefixIndex.match`."""
-        size = self._config.block_size
-        return self._held.match(self._digests.at_bounds(namespace, tokens, size))
+        """Count of full blocks of `tokens` (int32) that replicas hold, at most 1/32 too few: see
+        `PrefixIndex.match`."""
+        digests = self._digests.told(namespace, tokens, self._config.block_size)
+        return [(TOLD_BLOCKS[count], found) for count, found in self._held.match(digests)]
 
     def first_token(self, request: Hashable, now: float) -> None:
         """Note that the prompt is computed; its cached prefixes were reported before."""
@@ -429,6 +428,10 @@ class Router:
         queued = self._queued[sent.replica] = max(self._queued[sent.replica] - sent.seconds, 0.0)
         self._free[sent.replica] = now + queued * self._slow[sent.replica]
 
+    def _tokens_of(self, count: int) -> int:
+        """Tokens of a prompt's prefix that has the digest `count`, from 1 on."""
+        return TOLD_BLOCKS[count] * self._config.block_size
+
     def _prefill_seconds(self, length: int, cached: int) -> float:
         """Seconds to prefill one prompt alone; its last token is computed in any case."""
         cost, rest = self._cost, max(length - cached, 1)
@@ -440,7 +443,8 @@ class Router:
     ) -> list[Read]:
         size = self._config.block_size
         keys = LazyKeys(self._config.space_of(namespace), tokens, size)
-        return self._below.match(keys.item, len(tokens) // size, held)
+        blocks = [(TOLD_BLOCKS[count], replicas) for count, replicas in held]
+        return self._below.match(keys.item, len(tokens) // size, blocks)
 
     def _reading_seconds(
         self, length: int, read: Read, which: int | np.ndarray

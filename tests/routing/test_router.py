@@ -24,8 +24,8 @@ def tokens(*parts: tuple[int, int]) -> np.ndarray:
 
 
 def holds(prompt: np.ndarray) -> Change:
-    digests = PrefixDigests().of_all("", prompt)[BLOCK::BLOCK]
-    return Change(digests, np.empty(0, np.uint64))
+    digests = PrefixDigests().told("", prompt, BLOCK)
+    return Change(digests, np.empty(0, np.uint64), blocks=len(prompt) // BLOCK)
 
 
 def test_what_shares_nothing_is_spread_evenly() -> None:
@@ -42,6 +42,17 @@ def test_a_prompt_goes_where_it_is_cached() -> None:
     one.first_token("a", 1.0)
     one.ended("a", 1.0)
     assert one.route("b", "", tokens((7, 40), (1, 8)), 1, 1.0) != 2, "it was evicted"
+
+
+@pytest.mark.parametrize("blocks", [63, 64, 65, 1000, 1023, 4100])
+def test_of_a_long_prefix_at_most_a_32nd_is_not_known(blocks: int) -> None:
+    one, prefix = router(), np.random.default_rng(blocks).integers(1 << 17, size=blocks * BLOCK)
+    prefix = prefix.astype(np.int32)
+    one.heard(2, holds(prefix))
+    prompt = np.concatenate((prefix, tokens((7, 40))))
+    assert one.route("a", "", prompt, 1, 0.0) == 2
+    ((known, replicas),) = one.held("", prompt)
+    assert replicas == 1 << 2 and blocks * 31 / 32 < known <= blocks
 
 
 def test_namespaces_share_nothing() -> None:
@@ -109,8 +120,8 @@ def test_spread_says_what_it_takes_to_hold_a_prefix_twice() -> None:
 
 def test_a_prefix_is_held_twice_sooner_where_there_is_room() -> None:
     one, other = router(replicas=2, capacity=1000), holds(tokens((9, 1000)))
-    nothing = Change(np.empty(0, np.uint64), np.empty(0, np.uint64), fresh=True)
-    gone = Change(nothing.added, other.added)
+    nothing = Change(np.empty(0, np.uint64), np.empty(0, np.uint64), fresh=True, blocks=0)
+    gone = Change(nothing.added, other.added, blocks=0)
     one.heard(0, holds(tokens((7, 40))))
     one.route("busy", "", tokens((7, 40), (9, 100)), 1, 0.0)
     # Some 118 seconds at the owner; at the other one 48, and 8 or 64 times as many for spread.
