@@ -79,6 +79,7 @@ class Scheme(ctypes.Structure):
         ("offsets", c_int32),
         ("units", c_int32),
         ("unit_groups", c_int32),
+        ("least", c_int32),
         ("table", c_float * 16),
     ]
 

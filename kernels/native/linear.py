@@ -35,7 +35,7 @@ from rootlace.kernels.weights import CODES, Dense, Quantised, Weight, parts_of, 
 CHUNK = 16
 """Groups are whole ones of so many inputs."""
 CODE_KINDS = {"int8": 0, "fp8_e4m3": 1}
-FOUR_BITS = 2
+FOUR_BITS, SIX_BITS = 2, 3
 NUMBERS = {
     None: -1,
     torch.float32: 0,
@@ -113,9 +113,16 @@ def scheme_of(weight: Quantised) -> native.Scheme:
     """The C structure of a `prepared` weight's scheme."""
     code = CODES[weight.scheme.codes]
     units = weight.units
+    group = 0 if weight.group == weight.shape[1] else weight.group
+    codes, least = CODE_KINDS.get(weight.kind, FOUR_BITS), 0
+    if weight.kind == "int8" and group:
+        # Five and six bits of a file are bytes here: without the bits that say nothing they take less.
+        least, most = (int(one) for one in weight.values.aminmax())
+        codes, least = (SIX_BITS, least) if most - least < 64 else (codes, 0)
     return native.Scheme(
-        codes=CODE_KINDS.get(weight.kind, FOUR_BITS),
-        group=0 if weight.group == weight.shape[1] else weight.group,
+        codes=codes,
+        group=group,
+        least=least,
         scales=NUMBERS[weight.scales.dtype],
         offsets=NUMBERS[None if weight.offsets is None else weight.offsets.dtype],
         units=NUMBERS[None if units is None else units.dtype],

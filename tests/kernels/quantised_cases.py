@@ -28,9 +28,12 @@ FORMS: list[tuple[Scheme, dict[str, Any]]] = [
     (Scheme("fp8_e4m3", 32), {"scales": BFLOAT16}),
     (Scheme("e2m1", 32), {"scales": FLOAT32}),
     (Scheme("nl4", 32), {"scales": FLOAT16}),
+    (Scheme("int8", 16), {"scales": torch.int8, "units": 16, "unit": FLOAT32, "least": -32}),
+    (Scheme("int8", 32, offsets=True), {"scales": FLOAT16, "offsets": FLOAT16, "least": 0}),
+    (Scheme("int8", 32), {"scales": FLOAT32, "least": -100}),
 ]
 """A scheme, and the types of its scales; `units`: how many groups share one,
-or as many of them as the groups can be divided into."""
+or as many of them as the groups can be divided into; `least`: codes are no more than 63 above."""
 
 
 def make(
@@ -49,7 +52,9 @@ def make(
     halved = scheme.codes in ("int4", "uint4", "e2m1", "nl4")
     shape = (outputs, inputs // 2 if halved else inputs)
     values = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
-    if scheme.codes == "int8":
+    if "least" in types:
+        values = ((values & 63).int() + types["least"]).to(torch.int8)
+    elif scheme.codes == "int8":
         values = values.view(torch.int8)
     elif scheme.codes == "fp8_e4m3":
         values[(values & 127) == 127] = 3

@@ -26,8 +26,9 @@ enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 // it, or with its vectors though it has tiles (elsewhere the same). The two add up in other orders.
 enum RlPath : int32_t { RL_BEST = 0, RL_VECTORS = 1 };
 
-// What codes of weights are: int8, floats of eight bits (no NaN), or places in a table.
-enum RlCodes : int32_t { RL_INT8 = 0, RL_E4M3 = 1, RL_FOUR_BITS = 2 };
+// What codes of weights are: int8, floats of eight bits (no NaN), places in a table, or int8 of which each is
+// `least` to `least` + 63.
+enum RlCodes : int32_t { RL_INT8 = 0, RL_E4M3 = 1, RL_FOUR_BITS = 2, RL_SIX_BITS = 3 };
 enum RlNumbers : int32_t {
   RL_NO_NUMBERS = -1,
   RL_NUMBERS_FLOAT32 = 0,
@@ -44,6 +45,7 @@ struct RlScheme {
   int32_t scales, offsets;  // RlNumbers that these are, before they are multiplied by units
   int32_t units;            // and units of both
   int32_t unit_groups;      // groups that share a unit; 1 without units
+  int32_t least;            // of codes of six bits, else 0
   float table[16];          // of codes of four bits
 };
 

@@ -18,8 +18,11 @@
 // Where a set of instructions is fast at it, all codes that stand for integers, but for those, are
 // multiplied by integers of 16 bits, group by group (`grouped`): see group_products.h. Then codes of four
 // bits are digits of the 16 bits of an input in a word: digit n of the i-th row of words is of the n-th of the
-// rows of words that codes of eight bits would be. Words of all vectors lie side by side, row
-// by row: what a product reads is one stream.
+// rows of words that codes of eight bits would be. Codes of six bits, less `least`, are three rows of words a
+// chunk. Of the 16 bits of an input in the i-th row, the lowest twelve are the codes of the rows 2 i and 2 i + 1
+// of words that codes of eight bits would be; of the last two rows, the four lower bits are the highest of the
+// first two rows here, and the two higher ones the highest of the third. Words of all vectors lie side
+// by side, row by row: what a product reads is one stream. Elsewhere codes of six bits lie as int8.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +56,7 @@ inline int size_of(int32_t numbers) {
 
 // By what codes are to be multiplied to become integers of eight bits: 0 where nothing helps.
 inline int integers_of(const RlScheme& scheme) {
-  if (scheme.codes == RL_INT8) return 1;
+  if (scheme.codes == RL_INT8 || scheme.codes == RL_SIX_BITS) return 1;
   if (scheme.codes != RL_FOUR_BITS) return 0;
   const auto whole = [&](float factor) {
     return std::all_of(scheme.table, scheme.table + 16, [&](float x) {
@@ -75,7 +78,7 @@ struct CodeLayout {
   // Of `grouped` codes: by what they are to be multiplied to become integers, by how much what they become
   // in products is more than these, and whether that is the codes themselves.
   int whole = 1, shift = 0;
-  bool digits = false;
+  bool digits = false, six_bits = false;
 
   CodeLayout() = default;
   CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles, bool as_bytes, bool grouped)
@@ -83,6 +86,8 @@ struct CodeLayout {
     together = tiles ? 2 : 1;
     by_column = tiles && scheme.codes == RL_FOUR_BITS;
     rows = tiles ? BYTE_DEPTH / 4 : 1;
+    six_bits = grouped && scheme.codes == RL_SIX_BITS;
+    if (scheme.codes == RL_SIX_BITS && !six_bits) scheme.codes = RL_INT8;
     group_chunks = scheme.group ? scheme.group / CHUNK : chunks;
     // Tiles are within a unit. (Where there are numbers of units, they are.)
     if (group_chunks * scheme.unit_groups % together) scheme.unit_groups *= 2;
@@ -90,7 +95,7 @@ struct CodeLayout {
     const bool several = scheme.units == RL_NO_NUMBERS && chunks > group_chunks;
     if (grouped && several && vecs * scales_at(1) % 64) scheme.unit_groups *= 2;
     unit_chunks = group_chunks * scheme.unit_groups;
-    chunk_bytes = CHUNK * LANES / (scheme.codes == RL_FOUR_BITS ? 2 : 1);
+    chunk_bytes = CHUNK * LANES * (six_bits ? 6 : scheme.codes == RL_FOUR_BITS ? 4 : 8) / 8;
     head_bytes = scales_at(scheme.unit_groups);
     if (!grouped) return;
     whole = integers_of(scheme);
@@ -102,6 +107,8 @@ struct CodeLayout {
       shift = -static_cast<int>(numbers[0] * whole);
     else if (four_bits)
       shift = Isa::SHORT_SHIFT;
+    else if (six_bits)
+      shift = -scheme.least;
   }
 
   size_t bytes() const { return ceil_div(chunks, unit_chunks) * unit_bytes(); }
@@ -118,7 +125,9 @@ struct CodeLayout {
   }
 
   // Of `grouped` codes: bytes of a vector's words, or digits of words.
-  size_t word_bytes() const { return LANES * (scheme.codes == RL_FOUR_BITS ? 4 : SHORT_WORD); }
+  size_t word_bytes() const {
+    return LANES * (six_bits || scheme.codes == RL_FOUR_BITS ? 4 : SHORT_WORD);
+  }
 
   // Where the code of an input and of a vector's column is, of `as_bytes`.
   size_t byte(int input, int vec, int lane) const {

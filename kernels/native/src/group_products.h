@@ -67,7 +67,7 @@ constexpr int group_rows(int vecs) {
 }
 
 // What codes become that are multiplied by integers.
-enum class Shorts { BYTES, DIGITS, LOOKED_UP };
+enum class Shorts { BYTES, DIGITS, LOOKED_UP, SIX_BITS };
 
 // sums[ROWS, VECS * 16], rows `lds` apart, of the stretch and of all before it. `least`: what each of the
 // integers that codes become is too small by. `factor`: of scales, a power of two; `scale_at`: where a row's
@@ -76,10 +76,11 @@ template <Shorts KIND, int ROWS, int VECS>
 void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int least, float factor,
                       int scale_at, float* sums, size_t lds) {
   // Words of a chunk's inputs, and how many share a register of codes; registers of a row of words.
-  constexpr bool FOUR_BITS = KIND != Shorts::BYTES;
-  constexpr int WORDS = CHUNK / SHORT_WORD, TOGETHER = FOUR_BITS ? 4 : 1;
+  constexpr bool FULL_WORDS = KIND != Shorts::BYTES;
+  constexpr int WORDS = CHUNK / SHORT_WORD, ROWS_TOGETHER = KIND == Shorts::SIX_BITS ? 3 : 1;
+  constexpr int TOGETHER = KIND == Shorts::SIX_BITS ? WORDS : FULL_WORDS ? 4 : 1;
   constexpr int PER = LANES / NATIVE, COUNT = VECS * PER;
-  constexpr int REGISTER = NATIVE * (FOUR_BITS ? 4 : SHORT_WORD);  // bytes
+  constexpr int REGISTER = NATIVE * (FULL_WORDS ? 4 : SHORT_WORD);  // bytes
   const CodeLayout& layout = stretch.layout;
   const RlScheme& scheme = layout.scheme;
   const bool has_offsets = scheme.offsets != RL_NO_NUMBERS;
@@ -148,19 +149,22 @@ void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int le
 #pragma GCC unroll 6
         for (int j = 0; j < COUNT; j++) {
           const char* own = codes + j * REGISTER;
-          if (word % TOGETHER == 0 && j * REGISTER % 64 == 0) fetch_codes(own);
+          if (word % TOGETHER < ROWS_TOGETHER && j * REGISTER % 64 == 0)
+            fetch_codes(own + word % TOGETHER * row_bytes);
           if constexpr (KIND == Shorts::LOOKED_UP)
             panel[j] = Isa::look_up_shorts(table, own, word % TOGETHER);
           else if constexpr (APART)
             panel[j] = load_as<NativeInts>(own) >> (word & 2) * 4 & (word & 1 ? 0x00f000f0 : 0x000f000f);
           else if constexpr (KIND == Shorts::DIGITS)
             panel[j] = Isa::digits(own, word % TOGETHER);
+          else if constexpr (KIND == Shorts::SIX_BITS)
+            panel[j] = Isa::six_bits(own, row_bytes, word);
           else
             panel[j] = Isa::shorts(own);
         }
         Isa::add_shorts(APART && word % 2 ? odd : found, panel,
                         [&](int i) { return load_as<int32_t>(rows[i] + at + 4 * word); });
-        if (word % TOGETHER == TOGETHER - 1) codes += row_bytes;
+        if (word % TOGETHER == TOGETHER - 1) codes += ROWS_TOGETHER * row_bytes;
       }
     }
     if constexpr (APART)
@@ -220,9 +224,10 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
   using detail::Shorts;
   const RlScheme& scheme = layout.scheme;
   const float factor = 1.0f / static_cast<float>(layout.whole);
-  auto* of_kind = scheme.codes != RL_FOUR_BITS ? detail::multiply_stretch_of<Shorts::BYTES>
-                  : layout.digits              ? detail::multiply_stretch_of<Shorts::DIGITS>
-                                               : detail::multiply_stretch_of<Shorts::LOOKED_UP>;
+  auto* of_kind = layout.six_bits                ? detail::multiply_stretch_of<Shorts::SIX_BITS>
+                  : scheme.codes != RL_FOUR_BITS ? detail::multiply_stretch_of<Shorts::BYTES>
+                  : layout.digits                ? detail::multiply_stretch_of<Shorts::DIGITS>
+                                                 : detail::multiply_stretch_of<Shorts::LOOKED_UP>;
   const int tiles = ceil_div(rows, Isa::SHORT_ROWS);
   const int tile_vecs = std::min(vecs, Isa::short_vecs(ceil_div(rows, tiles)));
   const int unit = scheme.unit_groups, all = ceil_div(layout.chunks, layout.group_chunks);

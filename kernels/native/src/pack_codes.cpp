@@ -11,10 +11,13 @@
 namespace rootlace {
 namespace {
 
-// Where a code begins, from its chunk's codes on.
+// Where a code begins, from its chunk's codes on. Of six bits, in 16 bits from there on: its lower `bits`, and
+// where the others are, if there are any.
 struct Digit {
   size_t byte;
-  int bit;
+  int bit, bits = 0;
+  size_t high_byte = 0;
+  int high_bit = 0;
 };
 
 // The inputs of a chunk, or of two that lie side by side.
@@ -24,6 +27,12 @@ int depth_of(const CodeLayout& layout) { return layout.by_column ? 2 * CHUNK : C
 template <class T>
 Digit digit_of(const CodeLayout& layout, int lane, int i) {
   const size_t grouped_row = layout.vecs * layout.word_bytes();
+  if (layout.six_bits) {
+    const int row = i / SHORT_WORD;
+    const size_t half = lane * 4 + i % SHORT_WORD * 2;
+    if (row < 6) return {row / 2 * grouped_row + half, row % 2 * 6, 6};
+    return {(row - 6) * grouped_row + half, 12, 4, 2 * grouped_row + half, 2 * row};
+  }
   if (layout.scheme.codes != RL_FOUR_BITS) {
     const int word = layout.grouped ? SHORT_WORD : STEP<T>;
     const size_t row = layout.grouped ? grouped_row : LANES * word;
@@ -118,14 +127,21 @@ class Packer {
     const bool four_bits = layout().scheme.codes == RL_FOUR_BITS;
     const auto* from = static_cast<const uint8_t*>(source_.values) +
                        (output * panels_.inputs + input) / (four_bits ? 2 : 1);
-    if (!four_bits) {
-      for (int i = 0; i < depth; i++) to[digits[i].byte] = static_cast<char>(from[i]);
-      return;
-    }
+    const auto add = [to](size_t at, auto bits) {
+      bits |= load_as<decltype(bits)>(to + at);
+      std::memcpy(to + at, &bits, sizeof bits);
+    };
     for (int i = 0; i < depth; i++) {
-      const int code = from[i / 2] >> 4 * (i % 2) & 15;
-      char& byte = to[digits[i].byte];
-      byte = static_cast<char>(byte | code << digits[i].bit);
+      const Digit& digit = digits[i];
+      if (four_bits) {
+        add(digit.byte, static_cast<uint8_t>((from[i / 2] >> 4 * (i % 2) & 15) << digit.bit));
+      } else if (layout().six_bits) {
+        const int code = static_cast<int8_t>(from[i]) - layout().scheme.least;
+        add(digit.byte, static_cast<uint16_t>((code & (1 << digit.bits) - 1) << digit.bit));
+        add(digit.high_byte, static_cast<uint16_t>(code >> digit.bits << digit.high_bit));
+      } else {
+        to[digit.byte] = static_cast<char>(from[i]);
+      }
     }
   }
 
@@ -178,6 +194,11 @@ class RowReader {
     const int depth = depth_of(layout());
     const Digit digit = digits[input % depth];
     const char* from = panel + layout().codes(input / depth * depth / CHUNK, vec);
+    if (layout().six_bits) {
+      const int low = load_as<uint16_t>(from + digit.byte) >> digit.bit & (1 << digit.bits) - 1;
+      const int high = load_as<uint16_t>(from + digit.high_byte) >> digit.high_bit;
+      return (low | high << digit.bits & 63) + layout().scheme.least;
+    }
     const int code = static_cast<uint8_t>(from[digit.byte]) >> digit.bit;
     if (layout().scheme.codes == RL_FOUR_BITS) return layout().scheme.table[code & 15];
     return static_cast<int8_t>(code);

@@ -59,6 +59,13 @@ struct Avx2 : Plain<8> {
   [[gnu::always_inline]] static NativeInts shorts(const void* p) {
     return (NativeInts)_mm256_cvtepi8_epi16(load_as<__m128i>(p));
   }
+  // The highest bits of words need no mask.
+  [[gnu::always_inline]] static NativeInts six_bits(const char* p, size_t row, int i) {
+    if (i < 6) return Plain::six_bits(p, row, i);
+    const __m256i low = _mm256_srli_epi16(load_as<__m256i>(p + (i - 6) * row), 12);
+    const __m256i high = _mm256_srli_epi16(load_as<__m256i>(p + 2 * row), 2 * i - 4);
+    return (NativeInts)_mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi16(0x30)));
+  }
   // Twice the bytes of 16 integers, each SHORT_SHIFT more than it is: so their upper halves are zero.
   using ShortTable = __m256i;
   static ShortTable short_table(const float* numbers, int factor) {

@@ -118,6 +118,12 @@ struct Avx512 : Plain<16> {
   [[gnu::always_inline]] static NativeInts digits(const void* p, int digit) {
     return digit < 3 ? Plain::digits(p, digit) : (NativeInts)_mm512_srli_epi16(load_as<__m512i>(p), 12);
   }
+  [[gnu::always_inline]] static NativeInts six_bits(const char* p, size_t row, int i) {
+    if (i < 6) return Plain::six_bits(p, row, i);
+    const __m512i low = _mm512_srli_epi16(load_as<__m512i>(p + (i - 6) * row), 12);
+    const __m512i high = _mm512_srli_epi16(load_as<__m512i>(p + 2 * row), 2 * i - 4);
+    return (NativeInts)_mm512_ternarylogic_epi32(low, high, _mm512_set1_epi16(0x30), 0xf8);
+  }
   using ShortTable = __m512i;
   static ShortTable short_table(const float* numbers, int factor) {
     const auto integers = Plain::short_table(numbers, factor);

@@ -211,7 +211,8 @@ struct Plain {
 
   // Whether products of integers of 16 bits with codes in groups are faster (../group_products.h). Of those:
   // pairs of codes of eight bits; the i-th digits of words, or the integers that a table has for these,
-  // which are more than they are by SHORT_SHIFT; and sums. DIGITS: whether digits are faster. MANY_REGISTERS:
+  // which are more than they are by SHORT_SHIFT; the i-th pairs of a chunk's codes of six bits, in three rows of
+  // words (../codes.h); and sums. DIGITS: whether digits are faster. MANY_REGISTERS:
   // whether there are enough for a tile's sums twice.
   static constexpr bool GROUPS = false, DIGITS = false, MANY_REGISTERS = false;
   static constexpr int SHORT_SHIFT = 0;
@@ -223,6 +224,11 @@ struct Plain {
   }
   static NativeInts digits(const void* p, int digit) {
     return load_as<NativeInts>(p) >> 4 * digit & 0x000f000f;
+  }
+  static NativeInts six_bits(const char* p, size_t row, int i) {
+    if (i < 6) return load_as<NativeInts>(p + i / 2 * row) >> 6 * (i % 2) & 0x003f003f;
+    const NativeInts high = load_as<NativeInts>(p + 2 * row) >> (2 * i - 4) & 0x00300030;
+    return (load_as<NativeInts>(p + (i - 6) * row) >> 12 & 0x000f000f) | high;
   }
   using ShortTable = std::array<int16_t, 16>;
   static ShortTable short_table(const float* numbers, int factor) {
