@@ -116,7 +116,7 @@ def scheme_of(weight: Quantised) -> native.Scheme:
     group = 0 if weight.group == weight.shape[1] else weight.group
     codes, least = CODE_KINDS.get(weight.kind, FOUR_BITS), 0
     if weight.kind == "int8" and group:
-        # Five and six bits of a file are bytes here: without the bits that say nothing they take less.
+        # Five and six bits of a file are bytes here, of which two bits say nothing.
         least, most = (int(one) for one in weight.values.aminmax())
         codes, least = (SIX_BITS, least) if most - least < 64 else (codes, 0)
     return native.Scheme(
