@@ -101,7 +101,7 @@ class OpenTiers:
         for moves in scheduler.kv.tiering.spill():
             self.mover.move(moves)
             self.mover.finish()
-            if not self.disk.writer.wait(end - time.monotonic()):
+            if not self.disk.wait(end - time.monotonic()):
                 break
         scheduler.kv.tiering.poll()
         wanted, left = scheduler.kv.tiering.wanted_slots(), max(end - time.monotonic(), 1.0)

@@ -239,7 +239,7 @@ class HandedStore(SlotStore):
         self._blocks = blocks
 
     def checksum(self, slot: int) -> int:
-        return self.writer.checksums.pop(slot)
+        return self._checksums.pop(slot)
 
     def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
         self._blocks.offer(slot, source, place, crc)
