@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,21 +24,9 @@ from rootlace.runtime.simulation.study import PERCENTILES, percentiles
 from rootlace.runtime.simulation.trace import SHARED_BY, Workload
 
 
-class Routing(Protocol):
-    """Chooses a replica for each request of a workload as it arrives, and is told of its first
-    token, its end, and what caches hold."""
-
-    def route(self, number: int, now: float) -> int: ...
-
-    def first_token(self, number: int, now: float) -> None: ...
-
-    def ended(self, number: int, now: float) -> None: ...
-
-    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None: ...
-
-
 class Exact:
-    """Our own router."""
+    """Our own router. Chooses a replica for each request of a workload as it arrives, and is told
+    of first tokens, ends, and what caches hold."""
 
     empty = RouterConfig.empty
 
@@ -56,19 +44,13 @@ class Exact:
         )
         self._output = int(np.median(workload.output_units))
         """What a server may know of outputs: their lengths of late."""
+        self.first_token = self._router.first_token
+        self.ended = self._router.ended
+        self.heard = self._router.heard
 
     def route(self, number: int, now: float) -> int:
         prompt = self._workload.prompt(number)
         return self._router.route(number, "", prompt, self._output, now)
-
-    def first_token(self, number: int, now: float) -> None:
-        self._router.first_token(number, now)
-
-    def ended(self, number: int, now: float) -> None:
-        self._router.ended(number, now)
-
-    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None:
-        self._router.heard(replica, change, below)
 
 
 class ExactOnePrice(Exact):
@@ -257,7 +239,7 @@ class Group:
             SimulatedEngine(workload, policy, machine, self.times) for _ in range(replicas)
         ]
         known = replace(machine, cost=priced or machine.cost)
-        self._router: Routing = ROUTINGS[router](workload, known, self.engines)
+        self._router = ROUTINGS[router](workload, known, self.engines)
         self._clock = clock
         self._begun = begun
         self.routing_seconds = 0.0
