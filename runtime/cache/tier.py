@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 # Slots --------------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
-
-class Slots(Generic[T]):
+class Slots:
     """At most `most` slots, from 0 on; returned slots are used first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.in_use: dict[int, T] = {}
+        self.in_use: dict[int, Entry] = {}
         self._given_back: list[int] = []
         """Free slots below `_unused`; slots from `_unused` on were never in use."""
         self._unused = 0
@@ -39,7 +35,7 @@ class Slots(Generic[T]):
         del self.in_use[slot]
         self._given_back.append(slot)
 
-    def restore(self, used: dict[int, T]) -> None:
+    def restore(self, used: dict[int, Entry]) -> None:
         """Set the slots in use at the start."""
         self.in_use = used
         self._unused = max(used, default=-1) + 1
@@ -88,31 +84,6 @@ class HourlyBytes:
         else:
             self._spans.append((now + _SPAN, count))
         return True
-
-
-class Unwanted:
-    """Keys of blocks dropped before any request asked for them, the last `most` of them."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
-
-    def add(self, key: bytes) -> None:
-        self._keys[key] = None
-        if len(self._keys) > self._most:
-            self._keys.popitem(last=False)
-
-    def wanted(self, keys: Iterable[bytes]) -> None:
-        """Note that a prompt begins with the blocks of `keys`."""
-        if self._keys:
-            for key in keys:
-                self._keys.pop(key, None)
-
-    def clear(self) -> None:
-        self._keys.clear()
 
 
 # Tier ---------------------------------------------------------------------------------------------
@@ -164,8 +135,9 @@ class Tier:
         self.num_slots = num_slots
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         """Entries in order of eviction, the first to drop first."""
-        self._slots: Slots[Entry] = Slots(num_slots)
-        self.unwanted = Unwanted(min(_REMEMBERED * num_slots, _MOST_REMEMBERED))
+        self._slots = Slots(num_slots)
+        self.unwanted: OrderedDict[bytes, None] = OrderedDict()
+        """The last keys of blocks dropped before any request asked for them."""
         self.dropped = 0
         self.journal: dict[bytes, bool] | None = None
         """Key -> whether readable now, for keys changed since the last take; None: not kept."""
@@ -191,7 +163,9 @@ class Tier:
 
     def want(self, keys: list[bytes]) -> None:
         """Note that a prompt begins with the blocks of `keys`, in their order."""
-        self.unwanted.wanted(keys)
+        if self.unwanted:
+            for key in keys:
+                self.unwanted.pop(key, None)
         for key in reversed(keys):  # the begin of a prompt is dropped after its continuation
             entry = self._entries.get(key)
             if entry is not None:
@@ -226,7 +200,9 @@ class Tier:
             if entry is None:
                 return None
             if not entry.wanted:
-                self.unwanted.add(entry.label.key)
+                self.unwanted[entry.label.key] = None
+                if len(self.unwanted) > min(_REMEMBERED * self.num_slots, _MOST_REMEMBERED):
+                    self.unwanted.popitem(last=False)
             self.dropped += 1
             self.discard(entry)
         entry = Entry(label, self._slots.take())

@@ -473,24 +473,11 @@ class SampleRows:
         self, row: int, sequence: RequestState, constraints: list[Constraint | None]
     ) -> list[SampleRow]:
         """The samples of a row with a draft, with the constraints of `along`."""
-        params, last = sequence.params, len(constraints) - 1
-        samples = []
-        for at, constraint in enumerate(constraints):
-            state = constraint if isinstance(constraint, AutomatonState) else None
-            samples.append(
-                SampleRow(
-                    row,
-                    params,
-                    sequence.tokens[: sequence.length + at],
-                    sequence.prompt_len,
-                    None if isinstance(constraint, AutomatonState) else constraint,
-                    params.stop_token_ids if sequence.outputs + at < params.min_tokens else (),
-                    automaton=state,
-                    simple=sequence.simple,
-                    back=last - at,
-                )
-            )
-        return samples
+        last = len(constraints) - 1
+        return [
+            _row(row, sequence, 0, constraint, drafted=at, back=last - at)
+            for at, constraint in enumerate(constraints)
+        ]
 
     def _constraints(
         self, sequences: list[RequestState], *, known: bool = False
@@ -530,19 +517,27 @@ def dead_row(sample: SampleRow) -> SampleRow:
 
 
 def _row(
-    index: int, sequence: RequestState, pending: int, constraint: Constraint | None = None
+    index: int,
+    sequence: RequestState,
+    pending: int,
+    constraint: Constraint | None = None,
+    drafted: int = 0,
+    back: int = 0,
 ) -> SampleRow:
-    """The sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled one."""
-    params = sequence.params
-    banned = params.stop_token_ids if sequence.outputs + pending < params.min_tokens else ()
-    tokens = sequence.tokens[: sequence.length]
+    """The sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled one.
+
+    `drafted`: tokens of a draft before that one. `back`: see `SampleRow`.
+    """
+    params, before = sequence.params, sequence.outputs + pending + drafted
+    banned = params.stop_token_ids if before < params.min_tokens else ()
+    tokens = sequence.tokens[: sequence.length + drafted]
     state = None
     if isinstance(constraint, AutomatonState):
         state, constraint = constraint, None
     if not pending:
         return SampleRow(
             index, params, tokens, sequence.prompt_len, constraint, banned,
-            automaton=state, simple=sequence.simple,
+            automaton=state, simple=sequence.simple, back=back,
         )  # fmt: skip
     waits = sequence.penalised or (state is None and sequence.matcher is not None)
     return SampleRow(
