@@ -37,7 +37,6 @@ class PrefixDigests:
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
         self._factors = np.empty(0, np.uint64)
-        self._sums: dict[int, np.ndarray] = {}
 
     def of_node(self, node: Node) -> int:
         """The digest of the tokens up to the end of `node`, cached as `Node.digest`.
@@ -67,13 +66,7 @@ class PrefixDigests:
     def at_bounds(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
         """uint64 [len // size]: the digests of the prefixes of `tokens` (int32) at each end of a
         block."""
-        count = len(tokens) // size
-        sums = tokens[: count * size].astype(np.uint64)
-        sums *= self._upto(count * size)
-        np.add.accumulate(sums, out=sums)
-        # A token counts as its number plus one: `_ones` adds the ones of all tokens at once.
-        digests: np.ndarray = sums[size - 1 :: size] + self._ones(count, size)
-        digests += np.uint64(self._seed(namespace))
+        digests: np.ndarray = self.of_all(namespace, tokens)[size::size].copy()
         return digests
 
     def behind(self, digest: int, tokens: np.ndarray, start: int) -> np.ndarray:
@@ -84,19 +77,13 @@ class PrefixDigests:
         factors = self._upto(start + len(tokens))[start:]
         products = np.empty(len(tokens) + 1, np.uint64)
         products[0] = digest
-        products[1:] = (tokens.astype(np.uint64) + np.uint64(1)) * factors
-        return np.cumsum(products, out=products)
+        products[1:] = tokens
+        products[1:] += np.uint64(1)
+        products[1:] *= factors
+        return np.add.accumulate(products, out=products)
 
     def _seed(self, namespace: Hashable) -> int:
         return _hash(ascii(namespace).encode(), self._key)
-
-    def _ones(self, count: int, size: int) -> np.ndarray:
-        """The sums of all factors before each of the first `count` block ends."""
-        known = self._sums.get(size)
-        if known is None or len(known) < count:
-            factors = self._upto(max(count, 256) * size).reshape(-1, size)
-            known = self._sums[size] = np.cumsum(factors.sum(axis=1))
-        return known[:count]
 
     @cached_property
     def _random(self) -> np.random.Generator:
