@@ -2,7 +2,7 @@
 
  loop: reserve, buffer, filled --> thread --> file --> thread --> fetched, loaded
 
-Sections: block file, buffers, switch, slot store.
+Sections: buffers, switch, slot store, store of transferred blocks.
 """
 
 from __future__ import annotations
@@ -11,41 +11,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import BlockLost, Done
-from rootlace.runtime.offload.disk_store import FULL, DamagedBlock, checksum
+from rootlace.runtime.offload.disk_store import FULL, DamagedBlock, SlotFile, checksum
+from rootlace.runtime.offload.host_store import HandedBlocks
 
-# Block file ---------------------------------------------------------------------------------------
-
-
-class BlockFile(Protocol):
-    """Slots of `block_bytes` each; see `SlotFile`."""
-
-    path: Path
-    block_bytes: int
-    num_slots: int
-
-    def write(self, slot: int, block: np.ndarray) -> None: ...
-
-    def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None: ...
-
-    def erase(self, slots: Iterable[int]) -> None: ...
-
-    def expect(self, slots: Sequence[int]) -> None:
-        """Announce the next reads, in this order."""
-
-    def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None: ...
-
-    def holds(self, slot: int) -> bool: ...
-
-    def close(self, wanted: dict[int, bool] | None = None) -> None: ...
-
+BlockFile = SlotFile | HandedBlocks
+"""What a store writes to and reads from: slots of `block_bytes` each."""
 
 # Buffers ------------------------------------------------------------------------------------------
 
@@ -399,3 +376,28 @@ class SlotStore:
             self._asked.clear()
             self._done += [Done(slot, read=True, ok=False) for slot in slots]
         self._switch.off(OSError(f"a block was not read within {STALL_SECONDS:g} s"))
+
+
+# Transferred blocks -------------------------------------------------------------------------------
+
+
+BUFFER_BYTES = 32 << 20
+"""Bytes for blocks to be transferred, and as many for received blocks, between turns of the loop.
+"""
+
+
+class HandedStore(SlotStore):
+    """See `HandedState` and `StoreMemory`."""
+
+    def __init__(self, blocks: HandedBlocks) -> None:
+        super().__init__(blocks, blocks.block_seconds(), BUFFER_BYTES)
+        self._blocks = blocks
+
+    def checksum(self, slot: int) -> int:
+        return self._checksums.pop(slot)
+
+    def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
+        self._blocks.offer(slot, source, place, crc)
+
+    def stats(self) -> dict[str, int | float]:
+        return {**super().stats(), "lost_blocks": self._blocks.lost}

@@ -80,9 +80,8 @@ class Language:
             return False
         ours, theirs = self._dfa.all_transitions(), text._dfa.all_transitions()
         behind = np.frombuffer(following.to_bytes(32, "little"), np.uint8)
-        goes_on: np.ndarray = (ours[:, np.unpackbits(behind, bitorder="little") == 1] >= 0).any(
-            axis=1
-        )
+        behind = np.unpackbits(behind, bitorder="little").astype(bool)
+        goes_on = np.any(ours[:, behind] >= 0, axis=1)
         # One byte for all that neither automaton tells apart from it.
         classes = 256 * self._dfa.byte_classes.astype(int) + text._dfa.byte_classes
         one_of_each = np.unique(classes, return_index=True)[1]
