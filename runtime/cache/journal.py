@@ -56,7 +56,6 @@ class PrefixDigests:
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
         self._factors = np.empty(0, np.uint64)
-        self._sums: dict[int, np.ndarray] = {}
 
     def of_node(self, node: Node) -> int:
         """The digest of the tokens up to the end of `node`, cached as `Node.digest`.
@@ -85,19 +84,8 @@ class PrefixDigests:
 
     def told(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
         """uint64: the digests of the prefixes of `tokens` (int32) of 1, 2, ... `TOLD_BLOCKS`."""
-        blocks = told_blocks(0, len(tokens) // size)
-        if not len(blocks):
-            return _NONE
-        starts = blocks * size
-        end = starts.item(-1)
-        products = tokens[:end].astype(np.uint64)
-        products *= self._upto(end)
-        starts[1:], starts[0] = starts[:-1], 0
-        digests: np.ndarray = np.add.reduceat(products, starts)
-        np.add.accumulate(digests, out=digests)
-        # A token counts as its number plus one: `_ones` adds the ones of all tokens at once.
-        digests += self._ones(size, blocks)
-        digests += np.uint64(self._seed(namespace))
+        ends = told_blocks(0, len(tokens) // size) * size
+        digests: np.ndarray = self.of_all(namespace, tokens)[ends]
         return digests
 
     def behind(self, digest: int, tokens: np.ndarray, start: int) -> np.ndarray:
@@ -108,20 +96,13 @@ class PrefixDigests:
         factors = self._upto(start + len(tokens))[start:]
         products = np.empty(len(tokens) + 1, np.uint64)
         products[0] = digest
-        products[1:] = (tokens.astype(np.uint64) + np.uint64(1)) * factors
-        return np.cumsum(products, out=products)
+        products[1:] = tokens
+        products[1:] += np.uint64(1)
+        products[1:] *= factors
+        return np.add.accumulate(products, out=products)
 
     def _seed(self, namespace: Hashable) -> int:
         return _hash(ascii(namespace).encode(), self._key)
-
-    def _ones(self, size: int, blocks: np.ndarray) -> np.ndarray:
-        """The sums of all factors before the ends of the first `TOLD_BLOCKS`, `blocks`."""
-        known = self._sums.get(size)
-        if known is None or len(known) < len(blocks):
-            factors = self._upto(max(blocks.item(-1), 256) * size)
-            ends = told_blocks(0, len(factors) // size) * size
-            known = self._sums[size] = np.cumsum(factors)[ends - 1]
-        return known[: len(blocks)]
 
     @cached_property
     def _random(self) -> np.random.Generator:

@@ -5,54 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-# Slots --------------------------------------------------------------------------------------------
-
-
-T = TypeVar("T")
-
-
-class Slots(Generic[T]):
-    """At most `most` slots, from 0 on; returned slots are used first."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.in_use: dict[int, T] = {}
-        self._given_back: list[int] = []
-        """Free slots below `_unused`; slots from `_unused` on were never in use."""
-        self._unused = 0
-
-    @property
-    def free(self) -> bool:
-        """Whether a slot is free."""
-        return bool(self._given_back) or self._unused < self._most
-
-    def take(self) -> int:
-        """Take a free slot, which the caller puts into `in_use`."""
-        if self._given_back:
-            return self._given_back.pop()
-        self._unused += 1
-        return self._unused - 1
-
-    def give_back(self, slot: int) -> None:
-        del self.in_use[slot]
-        self._given_back.append(slot)
-
-    def restore(self, used: dict[int, T]) -> None:
-        """Set the slots in use at the start."""
-        self.in_use = used
-        self._unused = max(used, default=-1) + 1
-        self._given_back = [slot for slot in range(self._unused) if slot not in used]
-
-    def check(self) -> None:
-        """Raise AssertionError at the first broken invariant."""
-        free = set(self._given_back)
-        assert len(self._given_back) == len(free), "a slot is free twice"
-        assert not self.in_use.keys() & free, "a slot in use is free"
-        assert len(free) + len(self.in_use) == self._unused, "a slot is lost"
-        assert self._unused <= self._most, "there are not so many slots"
-
 
 # Wear of a disk -----------------------------------------------------------------------------------
 
@@ -88,31 +40,6 @@ class HourlyBytes:
         else:
             self._spans.append((now + _SPAN, count))
         return True
-
-
-class Unwanted:
-    """Keys of blocks dropped before any request asked for them, the last `most` of them."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
-
-    def add(self, key: bytes) -> None:
-        self._keys[key] = None
-        if len(self._keys) > self._most:
-            self._keys.popitem(last=False)
-
-    def wanted(self, keys: Iterable[bytes]) -> None:
-        """Note that a prompt begins with the blocks of `keys`."""
-        if self._keys:
-            for key in keys:
-                self._keys.pop(key, None)
-
-    def clear(self) -> None:
-        self._keys.clear()
 
 
 # Tier ---------------------------------------------------------------------------------------------
@@ -164,8 +91,13 @@ class Tier:
         self.num_slots = num_slots
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         """Entries in order of eviction, the first to drop first."""
-        self._slots: Slots[Entry] = Slots(num_slots)
-        self.unwanted = Unwanted(min(_REMEMBERED * num_slots, _MOST_REMEMBERED))
+        self._in_use: dict[int, Entry] = {}
+        """By slot; a slot is also in use while a forgotten block is written or read there."""
+        self._given_back: list[int] = []
+        """Free slots below `_unused`, used first; slots from `_unused` on were never in use."""
+        self._unused = 0
+        self.unwanted: OrderedDict[bytes, None] = OrderedDict()
+        """The last keys of blocks dropped before any request asked for them."""
         self.dropped = 0
         self.journal: dict[bytes, bool] | None = None
         """Key -> whether readable now, for keys changed since the last take; None: not kept."""
@@ -191,7 +123,9 @@ class Tier:
 
     def want(self, keys: list[bytes]) -> None:
         """Note that a prompt begins with the blocks of `keys`, in their order."""
-        self.unwanted.wanted(keys)
+        if self.unwanted:
+            for key in keys:
+                self.unwanted.pop(key, None)
         for key in reversed(keys):  # the begin of a prompt is dropped after its continuation
             entry = self._entries.get(key)
             if entry is not None:
@@ -208,11 +142,11 @@ class Tier:
 
     def takes(self, key: bytes) -> bool:
         """Whether a missing block of `key` is worth the write, and the tier has room."""
-        return key not in self.unwanted and bool(self._slots.free or self.next_dropped())
+        return key not in self.unwanted and bool(self._has_free or self.next_dropped())
 
     def next_dropped(self) -> Entry | None:
         """The block that the next `add` drops; None if none must be dropped, or none can."""
-        if self._slots.free:
+        if self._has_free:
             return None
         return next((entry for entry in self.entries() if entry.whole and not entry.readers), None)
 
@@ -221,16 +155,21 @@ class Tier:
 
         The block is readable after `written` and `prove`.
         """
-        if not self._slots.free:
+        if not self._has_free:
             entry = self.next_dropped()
             if entry is None:
                 return None
             if not entry.wanted:
-                self.unwanted.add(entry.label.key)
+                self.unwanted[entry.label.key] = None
+                if len(self.unwanted) > min(_REMEMBERED * self.num_slots, _MOST_REMEMBERED):
+                    self.unwanted.popitem(last=False)
             self.dropped += 1
             self.discard(entry)
-        entry = Entry(label, self._slots.take())
-        self._entries[label.key] = self._slots.in_use[entry.slot] = entry
+        if not self._given_back:
+            self._given_back.append(self._unused)
+            self._unused += 1
+        entry = Entry(label, self._given_back.pop())
+        self._entries[label.key] = self._in_use[entry.slot] = entry
         return entry
 
     def restore(self, saved: Iterable[tuple[int, Label, bool]]) -> list[int]:
@@ -245,7 +184,9 @@ class Tier:
                 continue
             entry = Entry(label, slot, written=True, proven=True, wanted=wanted)
             self._entries[label.key] = entry
-        self._slots.restore({entry.slot: entry for entry in self.entries()})
+        self._in_use = {entry.slot: entry for entry in self.entries()}
+        self._unused = max(self._in_use, default=-1) + 1
+        self._given_back = [slot for slot in range(self._unused) if slot not in self._in_use]
         return double
 
     def written(self, slot: int, ok: bool) -> Entry | None:
@@ -253,12 +194,12 @@ class Tier:
 
         After a failed write, or a discard meanwhile, the entry is gone.
         """
-        entry = self._slots.in_use[slot]
+        entry = self._in_use[slot]
         if not ok:
             self._forget(entry)
         entry.written = True
         if self.get(entry.label.key) is not entry:
-            self._slots.give_back(slot)
+            self._give_back(slot)
             return None
         return entry if self._readable(entry) else None
 
@@ -270,18 +211,26 @@ class Tier:
     def discard(self, entry: Entry) -> None:
         """Forget a block, whose slot is free once no write or read uses it."""
         self._forget(entry)
-        if entry.written and not entry.readers and self._slots.in_use.get(entry.slot) is entry:
-            self._slots.give_back(entry.slot)
+        if entry.written and not entry.readers and self._in_use.get(entry.slot) is entry:
+            self._give_back(entry.slot)
 
     def begin_read(self, entry: Entry) -> None:
         entry.readers += 1
 
     def end_read(self, slot: int, ok: bool) -> None:
         """Note the end of a read; a damaged block is forgotten."""
-        entry = self._slots.in_use[slot]
+        entry = self._in_use[slot]
         entry.readers -= 1
         if not ok or self.get(entry.label.key) is not entry:
             self.discard(entry)
+
+    @property
+    def _has_free(self) -> bool:
+        return bool(self._given_back) or self._unused < self.num_slots
+
+    def _give_back(self, slot: int) -> None:
+        del self._in_use[slot]
+        self._given_back.append(slot)
 
     def _forget(self, entry: Entry) -> None:
         if self._entries.get(entry.label.key) is entry:
@@ -297,11 +246,15 @@ class Tier:
 
     def check(self) -> None:
         """Raise AssertionError at the first broken invariant."""
-        self._slots.check()
+        free = set(self._given_back)
+        assert len(self._given_back) == len(free), "a slot is free twice"
+        assert not self._in_use.keys() & free, "a slot in use is free"
+        assert len(free) + len(self._in_use) == self._unused, "a slot is lost"
+        assert self._unused <= self.num_slots, "there are not so many slots"
         for key, entry in self._entries.items():
-            assert entry.label.key == key and self._slots.in_use[entry.slot] is entry
+            assert entry.label.key == key and self._in_use[entry.slot] is entry
             assert entry.whole or not entry.readers, "a block is read that is not there"
-        for slot, entry in self._slots.in_use.items():
+        for slot, entry in self._in_use.items():
             assert entry.slot == slot
             named = self._entries.get(entry.label.key) is entry
             assert named or not entry.written or entry.readers, "a slot is kept for nobody"

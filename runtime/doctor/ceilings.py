@@ -27,7 +27,7 @@ from rootlace.runtime.model.checkpoint.sizes import (
     norm_numbers,
     product_numbers,
 )
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.families.spec import Attention, ModelSpec
 from rootlace.runtime.model.kv_pool import main_memory
 
 # Machine ------------------------------------------------------------------------------------------
@@ -154,15 +154,6 @@ class Ceilings:
     read_bandwidth: float
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Query heads, key heads, and the numbers in each head."""
-
-    query: int
-    kv: int
-    dim: int
-
-
 def best_seconds(work: Callable[[], object], seconds: float) -> float:
     """The shortest of the calls that fit into `seconds`, of at least `TRIES`."""
     work()
@@ -222,30 +213,30 @@ def _weight_bandwidth(threads: int, seconds: float, size: int, library: ctypes.C
 
 
 def attention_rate(
-    dtype: torch.dtype, heads: Heads, threads: int, seconds: float, library: ctypes.CDLL
+    dtype: torch.dtype, heads: Attention, threads: int, seconds: float, library: ctypes.CDLL
 ) -> float:
     """FLOP/s of native attention of a prompt of `ATTENDED` tokens to itself. Each pair of tokens of
     which one sees the other counts four per number of a query head."""
-    shape = (ATTENDED // BLOCK, BLOCK, heads.kv, heads.dim)
+    shape = (ATTENDED // BLOCK, BLOCK, heads.num_kv_heads, heads.head_dim)
     keys, values = (torch.randn(shape).to(dtype) for _ in range(2))
     batch = AttentionBatch(
         row_start=np.array([0, ATTENDED]),
         context_len=np.array([ATTENDED]),
         block_tables=np.arange(shape[0])[None],
         block_size=BLOCK,
-        num_heads=heads.query,
-        num_kv_heads=heads.kv,
-        head_dim=heads.dim,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
         dtype=dtype,
         device=torch.device("cpu"),
     )
-    q = torch.randn(ATTENDED, heads.query, heads.dim).to(dtype)
+    q = torch.randn(ATTENDED, heads.num_heads, heads.head_dim).to(dtype)
     caches, out, team = laid_out(keys, values), torch.empty_like(q), Team(library, threads)
     with torch.inference_mode():
         once = best_seconds(
             lambda: attend(library, team.handle, q, *caches, batch, out=out), seconds
         )
-    return 4.0 * heads.query * heads.dim * (ATTENDED * (ATTENDED + 1) // 2) / once
+    return 4.0 * heads.num_heads * heads.head_dim * (ATTENDED * (ATTENDED + 1) // 2) / once
 
 
 def gpu_product_rate(device: torch.device, dtype: torch.dtype, seconds: float, free: int) -> float:

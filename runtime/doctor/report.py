@@ -26,7 +26,6 @@ from rootlace.runtime.doctor.ceilings import (
     READ_BYTES,
     Ceilings,
     Elements,
-    Heads,
     Machine,
     Row,
     attention_rate,
@@ -518,10 +517,9 @@ def _ceilings(
         return None
     if library is None:
         return Ceilings(rates["torch"], rates["torch"], bandwidth)
-    attention = spec.attention
-    heads = Heads(attention.num_heads, attention.num_kv_heads, attention.head_dim)
     attended = attempt(
-        "attention", partial(attention_rate, dtype, heads, measured.threads, SECONDS, library)
+        "attention",
+        partial(attention_rate, dtype, spec.attention, measured.threads, SECONDS, library),
     )
     if attended is None:
         return None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class LateCompiler:
-    """A `Compiler` that makes its `CompileService` at the first constraint, on a thread: the loop
-    goes on meanwhile. Thread-safe."""
+    """Makes its `CompileService` at the first constraint, on a thread: the loop goes on meanwhile.
+    Thread-safe."""
 
     def __init__(self, runner: ModelRunner, config: ConstraintConfig) -> None:
         self._runner = runner
@@ -38,7 +38,7 @@ class LateCompiler:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """See `Compiler`."""
+        """The vocabulary, once a constraint is compiled."""
         assert self._service is not None
         return self._service.vocabulary
 

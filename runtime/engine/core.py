@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -56,9 +57,9 @@ from rootlace.runtime.contracts.messages import (
     kv_namespace,
 )
 from rootlace.runtime.contracts.plan import Executor, ExecutorLost, Launched, StepPlan
-from rootlace.runtime.engine.process import FIRST, Compiler, CompilingRequests, Telling
+from rootlace.runtime.engine.process import FIRST, CompilingRequests, Telling
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.structured.thoughts import ThoughtGrammar
+from rootlace.runtime.structured.thoughts import ThoughtMatcher
 from rootlace.wire.errors import (
     InternalError,
     InvalidConstraint,
@@ -66,6 +67,9 @@ from rootlace.wire.errors import (
     Overloaded,
     RootlaceError,
 )
+
+if TYPE_CHECKING:
+    from rootlace.runtime.engine.constraints import LateCompiler
 
 # Steps --------------------------------------------------------------------------------------------
 
@@ -400,7 +404,7 @@ class EngineLoop:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        compiler: Compiler,
+        compiler: LateCompiler,
         receive: Callable[[int], list[ToEngine]],
         send: Callable[[list[FromEngine]], None],
         jump_forward: bool = True,
@@ -455,8 +459,8 @@ class EngineLoop:
         for message in self._receive(int(1000 * (IDLE_SECONDS if wait else nap))):
             self._handle(message)
         if compiling.by_rid:
-            for waiting in compiling.take():
-                self._begin(waiting.request, waiting.matcher, waiting.waited)
+            for arrived in compiling.take():
+                self._begin(*arrived)
         if resuming:
             self._resume()
         if tiering.active and tiering.handing.busy:
@@ -606,10 +610,8 @@ class EngineLoop:
     def _behind_thoughts(
         self, request: EngineRequest, thoughts: ThoughtTokens, make: Callable[[], Matcher]
     ) -> Matcher:
-        def inner() -> Matcher | None:
-            return None if request.constraint is None else _matcher(make, request)
-
-        return ThoughtGrammar(inner, thoughts, self._compiler.vocabulary).matcher()
+        inner = None if request.constraint is None else _matcher(make, request)
+        return ThoughtMatcher(inner, thoughts, self._compiler.vocabulary)
 
     def _add(
         self, request: EngineRequest, make: Callable[[], Matcher] | None, waited: float = 0.0

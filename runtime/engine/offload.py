@@ -23,8 +23,8 @@ from rootlace.runtime.model.executor.runner import (
 )
 from rootlace.runtime.model.kv_pool import made_up_plan
 from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, open_folder
-from rootlace.runtime.offload.host_store import HandedBlocks, HandedStore, HostStore, block_seconds
-from rootlace.runtime.offload.slot_store import SlotStore
+from rootlace.runtime.offload.host_store import HandedBlocks, HostStore, block_seconds
+from rootlace.runtime.offload.slot_store import HandedStore, SlotStore
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.transfer import Nixl, SharedMemory, Tcp
@@ -101,7 +101,7 @@ class OpenTiers:
         for moves in scheduler.kv.tiering.spill():
             self.mover.move(moves)
             self.mover.finish()
-            if not self.disk.writer.wait(end - time.monotonic()):
+            if not self.disk.wait(end - time.monotonic()):
                 break
         scheduler.kv.tiering.poll()
         wanted, left = scheduler.kv.tiering.wanted_slots(), max(end - time.monotonic(), 1.0)

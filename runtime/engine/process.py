@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from rootlace.runtime.scheduler.pacing import MeasuredCost
 from rootlace.wire.protocol import Constraint
 
 if TYPE_CHECKING:
-    from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+    from rootlace.runtime.engine.constraints import LateCompiler
 
 FIRST = Constraint("choices", '["a"]')
 """What a request compiles that needs the vocabulary and has no constraint of its own."""
@@ -36,42 +36,13 @@ AT_ONCE = 16
 """Ready requests taken per turn of the loop: beginning a constraint takes time."""
 
 
-class Compiler(Protocol):
-    """The loop's view of `structured.compiler.CompileService`.
-
-    `vocabulary` is available once a constraint is compiled.
-    """
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    def cached(self, constraint: Constraint) -> Grammar | None: ...
-
-    def submit(self, constraint: Constraint, client: str = ...) -> Future[Grammar]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Waiting:
-    request: EngineRequest
-    grammar: Future[Grammar]
-    since: float
-
-    @property
-    def waited(self) -> float:
-        """Seconds since the request came."""
-        return time.monotonic() - self.since
-
-    def matcher(self) -> Matcher:
-        """The request's matcher. Raises the exception of the compilation."""
-        return self.grammar.result().matcher()
-
-
 class CompilingRequests:
     """Keeps requests until their grammars are ready; `take` returns ready ones."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, compiler: LateCompiler) -> None:
         self._compiler = compiler
-        self.by_rid: dict[int, Waiting] = {}
+        self.by_rid: dict[int, tuple[EngineRequest, Future[Grammar], float]] = {}
+        """Requests with their grammars to come, and the times since when they wait."""
         self._done: SimpleQueue[int] = SimpleQueue()
         self._ready: list[int] = []
         self.compiled = 0
@@ -82,7 +53,7 @@ class CompilingRequests:
         """Compile the request's `constraint`, unless the compilation is under way already."""
         grammar = self._compiler.submit(constraint, request.client)
         rid = request.rid
-        self.by_rid[rid] = Waiting(request, grammar, time.monotonic())
+        self.by_rid[rid] = request, grammar, time.monotonic()
         # Not the request: it would be kept, with its grammar, until a full garbage collection.
         grammar.add_done_callback(lambda _: self._done.put(rid))
 
@@ -102,18 +73,27 @@ class CompilingRequests:
         except Empty:
             return
 
-    def take(self) -> Iterator[Waiting]:
-        """The first `AT_ONCE` requests whose compilation has ended, well or badly."""
+    def take(self) -> Iterator[tuple[EngineRequest, Callable[[], Matcher], float]]:
+        """The first `AT_ONCE` requests whose compilation has ended, well or badly.
+
+        Each with what makes its matcher, or raises the exception of the compilation, and with the
+        seconds that it waited.
+        """
         while not self._done.empty():
             self._ready.append(self._done.get())
         ready, self._ready = self._ready[:AT_ONCE], self._ready[AT_ONCE:]
         for rid in ready:
-            waiting = self.by_rid.get(rid)
-            if waiting is not None and waiting.grammar.done():
-                del self.by_rid[rid]
-                self.compiled += 1
-                self.seconds += waiting.waited
-                yield waiting
+            if rid not in self.by_rid or not self.by_rid[rid][1].done():
+                continue
+            request, grammar, since = self.by_rid.pop(rid)
+            waited = time.monotonic() - since
+            self.compiled += 1
+            self.seconds += waited
+            yield request, partial(_matcher, grammar), waited
+
+
+def _matcher(grammar: Future[Grammar]) -> Matcher:
+    return grammar.result().matcher()
 
 
 # Loading ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import numpy as np
 
 from rootlace.runtime.contracts.block_store import BlockLost, Done, Transfer
 from rootlace.runtime.offload.disk_store import DamagedBlock, Kept, SlotFile, checksum
-from rootlace.runtime.offload.slot_store import SlotStore
 
 # Host memory --------------------------------------------------------------------------------------
 
@@ -149,9 +148,6 @@ def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
 # Transferred blocks -------------------------------------------------------------------------------
 
 
-BUFFER_BYTES = 32 << 20
-"""Bytes for blocks to be transferred, and as many for received blocks, between turns of the loop.
-"""
 _TIMED = 8
 
 
@@ -229,20 +225,3 @@ class HandedBlocks:
                 self._transfer.take(source, 0, block)
                 checksum(b"", block)
         return (time.perf_counter() - begun) / _TIMED
-
-
-class HandedStore(SlotStore):
-    """See `HandedState` and `StoreMemory`."""
-
-    def __init__(self, blocks: HandedBlocks) -> None:
-        super().__init__(blocks, blocks.block_seconds(), BUFFER_BYTES)
-        self._blocks = blocks
-
-    def checksum(self, slot: int) -> int:
-        return self.writer.checksums.pop(slot)
-
-    def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
-        self._blocks.offer(slot, source, place, crc)
-
-    def stats(self) -> dict[str, int | float]:
-        return {**super().stats(), "lost_blocks": self._blocks.lost}

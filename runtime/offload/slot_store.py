@@ -1,8 +1,8 @@
 """A store of slots that threads write and read beside the loop.
 
- loop: reserve, buffer, filled --> Writer thread --> file --> Reader thread --> fetched, loaded
+ loop: reserve, buffer, filled --> thread --> file --> thread --> fetched, loaded
 
-Sections: block file, buffers, switch, reader, writer, slot store.
+Sections: buffers, switch, slot store, store of transferred blocks.
 """
 
 from __future__ import annotations
@@ -11,41 +11,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import BlockLost, Done
-from rootlace.runtime.offload.disk_store import FULL, DamagedBlock, checksum
+from rootlace.runtime.offload.disk_store import FULL, DamagedBlock, SlotFile, checksum
+from rootlace.runtime.offload.host_store import HandedBlocks
 
-# Block file ---------------------------------------------------------------------------------------
-
-
-class BlockFile(Protocol):
-    """Slots of `block_bytes` each; see `SlotFile`."""
-
-    path: Path
-    block_bytes: int
-    num_slots: int
-
-    def write(self, slot: int, block: np.ndarray) -> None: ...
-
-    def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None: ...
-
-    def erase(self, slots: Iterable[int]) -> None: ...
-
-    def expect(self, slots: Sequence[int]) -> None:
-        """Announce the next reads, in this order."""
-
-    def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None: ...
-
-    def holds(self, slot: int) -> bool: ...
-
-    def close(self, wanted: dict[int, bool] | None = None) -> None: ...
-
+BlockFile = SlotFile | HandedBlocks
+"""What a store writes to and reads from: slots of `block_bytes` each."""
 
 # Buffers ------------------------------------------------------------------------------------------
 
@@ -128,7 +105,7 @@ class Switch:
             log.warning("%s: no blocks are kept there any more: %s", self._path, error)
 
 
-# Reader -------------------------------------------------------------------------------------------
+# Slot store ---------------------------------------------------------------------------------------
 
 
 STALL_SECONDS = 10.0
@@ -138,36 +115,191 @@ READ_LATENCY = 0.002
 AHEAD = 4
 """Blocks announced ahead, where blocks can be sent ahead."""
 _KEPT = 0.95
+LEAST_BUFFERS = 2
 
 
-class Reader:
-    """Reads in the order of requests. See `StoreState` and `StoreMemory`."""
+class SlotStore:
+    """The slots of a file, in order of requests: see `StoreState` and `StoreMemory`.
+
+    One thread writes, publishes and erases, another one reads. A failed write switches the store
+    off, with a warning; so does a read that hangs. No read or write follows. On a full disk writing
+    alone pauses: what is there is read.
+    """
 
     def __init__(
         self,
         file: BlockFile,
-        buffers: Buffers,
-        switch: Switch,
         block_seconds: float,
-        checksums: Mapping[int, int],
-        clock: Callable[[], float],
+        buffer_bytes: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`checksums`: of blocks not yet indexed. `block_seconds`: initial estimate of a read's
-        time."""
+        """`block_seconds`: initial estimate of the time to read a block.
+
+        `buffer_bytes`: memory for blocks being written, and as much for blocks being read.
+        """
         self._file = file
-        self._buffers = buffers
-        self._switch = switch
-        self.block_seconds = block_seconds
-        self._checksums = checksums
         self._clock = clock
-        self.read_bytes = self.damaged_blocks = 0
+        self._switch = Switch(file.path.parent, clock)
+        self.num_slots = file.num_slots
+        self.block_seconds = block_seconds
         self._change = threading.Condition()
+        self._done: list[Done] = []
+        self._written_bytes = self._read_bytes = self._damaged_blocks = 0
+        count = max(buffer_bytes // file.block_bytes, LEAST_BUFFERS)
+        self._there, self._back = (
+            Buffers(count, lambda: np.empty(file.block_bytes, np.uint8)) for _ in range(2)
+        )
+        self.unreserved = count
+        """Buffers that planned moves may fill."""
+        self._filling: dict[int, tuple[bytes, np.ndarray | None]] = {}
+        """Slots of planned moves -> key, and buffer once there is one."""
+        self._tasks: deque[Callable[[], None]] = deque()
+        """For the thread that writes."""
+        self._busy = False
+        self._checksums: dict[int, int] = {}
+        """Checksums of written blocks that are not indexed yet."""
         self._asked: deque[tuple[int, bytes]] = deque()
+        """For the thread that reads: slots and keys."""
         self._reading: tuple[int, float] | None = None
         """The slot being read, and the start time."""
         self._fetched: dict[int, np.ndarray] = {}
-        self._done: list[Done] = []
-        threading.Thread(target=self._run, name="tier-read", daemon=True).start()
+        for name, run in (("tier-write", self._run_tasks), ("tier-read", self._run_reads)):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    @property
+    def working(self) -> bool:
+        return self._switch.on
+
+    @property
+    def room(self) -> int:
+        return self.unreserved if self._switch.writes else 0
+
+    def poll(self) -> list[Done]:
+        """Also fails all waiting reads if the disk hangs."""
+        reading = self._reading
+        if reading is not None and self._clock() > reading[1] + STALL_SECONDS:
+            self._give_up()
+        if not self._done:
+            return []
+        with self._change:
+            done, self._done = self._done, []
+            return done
+
+    def stats(self) -> dict[str, int | float]:
+        return {
+            "written_bytes": self._written_bytes,
+            "read_bytes": self._read_bytes,
+            "damaged_blocks": self._damaged_blocks,
+            "working": int(self.working),
+            "failed": int(not self.working),
+            "full": int(self._switch.full),
+        }
+
+    def close(self, wanted: dict[int, bool] | None = None, seconds: float = 1.0) -> bool:
+        """Finish queued writes within `seconds` and close the files.
+
+        Returns False if that took longer; then a write may still be running. `wanted`: see
+        `SlotFile.close`.
+        """
+        finished = self.wait(seconds)
+        with self._change:
+            self._switch.closed = True
+            self._change.notify_all()
+        if finished:
+            try:
+                self._file.close(wanted if self.working else None)
+            except OSError as error:  # existing records keep their old order
+                log.warning("%s: the order of the blocks is not kept: %s", self._file.path, error)
+        return finished
+
+    # ------------------------------------------------------------ writing
+
+    def reserve(self, slot: int, key: bytes) -> None:
+        with self._change:
+            self.unreserved -= 1
+            self._filling[slot] = key, None
+
+    def cancel(self, slot: int) -> None:
+        with self._change:
+            self._there.give_back(self._filling.pop(slot)[1])
+            self.unreserved += 1
+
+    def buffer(self, slot: int) -> np.ndarray:
+        with self._change:
+            key, buffer = self._filling[slot]
+            if buffer is None:
+                buffer = self._there.take()
+                self._filling[slot] = key, buffer
+            return buffer
+
+    def filled(self, slot: int) -> None:
+        key, buffer = self._filling.pop(slot)
+        assert buffer is not None
+        block = buffer
+        self.ask(lambda: self._write(slot, key, block))
+
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        self.ask(lambda: self._publish(slot, key, owner))
+
+    def erase(self, slots: list[int]) -> None:
+        if slots:
+            self.ask(lambda: self._erase(slots))
+
+    def ask(self, task: Callable[[], None]) -> None:
+        """Queue a task of the thread that writes behind all earlier ones."""
+        with self._change:
+            self._tasks.append(task)
+            self._change.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all queued tasks are done; False after `seconds`."""
+        with self._change:
+            return self._change.wait_for(lambda: not (self._tasks or self._busy), max(seconds, 0.0))
+
+    def _run_tasks(self) -> None:
+        while True:
+            with self._change:
+                while not self._tasks:
+                    if self._switch.closed:
+                        return
+                    self._change.wait()
+                task = self._tasks.popleft()
+                self._busy = True
+            try:
+                task()
+            except OSError as error:
+                self._switch.failed(error)
+            with self._change:
+                self._busy = False
+                self._change.notify_all()
+
+    def _publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        self._file.publish(slot, self._checksums[slot], key, owner)
+        del self._checksums[slot]
+
+    def _erase(self, slots: list[int]) -> None:
+        try:
+            self._file.erase(slots)
+        except OSError as error:  # what is to be forgotten would be found at the next start
+            self._switch.off(error)
+
+    def _write(self, slot: int, key: bytes, block: np.ndarray) -> None:
+        ok = False
+        try:
+            if self._switch.writes:
+                self._file.write(slot, block)
+                self._checksums[slot] = checksum(key, block)
+                self._switch.wrote()
+                ok = True
+        finally:
+            with self._change:
+                if ok:
+                    self._written_bytes += len(block)
+                self._there.give_back(block)
+                self.unreserved += 1
+                self._done.append(Done(slot, read=False, ok=ok))
+
+    # ------------------------------------------------------------ reading
 
     def fetch(self, slot: int, key: bytes) -> None:
         with self._change:
@@ -179,19 +311,10 @@ class Reader:
 
     def release(self, slot: int) -> None:
         with self._change:
-            self._buffers.give_back(self._fetched.pop(slot, None))
+            self._back.give_back(self._fetched.pop(slot, None))
             self._change.notify_all()
 
-    def take_done(self) -> list[Done]:
-        """Reads finished since the last call; all waiting reads fail if the disk hangs."""
-        reading = self._reading
-        if reading is not None and self._clock() > reading[1] + STALL_SECONDS:
-            self._give_up()
-        if not self._done:
-            return []
-        with self._change:
-            done, self._done = self._done, []
-            return done
+    loaded = release
 
     def seconds(self, blocks: int) -> float:
         return READ_LATENCY + blocks * self.block_seconds
@@ -200,38 +323,27 @@ class Reader:
         """Lower the estimate a little, so that a store that was slow is tried again."""
         self.block_seconds *= _KEPT
 
-    def wake(self) -> None:
-        """End the thread after all work, as the store was closed."""
-        with self._change:
-            self._change.notify_all()
-
-    def _run(self) -> None:
+    def _run_reads(self) -> None:
         while True:
             with self._change:
-                while not self._asked or not len(self._buffers):
+                while not self._asked or not len(self._back):
                     if self._switch.closed:
                         return
                     self._change.wait()
                 near = [slot for slot, _ in islice(self._asked, AHEAD)]
                 slot, key = self._asked.popleft()
-                buffer = self._buffers.take()
+                buffer = self._back.take()
                 self._reading = slot, self._clock()
             ok = self._switch.on and self._read(slot, key, buffer, near)
-            self._end(slot, buffer, ok)
-
-    def _end(self, slot: int, buffer: np.ndarray, ok: bool) -> None:
-        with self._change:
-            if self._reading is None:  # the read was given up meanwhile
-                self._buffers.give_back(buffer)
-                return
-            self._reading = None
-            if ok:
-                self._fetched[slot] = buffer
-                self.read_bytes += len(buffer)
-            else:
-                self._buffers.give_back(buffer)
-            self._done.append(Done(slot, read=True, ok=ok))
-            self._change.notify_all()
+            with self._change:
+                given_up, self._reading = self._reading is None, None
+                if ok and not given_up:
+                    self._fetched[slot] = buffer
+                    self._read_bytes += len(buffer)
+                else:
+                    self._back.give_back(buffer)
+                if not given_up:
+                    self._done.append(Done(slot, read=True, ok=ok))
 
     def _read(self, slot: int, key: bytes, buffer: np.ndarray, near: Sequence[int]) -> bool:
         """Read a slot; `near`: this slot and the next ones."""
@@ -242,7 +354,7 @@ class Reader:
         except DamagedBlock as error:
             if not self._file.holds(slot):
                 return False  # the block was forgotten meanwhile
-            self.damaged_blocks += 1
+            self._damaged_blocks += 1
             log.warning("a damaged block is ignored: %s", error)
             return False
         except BlockLost as error:
@@ -266,239 +378,26 @@ class Reader:
         self._switch.off(OSError(f"a block was not read within {STALL_SECONDS:g} s"))
 
 
-# Writer -------------------------------------------------------------------------------------------
+# Transferred blocks -------------------------------------------------------------------------------
 
 
-class Writer:
-    """Writes in the order of requests. See `StoreState` and `StoreMemory`."""
-
-    def __init__(self, file: BlockFile, buffers: Buffers, switch: Switch) -> None:
-        self._file = file
-        self._buffers = buffers
-        self._switch = switch
-        self.room = len(buffers)
-        self.checksums: dict[int, int] = {}
-        """Checksums of written blocks that are not indexed yet."""
-        self.written_bytes = 0
-        self._filling: dict[int, tuple[bytes, np.ndarray | None]] = {}
-        """Slots of planned moves -> key, and buffer once there is one."""
-        self._change = threading.Condition()
-        self._tasks: deque[Callable[[], None]] = deque()
-        self._busy = False
-        self._done: list[Done] = []
-        threading.Thread(target=self._run, name="tier-write", daemon=True).start()
-
-    def reserve(self, slot: int, key: bytes) -> None:
-        with self._change:
-            self.room -= 1
-            self._filling[slot] = key, None
-
-    def cancel(self, slot: int) -> None:
-        with self._change:
-            self._buffers.give_back(self._filling.pop(slot)[1])
-            self.room += 1
-
-    def buffer(self, slot: int) -> np.ndarray:
-        with self._change:
-            key, buffer = self._filling[slot]
-            if buffer is None:
-                buffer = self._buffers.take()
-                self._filling[slot] = key, buffer
-            return buffer
-
-    def filled(self, slot: int) -> None:
-        key, buffer = self._filling.pop(slot)
-        assert buffer is not None
-        block = buffer
-        self.ask(lambda: self._write(slot, key, block))
-
-    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
-        self.ask(lambda: self._publish(slot, key, owner))
-
-    def erase(self, slots: list[int]) -> None:
-        if slots:
-            self.ask(lambda: self._erase(slots))
-
-    def ask(self, task: Callable[[], None]) -> None:
-        """Queue a task behind all earlier ones."""
-        with self._change:
-            self._tasks.append(task)
-            self._change.notify_all()
-
-    def take_done(self) -> list[Done]:
-        """Writes finished since the last call."""
-        if not self._done:
-            return []
-        with self._change:
-            done, self._done = self._done, []
-            return done
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until all queued tasks are done; False after `seconds`."""
-        end = time.monotonic() + seconds
-        with self._change:
-            while self._tasks or self._busy:
-                left = end - time.monotonic()
-                if left <= 0 or not self._change.wait(left):
-                    return not (self._tasks or self._busy)
-        return True
-
-    def wake(self) -> None:
-        """End the thread after all work, as the store was closed."""
-        with self._change:
-            self._change.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                while not self._tasks:
-                    if self._switch.closed:
-                        return
-                    self._change.wait()
-                task = self._tasks.popleft()
-                self._busy = True
-            try:
-                task()
-            except OSError as error:
-                self._switch.failed(error)
-            with self._change:
-                self._busy = False
-                self._change.notify_all()
-
-    def _publish(self, slot: int, key: bytes, owner: bytes) -> None:
-        self._file.publish(slot, self.checksums[slot], key, owner)
-        del self.checksums[slot]
-
-    def _erase(self, slots: list[int]) -> None:
-        try:
-            self._file.erase(slots)
-        except OSError as error:  # what is to be forgotten would be found at the next start
-            self._switch.off(error)
-
-    def _write(self, slot: int, key: bytes, block: np.ndarray) -> None:
-        ok = False
-        try:
-            if self._switch.writes:
-                self._file.write(slot, block)
-                self.checksums[slot] = checksum(key, block)
-                self._switch.wrote()
-                ok = True
-        finally:
-            with self._change:
-                if ok:
-                    self.written_bytes += len(block)
-                self._buffers.give_back(block)
-                self.room += 1
-                self._done.append(Done(slot, read=False, ok=ok))
+BUFFER_BYTES = 32 << 20
+"""Bytes for blocks to be transferred, and as many for received blocks, between turns of the loop.
+"""
 
 
-# Slot store ---------------------------------------------------------------------------------------
+class HandedStore(SlotStore):
+    """See `HandedState` and `StoreMemory`."""
 
+    def __init__(self, blocks: HandedBlocks) -> None:
+        super().__init__(blocks, blocks.block_seconds(), BUFFER_BYTES)
+        self._blocks = blocks
 
-LEAST_BUFFERS = 2
+    def checksum(self, slot: int) -> int:
+        return self._checksums.pop(slot)
 
-
-class SlotStore:
-    """A `Writer` and a `Reader` of one file: see `StoreState` and `StoreMemory`.
-
-    A failed write switches the store off, with a warning; so does a read that hangs. No read or
-    write follows. On a full disk writing alone pauses: what is there is read.
-    """
-
-    def __init__(
-        self,
-        file: BlockFile,
-        block_seconds: float,
-        buffer_bytes: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`block_seconds`: time to read a block.
-
-        `buffer_bytes`: memory for blocks being written, and as much for blocks being read.
-        """
-        self._file = file
-        self._switch = Switch(file.path.parent, clock)
-        self.num_slots = file.num_slots
-        count = max(buffer_bytes // file.block_bytes, LEAST_BUFFERS)
-        there, back = (
-            Buffers(count, lambda: np.empty(file.block_bytes, np.uint8)) for _ in range(2)
-        )
-        self.writer = Writer(file, there, self._switch)
-        checksums = self.writer.checksums
-        self.reader = Reader(file, back, self._switch, block_seconds, checksums, clock)
-
-    @property
-    def working(self) -> bool:
-        return self._switch.on
-
-    @property
-    def room(self) -> int:
-        return self.writer.room if self._switch.writes else 0
-
-    def reserve(self, slot: int, key: bytes) -> None:
-        self.writer.reserve(slot, key)
-
-    def cancel(self, slot: int) -> None:
-        self.writer.cancel(slot)
-
-    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
-        self.writer.publish(slot, key, owner)
-
-    def erase(self, slots: list[int]) -> None:
-        self.writer.erase(slots)
-
-    def fetch(self, slot: int, key: bytes) -> None:
-        self.reader.fetch(slot, key)
-
-    def release(self, slot: int) -> None:
-        self.reader.release(slot)
-
-    def poll(self) -> list[Done]:
-        return self.writer.take_done() + self.reader.take_done()
-
-    def seconds(self, blocks: int) -> float:
-        return self.reader.seconds(blocks)
-
-    def refused(self) -> None:
-        self.reader.refused()
+    def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
+        self._blocks.offer(slot, source, place, crc)
 
     def stats(self) -> dict[str, int | float]:
-        return {
-            "written_bytes": self.writer.written_bytes,
-            "read_bytes": self.reader.read_bytes,
-            "damaged_blocks": self.reader.damaged_blocks,
-            "working": int(self.working),
-            "failed": int(not self.working),
-            "full": int(self._switch.full),
-        }
-
-    # ------------------------------------------------------------ memory
-
-    def buffer(self, slot: int) -> np.ndarray:
-        return self.writer.buffer(slot)
-
-    def filled(self, slot: int) -> None:
-        self.writer.filled(slot)
-
-    def fetched(self, slot: int) -> np.ndarray:
-        return self.reader.fetched(slot)
-
-    def loaded(self, slot: int) -> None:
-        self.reader.release(slot)
-
-    def close(self, wanted: dict[int, bool] | None = None, seconds: float = 1.0) -> bool:
-        """Finish queued writes within `seconds` and close the files.
-
-        Returns False if that took longer; then a write may still be running. `wanted`: see
-        `SlotFile.close`.
-        """
-        finished = self.writer.wait(seconds)
-        self._switch.closed = True
-        self.writer.wake()
-        self.reader.wake()
-        if finished:
-            try:
-                self._file.close(wanted if self.working else None)
-            except OSError as error:  # existing records keep their old order
-                log.warning("%s: the order of the blocks is not kept: %s", self._file.path, error)
-        return finished
+        return {**super().stats(), "lost_blocks": self._blocks.lost}

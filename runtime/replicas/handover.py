@@ -35,43 +35,6 @@ from rootlace.wire.errors import (
 from rootlace.wire.protocol import SamplingParams
 from rootlace.wire.sampling import Cache
 
-# Slots --------------------------------------------------------------------------------------------
-#
-# Slots for blocks on their way between engines, which the gateway shares out.
-
-
-class Slots:
-    """Of one memory, from 0 on."""
-
-    def __init__(self, count: int) -> None:
-        self._free = list(range(count))
-
-    def __len__(self) -> int:
-        """So many are free."""
-        return len(self._free)
-
-    def lend(self, most: int) -> Lent:
-        """At most so many."""
-        count = min(most, len(self._free))
-        numbers = tuple(self._free[len(self._free) - count :])
-        del self._free[len(self._free) - count :]
-        return Lent(self, numbers)
-
-    def back(self, lent: Lent) -> None:
-        self._free += lent.numbers
-
-
-@dataclass(frozen=True)
-class Lent:
-    """Some of them, which are nobody else's until they are given `back`."""
-
-    slots: Slots
-    numbers: tuple[int, ...]
-
-    def back(self) -> None:
-        self.slots.back(self)
-
-
 # Handover -----------------------------------------------------------------------------------------
 
 
@@ -122,14 +85,15 @@ class _Handed:
     tokens: np.ndarray
     prompt: EngineOutput | None = None
     """What that engine said of it."""
-    lent: Lent | None = None
-    """The slots that its blocks are in."""
+    lent: tuple[list[int], tuple[int, ...]] | None = None
+    """The slots that its blocks are in, and the free ones that these go back to."""
     aborted: bool = False
 
     def give_back(self) -> None:
         """Nothing is read from its slots any more."""
         if self.lent is not None:
-            self.lent.back()
+            free, slots = self.lent
+            free += slots
             self.lent = None
 
 
@@ -153,8 +117,9 @@ class Handover:
         self._dispatch = dispatch
         self._clients = clients
         self._size = block_size
-        self._slots: dict[bytes, Slots] = {}
-        """By the address of the engine whose they are; without one they are of all engines."""
+        self._free: dict[bytes, list[int]] = {}
+        """Free slots, by the address of the engine whose they are; without one they are of all
+        engines."""
         self._under_way: dict[int, _Handed] = {}
         """Those that nobody decodes yet."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -290,7 +255,7 @@ class Handover:
         self.blocks += len(given)
         self.refused += not given
         if given and handed.lent is not None:
-            places = tuple(zip(handed.lent.numbers, given, strict=False))
+            places = tuple(zip(handed.lent[1], given, strict=False))
             self._clients[target].send(
                 Offered(
                     request.rid,
@@ -314,11 +279,14 @@ class Handover:
         """Checksums of the blocks from number `first` on that lie in the first of its slots."""
         request, size, client = handed.request, self._size, self._clients[source]
         # The last token is computed in any case.
-        lent = self._slots_of(client.info).lend((len(handed.tokens) - 1) // size - first)
-        if not lent.numbers:
+        free = self._free_slots_of(client.info)
+        kept = max(len(free) - ((len(handed.tokens) - 1) // size - first), 0)
+        slots = tuple(free[kept:])
+        del free[kept:]
+        if not slots:
             return ()
-        tokens = handed.tokens[: (first + len(lent.numbers)) * size]
-        fields = (tokens, first, lent.numbers, request.namespace, request.adapter)
+        tokens = handed.tokens[: (first + len(slots)) * size]
+        fields = (tokens, first, slots, request.namespace, request.adapter)
         asking = asyncio.ensure_future(client.ask(HandOver, *fields, patient=True))
         try:
             given: tuple[int, ...] = await asyncio.wait_for(
@@ -327,22 +295,22 @@ class Handover:
         except (RootlaceError, TimeoutError, asyncio.CancelledError) as error:
             # Until it has answered, or is dead, it may still write there.
             asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-            asking.add_done_callback(lambda _: lent.back())
+            asking.add_done_callback(lambda _: free.extend(slots))
             if isinstance(error, asyncio.CancelledError):
                 raise
             log.warning("a prompt is computed again: %s", error or "its engine does not answer")
             return ()
-        handed.lent = lent
+        handed.lent = free, slots
         return given
 
-    def _slots_of(self, giver: Ready) -> Slots:
-        """Those that an engine writes blocks to."""
-        if giver.handed_at not in self._slots:
+    def _free_slots_of(self, giver: Ready) -> list[int]:
+        """Slots that an engine may write blocks to."""
+        if giver.handed_at not in self._free:
             # Those of engines that are gone are gone, too.
             there = {getattr(client, "info", giver).handed_at for client in self._clients}
-            self._slots = {at: slots for at, slots in self._slots.items() if at in there}
-            self._slots[giver.handed_at] = Slots(giver.handed_slots)
-        return self._slots[giver.handed_at]
+            self._free = {at: slots for at, slots in self._free.items() if at in there}
+            self._free[giver.handed_at] = list(range(giver.handed_slots))
+        return self._free[giver.handed_at]
 
     def _listener(self, handed: _Handed) -> Callable[[EngineOutput], None]:
         """Who hears of the request from now on; once something is said of it, what was handed over

@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,7 @@ from rootlace.runtime.engine.client.engine_client import EngineClient, ReplicaCo
 from rootlace.runtime.engine.client.restarts import PendingRequest, Suspensions
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover, transfer_of
-from rootlace.runtime.replicas.remote import Meeting
+from rootlace.runtime.replicas.remote import Meeting, RemotePlace
 from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailable
 
 # Answers ------------------------------------------------------------------------------------------
@@ -47,64 +47,8 @@ PATIENCE_SECONDS = 5.0
 reads metrics waits for ten of them as a rule, and one that hangs is killed after twenty."""
 
 
-class Asked(Protocol):
-    """What answers questions: an engine's client."""
-
-    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
-
-    async def flush(self) -> None: ...
-
-    async def stats(self) -> dict[str, Any]: ...
-
-
-class Asking:
-    """Asks several engines, given by their numbers (less than `most`), as if they were one. Each
-    method raises ServerUnavailable if none answers."""
-
-    def __init__(self, most: int) -> None:
-        self._ids = NodeIds(most)
-
-    async def flush(self, engines: Mapping[int, Asked]) -> None:
-        """Those that do not answer forget it when they are back (`Forgets`)."""
-        await all_answers(engines, lambda engine: engine.flush())
-
-    async def stats(self, engines: Mapping[int, Asked]) -> dict[str, Any]:
-        """The sums of all counters, and each engine's own as `replicas`."""
-        found = await all_answers(engines, lambda engine: engine.stats())
-        own = [{"replica": at, "up": at in found, **found.get(at, {})} for at in engines]
-        return {**sum_of(found), "replicas": own}
-
-    async def ask(
-        self, engines: Mapping[int, Asked], kind: Callable[..., ToEngine], *fields: Any
-    ) -> Any:
-        """The answer is of all engines, or of the one it is about."""
-        if kind is GetTree:
-            return await self._tree(engines, *fields)
-        found = await all_answers(engines, lambda engine: engine.ask(kind, *fields))
-        if kind is Explain:
-            return max(found.values(), key=lambda report: report.matched)
-        if kind is GetPins:
-            return self._ids.pins(found)
-        assert kind is Unpin
-        return any(found.values())
-
-    async def _tree(
-        self, engines: Mapping[int, Asked], namespace: str | None, under: int, limit: int
-    ) -> TreePage:
-        if under:
-            at, node = self._ids.whose(under)
-            own = {at: engines[at]} if at in engines else {}
-            found = await all_answers(
-                own, lambda engine: engine.ask(GetTree, namespace, node, limit)
-            )
-            return self._ids.page(found, whole=False)
-        each = max(limit // max(len(engines), 1), 1)
-        found = await all_answers(engines, lambda engine: engine.ask(GetTree, namespace, 0, each))
-        return self._ids.page(found, whole=True)
-
-
 async def all_answers(
-    engines: Mapping[int, Asked], ask: Callable[[Asked], Awaitable[Any]]
+    engines: Mapping[int, EngineClient], ask: Callable[[EngineClient], Awaitable[Any]]
 ) -> dict[int, Any]:
     """What each says that answers, by its number; one that stands still is not waited for where
     another one answers. Raises ServerUnavailable if none does, and whatever else one raises."""
@@ -191,55 +135,13 @@ class NodeIds:
         return node * self._replicas + at if node else 0
 
 
-# Departures ---------------------------------------------------------------------------------------
-#
-# Engines that are to end when what they have is over.
-
-
-_LOOK_SECONDS = 0.05
-
-
-class Departures:
-    """Lets each go once it holds nothing. Belongs to one event loop."""
-
-    def __init__(
-        self,
-        down: Callable[[int], None],
-        holds: Callable[[int], bool],
-        release: Callable[[int], None],
-    ) -> None:
-        """`down`: have it given nothing new; `release` is called when it `holds` nothing."""
-        self._down = down
-        self._holds = holds
-        self._release = release
-        self._waiting: dict[int, asyncio.Task[None]] = {}
-
-    def begin(self, at: int) -> None:
-        """This one gets nothing new, and is to go; idempotent."""
-        if at not in self._waiting:
-            log.warning("replica %d is to leave", at)
-            self._down(at)
-            self._waiting[at] = asyncio.create_task(self._wait(at))
-
-    def gone(self, at: int) -> None:
-        """It has ended, one way or another."""
-        if (waiting := self._waiting.pop(at, None)) is not None:
-            waiting.cancel()
-
-    def close(self) -> None:
-        for at in list(self._waiting):
-            self.gone(at)
-
-    async def _wait(self, at: int) -> None:
-        while self._holds(at):
-            await asyncio.sleep(_LOOK_SECONDS)
-        self._release(at)
-
-
 # Replicas -----------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.05
+"""Seconds between two looks at whether an engine that is to leave still holds requests."""
 
 
 class Replicas:
@@ -277,12 +179,9 @@ class Replicas:
         self._digest_key = digest_key or secrets.token_bytes(16)
         self._there = asyncio.Event()
         """Whether an engine has come to the meeting."""
-        self._departures = Departures(
-            lambda at: self._tell(partial(Dispatch.down, at=at)),
-            self._holds,
-            lambda at: self._clients[at].send(Stop()),
-        )
-        self._asking = Asking(count)
+        self._leaving: dict[int, asyncio.Task[None]] = {}
+        """Engines that get nothing new, and end when what they have is over."""
+        self._ids = NodeIds(count)
         self._forgets = Forgets(keep=True)
         self._suspensions = Suspensions()
         self.next_rid = itertools.count(1).__next__
@@ -351,9 +250,9 @@ class Replicas:
         )
         place = None
         if self._meeting is not None:
-            leave = partial(self._departures.begin, at)
+            wanted, leave = partial(self._holds, at), partial(self._leave, at)
             prefill = self._apart is not None and at >= self._count - self._apart.prefill
-            place = self._meeting.place(at, partial(self._holds, at), leave, prefill)
+            place = RemotePlace(self._meeting, at, wanted, leave, prefill)
         return await EngineClient.start(config, siblings=siblings, place=place)
 
     # ------------------------------------------------------------ requests
@@ -407,22 +306,45 @@ class Replicas:
             client.pause(paused)
 
     async def flush(self) -> None:
-        """As `EngineClient.flush`."""
-        await self._asking.flush(self._up)
+        """As `EngineClient.flush`; engines that do not answer flush on their return."""
+        await all_answers(self._up, lambda engine: engine.flush())
 
     async def stats(self) -> dict[str, Any]:
         """The sums of all counters, and each engine's own as `replicas`. Raises ServerUnavailable
         if none answers."""
         assert self._dispatch is not None
-        found = await self._asking.stats(self._up)
+        engines = self._up
+        found = await all_answers(engines, lambda engine: engine.stats())
+        own = [{"replica": at, "up": at in found, **found.get(at, {})} for at in engines]
         apart = {} if self._handover is None else self._handover.counters()
-        return {**found, **self._dispatch.counters(), **apart}
+        return {**sum_of(found), "replicas": own, **self._dispatch.counters(), **apart}
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
-        """As `EngineClient.ask`; the answer is of all engines, or of the one it is about."""
+        """As `EngineClient.ask`; the answer is of all engines, or of the one it is about. Raises
+        ServerUnavailable if none answers."""
+        if kind is GetTree:
+            return await self._tree(*fields)
         # Who is down, or away, is to let go of what it would pin again.
         engines = dict(enumerate(self._clients)) if kind is Unpin else self._up
-        return await self._asking.ask(engines, kind, *fields)
+        found = await all_answers(engines, lambda engine: engine.ask(kind, *fields))
+        if kind is Explain:
+            return max(found.values(), key=lambda report: report.matched)
+        if kind is GetPins:
+            return self._ids.pins(found)
+        assert kind is Unpin
+        return any(found.values())
+
+    async def _tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
+        engines, node = self._up, 0
+        if under:
+            at, node = self._ids.whose(under)
+            engines = {at: engines[at]} if at in engines else {}
+        else:
+            limit = max(limit // max(len(engines), 1), 1)
+        found = await all_answers(
+            engines, lambda engine: engine.ask(GetTree, namespace, node, limit)
+        )
+        return self._ids.page(found, whole=not under)
 
     @property
     def _up(self) -> dict[int, EngineClient]:
@@ -434,7 +356,8 @@ class Replicas:
 
     async def stop(self) -> None:
         """Stop all engines; whatever still runs gets `finish="abort"`."""
-        self._departures.close()
+        for at in list(self._leaving):
+            self._left(at)
         self._tell(Dispatch.close)
         if self._handover is not None:
             self._handover.close()
@@ -446,9 +369,28 @@ class Replicas:
 
     # ------------------------------------------------------------ engines that come and go
 
+    def _leave(self, at: int) -> None:
+        """Give an engine nothing new, and end it once it holds nothing. Idempotent."""
+        if at in self._leaving:
+            return
+        log.warning("replica %d is to leave", at)
+        self._tell(partial(Dispatch.down, at=at))
+
+        async def wait() -> None:
+            while self._holds(at):
+                await asyncio.sleep(_LOOK_SECONDS)
+            self._clients[at].send(Stop())
+
+        self._leaving[at] = asyncio.create_task(wait())
+
+    def _left(self, at: int) -> None:
+        """Note that an engine has ended, one way or another."""
+        if (waiting := self._leaving.pop(at, None)) is not None:
+            waiting.cancel()
+
     def _died(self, at: int, left: list[PendingRequest]) -> None:
         """An engine is down: other replicas continue what it `left`."""
-        self._departures.gone(at)
+        self._left(at)
         self._tell(partial(Dispatch.down, at=at))
         self._move(at, left)
 

@@ -10,7 +10,6 @@ holds (`cache.suffix_index`).
 from __future__ import annotations
 
 import math
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -53,13 +52,6 @@ _PART, _MOST_PAUSED, _RECALLED_PAUSED = 4, 16, 2
 In the index searches hardly pause: votes repeat short pieces of each other. Where nothing repeats,
 `speculation.Drafting` looks rarely.
 """
-
-
-class Text(Protocol):
-    """Tokens `ids[:end]` (int32) that an output may go through; they may become more."""
-
-    ids: np.ndarray
-    end: int
 
 
 class Rates:
@@ -162,7 +154,7 @@ class Drafter:
         self._predicted = predicted
         self._recalled = recalled
         self.own = own
-        self._text: Text | None = predicted
+        self._text: PredictedText | IndexedText | None = predicted
         self.source = PREDICTION
         self._rates = self._predicted_rates = Rates((_FIRST_FOUND,), _LEARNT_FOUND)
         """Of the source followed now, and of the prediction."""

@@ -1,6 +1,6 @@
 """Views of the cache and orders to the cache between steps.
 
-Sections: tree page (for `/tree` and the viewer), cache view, journals of the levels, cache control.
+Sections: cache view (with pages of the tree for `/tree` and the viewer), cache control.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
 
-from rootlace.runtime.cache import Node, Pin, RadixTree
+from rootlace.runtime.cache import Node
 from rootlace.runtime.cache.journal import Change, Journal, PrefixDigests
 from rootlace.runtime.contracts.messages import (
     Below,
@@ -25,7 +25,6 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.scheduler.admission import RunningSet
 from rootlace.runtime.scheduler.kv_manager import KVStore
-from rootlace.runtime.scheduler.offload.levels import Level
 from rootlace.runtime.scheduler.pacing import PromptPace
 from rootlace.runtime.scheduler.request import OneRequest, RequestState
 from rootlace.wire.protocol import CacheReport, Scope
@@ -34,74 +33,6 @@ _Entry = tuple[int, int, Node, tuple[str, str]]
 
 SHOWN = 24
 """Tokens shown of either end of an edge."""
-
-
-def tree_page(
-    tree: RadixTree,
-    sequences: list[RequestState],
-    pins: list[Pin],
-    idle_seconds: Callable[[Node], float],
-    restored: np.ndarray,
-    *,
-    namespace: str | None,
-    under: int,
-    limit: int,
-) -> TreePage:
-    """At most `limit` nodes of one namespace (None: all), or below node `under` (0: from the
-    roots).
-
-    `sequences`: the running sequences. `restored` (bool [blocks]): blocks read back from a level.
-    Returns an empty page if `under` was evicted.
-
-    Costs O(limit log limit), one look at each child of the nodes shown, and one at every node to
-    find `under`. About 5 us for each node shown.
-    """
-    requests: defaultdict[Node, list[int]] = defaultdict(list)
-    for sequence in sequences:
-        for node in _path(sequence.node):
-            requests[node].append(sequence.rid)
-    pinned: defaultdict[Node, list[str]] = defaultdict(list)
-    for pin in pins:
-        for node in _path(pin.node):
-            pinned[node].append(pin.id)
-    roots = [
-        root for root in tree.roots.values() if namespace is None or _name(root)[1] == namespace
-    ]
-    if under:
-        roots = [node for node in _all(roots) if node.uid == under]
-    heap: list[_Entry] = []
-    for root in roots:
-        _push(heap, root, _name(root), limit)
-    nodes: list[TreeNode] = []
-    while heap and len(nodes) < limit:
-        _, _, node, name = heapq.heappop(heap)
-        shown = node.tokens[:SHOWN].tolist(), node.tokens[SHOWN:][-SHOWN:].tolist()
-        assert node.parent is not None
-        nodes.append(
-            TreeNode(
-                node.uid,
-                0 if node.parent.is_root else node.parent.uid,
-                name[1],
-                name[0],
-                node.start,
-                node.end,
-                head=tuple(shown[0]),
-                tail=tuple(shown[1]),
-                blocks=len(node.blocks),
-                from_disk=int(np.count_nonzero(restored[node.blocks])),
-                children=len(node.children),
-                requests=tuple(requests.get(node, ())),
-                locked=node.locks > 0,
-                uses=node.uses,
-                programs=tree.programs.names(node),
-                pins=tuple(pinned.get(node, ())),
-                idle_seconds=idle_seconds(node),
-            )
-        )
-        _push(heap, node, name, limit - len(nodes))
-    if under or len(roots) < len(tree.roots):  # no count exists for this selection
-        return TreePage(tuple(nodes), complete=not heap)
-    return TreePage(tuple(nodes), not heap, tree.num_nodes, tree.num_tokens)
 
 
 def _push(heap: list[_Entry], node: Node, name: tuple[str, str], limit: int) -> None:
@@ -178,63 +109,70 @@ class CacheView:
         return msgspec.structs.replace(report, saved_seconds=saved)
 
     def tree_page(self, namespace: str | None, under: int, limit: int) -> TreePage:
-        """At most `limit` nodes of the tree: see `scheduler.tree_page`."""
-        now = self._clock()
-        return tree_page(
-            self._kv.tree,
-            self._running.sequences,
-            self._kv.retention.pins.all(),
-            lambda node: self.ticks.seconds_since(node.last_use, now),
-            self._kv.tiering.fetching.restored,
-            namespace=namespace,
-            under=under,
-            limit=limit,
-        )
+        """At most `limit` nodes of one namespace (None: all), or below node `under` (0: from the
+        roots). An empty page if `under` was evicted.
+
+        Costs O(limit log limit), one look at each child of the nodes shown, and one at every node
+        to find `under`. About 5 us for each node shown.
+        """
+        now, tree = self._clock(), self._kv.tree
+        restored = self._kv.tiering.fetching.restored
+        requests: defaultdict[Node, list[int]] = defaultdict(list)
+        for sequence in self._running.sequences:
+            for node in _path(sequence.node):
+                requests[node].append(sequence.rid)
+        pinned: defaultdict[Node, list[str]] = defaultdict(list)
+        for pin in self._kv.retention.pins.all():
+            for node in _path(pin.node):
+                pinned[node].append(pin.id)
+        roots = [
+            root for root in tree.roots.values() if namespace is None or _name(root)[1] == namespace
+        ]
+        if under:
+            roots = [node for node in _all(roots) if node.uid == under]
+        heap: list[_Entry] = []
+        for root in roots:
+            _push(heap, root, _name(root), limit)
+        nodes: list[TreeNode] = []
+        while heap and len(nodes) < limit:
+            _, _, node, name = heapq.heappop(heap)
+            shown = node.tokens[:SHOWN].tolist(), node.tokens[SHOWN:][-SHOWN:].tolist()
+            assert node.parent is not None
+            nodes.append(
+                TreeNode(
+                    node.uid,
+                    0 if node.parent.is_root else node.parent.uid,
+                    name[1],
+                    name[0],
+                    node.start,
+                    node.end,
+                    head=tuple(shown[0]),
+                    tail=tuple(shown[1]),
+                    blocks=len(node.blocks),
+                    from_disk=int(np.count_nonzero(restored[node.blocks])),
+                    children=len(node.children),
+                    requests=tuple(requests.get(node, ())),
+                    locked=node.locks > 0,
+                    uses=node.uses,
+                    programs=tree.programs.names(node),
+                    pins=tuple(pinned.get(node, ())),
+                    idle_seconds=self.ticks.seconds_since(node.last_use, now),
+                )
+            )
+            _push(heap, node, name, limit - len(nodes))
+        if under or len(roots) < len(tree.roots):  # no count exists for this selection
+            return TreePage(tuple(nodes), complete=not heap)
+        return TreePage(tuple(nodes), not heap, tree.num_nodes, tree.num_tokens)
 
     def pins(self) -> tuple[PinnedPrefix, ...]:
         """Current pins, the earliest to expire first."""
         self._kv.retention.expire()
-        pins = sorted(self._kv.retention.pins.all(), key=lambda pin: pin.until)
-        return tuple(map(self._pinned, pins))
-
-    def _pinned(self, pin: Pin) -> PinnedPrefix:
-        adapter, namespace = adapter_and_namespace(pin.namespace)
-        left = pin.until - self._clock()
-        return PinnedPrefix(pin.id, namespace, adapter, pin.tokens, pin.node.uid, left)
-
-
-# Level journals -----------------------------------------------------------------------------------
-
-
-class LevelJournals:
-    """Collects which blocks of `levels` became readable, until `take`."""
-
-    def __init__(self, levels: Sequence[Level]) -> None:
-        self._levels = levels
-        self._told = [False] * len(levels)
-        """Whether the level held readable blocks at the last `take`."""
-        for level in levels:
-            level.tier.journal = {}
-
-    def take(self, all_of_it: bool) -> tuple[Below, ...]:
-        """Changes of each level since the last `take`, or with `all_of_it` the whole contents."""
-        journals = []
-        for at, level in enumerate(self._levels):
-            tier, working = level.tier, level.store.working
-            if not (tier.journal or all_of_it or working != self._told[at]):
-                continue
-            changed, tier.journal, self._told[at] = tier.journal or {}, {}, working
-            if all_of_it:
-                changed = {entry.label.key: True for entry in tier.entries() if entry.whole}
-            added = _array(key for key, held in changed.items() if held)
-            removed = _array(key for key, held in changed.items() if not held)
-            seconds = level.block_seconds if working else math.inf
-            journals.append(Below(at, tier.num_slots, seconds, added, removed))
-        return tuple(journals)
-
-
-def _array(keys: Iterable[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(key[:8] for key in keys), np.uint64)
+        found, now = [], self._clock()
+        for pin in sorted(self._kv.retention.pins.all(), key=lambda pin: pin.until):
+            adapter, namespace = adapter_and_namespace(pin.namespace)
+            left = pin.until - now
+            found.append(PinnedPrefix(pin.id, namespace, adapter, pin.tokens, pin.node.uid, left))
+        return tuple(found)
 
 
 # Cache control ------------------------------------------------------------------------------------
@@ -250,7 +188,9 @@ class CacheControl:
         self._kv = kv
         self._sequences = sequences
         self._changed = changed
-        self._below = LevelJournals(())
+        self._told: dict[int, bool] = {}
+        """Offload level -> whether readable at the last `changes_below`; empty: no journal is kept.
+        """
         self.forgotten: set[Hashable] = set()
         """Namespaces to forget when their last request ends."""
 
@@ -295,7 +235,8 @@ class CacheControl:
         tree = self._kv.tree
         tree.evicted.digests = PrefixDigests(key)
         tree.journal = Journal(tree.block_size, tree.evicted.digests)
-        self._below = LevelJournals(self._kv.tiering.levels)
+        for at, level in enumerate(self._kv.tiering.levels):
+            level.tier.journal, self._told[at] = {}, False
 
     def changes(self, all_of_it: bool = False) -> Change | None:
         """Cached and evicted prefixes since the last call, or with `all_of_it` the whole cache.
@@ -310,8 +251,21 @@ class CacheControl:
         return tree.journal.take() if tree.journal.changed else None
 
     def changes_below(self, all_of_it: bool = False) -> tuple[Below, ...]:
-        """`changes` of the offload levels."""
-        return self._below.take(all_of_it)
+        """`changes` of the offload levels: the blocks that became readable, and those gone."""
+        journals = []
+        for at, was_working in self._told.items():
+            level = self._kv.tiering.levels[at]
+            tier, working = level.tier, level.store.working
+            if not (tier.journal or all_of_it or working != was_working):
+                continue
+            changed, tier.journal, self._told[at] = tier.journal or {}, {}, working
+            if all_of_it:
+                changed = {entry.label.key: True for entry in tier.entries() if entry.whole}
+            added = _array(key for key, held in changed.items() if held)
+            removed = _array(key for key, held in changed.items() if not held)
+            seconds = level.block_seconds if working else math.inf
+            journals.append(Below(at, tier.num_slots, seconds, added, removed))
+        return tuple(journals)
 
     def request_ended(self, namespace: Hashable) -> None:
         """Apply a delayed forget after a request of `namespace` ended."""
@@ -327,3 +281,7 @@ class CacheControl:
             self.forgotten.add(kv)
         else:
             self.forgotten.discard(kv)
+
+
+def _array(keys: Iterable[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(key[:8] for key in keys), np.uint64)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -156,27 +155,7 @@ def walk(
     return accepted
 
 
-class Job(Protocol):
-    """Work done beside a step."""
-
-    def run(self) -> None:
-        """Do the work; never raises."""
-
-
-class MaskFiller(Protocol):
-    """Runs jobs; the jobs of one step are independent of each other."""
-
-    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
-        """Start the jobs; return a function that waits for all of them, or None if done already."""
-
-
-class InlineFiller:
-    """Fills masks at once, on the calling thread."""
-
-    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
-        for job in jobs:
-            job.run()
-        return None
+Job = MaskJob | DraftJob
 
 
 class MaskThreads:
@@ -198,7 +177,8 @@ class MaskThreads:
         for thread in self._threads:
             thread.start()
 
-    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
+    def start(self, jobs: Sequence[Job]) -> Callable[[], None]:
+        """Start jobs, which are independent of each other; return a function that waits for all."""
         batch = _Batch(jobs)
         for _ in range(min(len(jobs), len(self._threads))):
             self._work.put(batch)
@@ -255,18 +235,20 @@ class StepMasks:
     def __init__(
         self,
         vocab_size: int,
-        filler: MaskFiller | None = None,
+        filler: MaskThreads | None = None,
         spot_seconds: float = SPOT_SECONDS,
         draft_seconds: float = DRAFT_SECONDS,
     ) -> None:
-        """`spot_seconds`: limit per step for masks made on the spot (0: none is).
+        """Without a `filler` all masks are made on the calling thread.
+
+        `spot_seconds`: limit per step for masks made on the spot (0: none is).
 
         `draft_seconds`: extra waiting time of a step for the masks of its drafts.
         """
         self._words = -(-vocab_size // 32)
         self._spot_seconds = spot_seconds
         self._draft_seconds = draft_seconds
-        self._filler = filler or InlineFiller()
+        self._filler = filler
         self._slow: WeakSet[Matcher] = WeakSet()
         self._handed: list[MaskJob] = []
         self.drafts: list[DraftJob] = []
@@ -311,7 +293,7 @@ class StepMasks:
                 if key is not None:
                     preparing[key] = jobs[-1]
         self._handed, self._spent = jobs, 0.0
-        return masks, self._filler.start(jobs) if jobs else None
+        return masks, self._run(jobs)
 
     # ------------------------------------------------------------ drafts
 
@@ -363,7 +345,7 @@ class StepMasks:
         deadline = time.perf_counter() + self._draft_seconds
         for job in drafts:
             job.deadline = deadline
-        more = self._filler.start(drafts)
+        more = self._run(drafts)
         if wait is None or more is None:
             return wait or more
 
@@ -372,6 +354,14 @@ class StepMasks:
             more()
 
         return both
+
+    def _run(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
+        """Have jobs done; return a function that waits for them, None if they are done already."""
+        if self._filler is not None and jobs:
+            return self._filler.start(jobs)
+        for job in jobs:
+            job.run()
+        return None
 
     def _fill(self, matcher: Matcher, out: np.ndarray) -> tuple[bool, float]:
         """Fill a mask now; return success and seconds."""
@@ -473,24 +463,11 @@ class SampleRows:
         self, row: int, sequence: RequestState, constraints: list[Constraint | None]
     ) -> list[SampleRow]:
         """The samples of a row with a draft, with the constraints of `along`."""
-        params, last = sequence.params, len(constraints) - 1
-        samples = []
-        for at, constraint in enumerate(constraints):
-            state = constraint if isinstance(constraint, AutomatonState) else None
-            samples.append(
-                SampleRow(
-                    row,
-                    params,
-                    sequence.tokens[: sequence.length + at],
-                    sequence.prompt_len,
-                    None if isinstance(constraint, AutomatonState) else constraint,
-                    params.stop_token_ids if sequence.outputs + at < params.min_tokens else (),
-                    automaton=state,
-                    simple=sequence.simple,
-                    back=last - at,
-                )
-            )
-        return samples
+        last = len(constraints) - 1
+        return [
+            _row(row, sequence, 0, constraint, drafted=at, back=last - at)
+            for at, constraint in enumerate(constraints)
+        ]
 
     def _constraints(
         self, sequences: list[RequestState], *, known: bool = False
@@ -530,19 +507,27 @@ def dead_row(sample: SampleRow) -> SampleRow:
 
 
 def _row(
-    index: int, sequence: RequestState, pending: int, constraint: Constraint | None = None
+    index: int,
+    sequence: RequestState,
+    pending: int,
+    constraint: Constraint | None = None,
+    drafted: int = 0,
+    back: int = 0,
 ) -> SampleRow:
-    """The sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled one."""
-    params = sequence.params
-    banned = params.stop_token_ids if sequence.outputs + pending < params.min_tokens else ()
-    tokens = sequence.tokens[: sequence.length]
+    """The sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled one.
+
+    `drafted`: tokens of a draft before that one. `back`: see `SampleRow`.
+    """
+    params, before = sequence.params, sequence.outputs + pending + drafted
+    banned = params.stop_token_ids if before < params.min_tokens else ()
+    tokens = sequence.tokens[: sequence.length + drafted]
     state = None
     if isinstance(constraint, AutomatonState):
         state, constraint = constraint, None
     if not pending:
         return SampleRow(
             index, params, tokens, sequence.prompt_len, constraint, banned,
-            automaton=state, simple=sequence.simple,
+            automaton=state, simple=sequence.simple, back=back,
         )  # fmt: skip
     waits = sequence.penalised or (state is None and sequence.matcher is not None)
     return SampleRow(

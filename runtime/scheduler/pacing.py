@@ -165,7 +165,7 @@ class ServicePace:
         self._outputs = _ENDED * self._outputs + outputs
 
     def seconds(self, rows: int, max_outputs: int | None = None) -> float:
-        """Upper estimate of the duration of a request with at most `most` outputs among `rows`
+        """Upper estimate of the duration of a request of `max_outputs` outputs at most among `rows`
         rows.
 
         0 while nothing was measured. With fewer rows than measured the time shrinks in proportion,

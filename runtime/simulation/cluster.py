@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,21 +24,9 @@ from rootlace.runtime.simulation.study import PERCENTILES, percentiles
 from rootlace.runtime.simulation.trace import SHARED_BY, Workload
 
 
-class Routing(Protocol):
-    """Chooses a replica for each request of a workload as it arrives, and is told of its first
-    token, its end, and what caches hold."""
-
-    def route(self, number: int, now: float) -> int: ...
-
-    def first_token(self, number: int, now: float) -> None: ...
-
-    def ended(self, number: int, now: float) -> None: ...
-
-    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None: ...
-
-
 class Exact:
-    """Our own router."""
+    """Our own router. Chooses a replica for each request of a workload as it arrives, and is told
+    of first tokens, ends, and what caches hold."""
 
     empty = RouterConfig.empty
 
@@ -56,19 +44,13 @@ class Exact:
         )
         self._output = int(np.median(workload.output_units))
         """What a server may know of outputs: their lengths of late."""
+        self.first_token = self._router.first_token
+        self.ended = self._router.ended
+        self.heard = self._router.heard
 
     def route(self, number: int, now: float) -> int:
         prompt = self._workload.prompt(number)
         return self._router.route(number, "", prompt, self._output, now)
-
-    def first_token(self, number: int, now: float) -> None:
-        self._router.first_token(number, now)
-
-    def ended(self, number: int, now: float) -> None:
-        self._router.ended(number, now)
-
-    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None:
-        self._router.heard(replica, change, below)
 
 
 class ExactOnePrice(Exact):
@@ -257,7 +239,7 @@ class Group:
             SimulatedEngine(workload, policy, machine, self.times) for _ in range(replicas)
         ]
         known = replace(machine, cost=priced or machine.cost)
-        self._router: Routing = ROUTINGS[router](workload, known, self.engines)
+        self._router = ROUTINGS[router](workload, known, self.engines)
         self._clock = clock
         self._begun = begun
         self.routing_seconds = 0.0
@@ -359,71 +341,6 @@ class Apart:
         return replace(cost, prefill=self.link.seconds(1), pair=0.0)
 
 
-class Prefilling:
-    """The replicas that compute prompts, before a group that decodes.
-
-    A request whose prompt is computed is sent by that group's router, and what its replica lacks of
-    the prompt travels there: whole blocks, after all of them were computed. A block that is evicted
-    there meanwhile, or that there is no room for, is computed by the replica itself, with all that
-    follows it.
-    """
-
-    def __init__(
-        self,
-        apart: Apart,
-        workload: Workload,
-        policy: NamedPolicy,
-        machine: Machine,
-        router: str,
-        clock: Clock,
-        decoding: Group,
-    ) -> None:
-        self._apart = apart
-        self._clock = clock
-        self._workload = workload
-        self._decoding = decoding
-        self._free: dict[int, float] = {}
-        """When each replica's link is, by its number; those that compute prompts count from -1
-        downwards."""
-        self.taken = np.zeros(len(workload), bool)
-        """Which requests' prompts are computed here."""
-        self.moved = 0
-        """Units that travelled."""
-        prompts = copy.copy(workload)
-        prompts.outputs = np.ones_like(workload.outputs)
-        self.group = Group(
-            prompts, policy, machine, apart.prefill, router, clock, begun=self._computed
-        )
-
-    def take(self, number: int, now: float) -> bool:
-        """Compute the prompt of a request that has come, if it is long enough."""
-        least = min(lacks(engine, self._workload, number) for engine in self._decoding.engines)
-        if least * self._workload.granularity < self._apart.least_tokens:
-            return False
-        self.taken[number] = True
-        self.group.submit(self.group.route(number, now), number, now)
-        return True
-
-    def _computed(self, source: int, number: int) -> None:
-        """The step that begins now computes the last of a prompt."""
-        ready = float(self.group.times.first[number])
-        self._clock.at(ready, lambda: self._send(source, number, ready))
-
-    def _send(self, source: int, number: int, now: float) -> None:
-        target = self._decoding.route(number, now)
-        units = lacks(self._decoding.engines[target], self._workload, number)
-        begin = max(now, self._free.get(-1 - source, 0.0), self._free.get(target, 0.0))
-        end = begin + self._apart.link.seconds(units * self._workload.granularity)
-        self._free[-1 - source] = self._free[target] = end
-        self.moved += units
-        there = end + self._apart.link.latency
-        self._clock.at(there, lambda: self._arrive(target, number, units, there))
-
-    def _arrive(self, target: int, number: int, units: int, now: float) -> None:
-        receive(self._decoding.engines[target], self._workload, number, units)
-        self._decoding.submit(target, number, now)
-
-
 def lacks(engine: SimulatedEngine, workload: Workload, number: int) -> int:
     """Units of the whole blocks of a prompt that are not cached there, but for that of its last
     unit, which is computed in any case."""
@@ -497,8 +414,14 @@ class ClusterReport:
 
 
 class Cluster:
-    """One run. The router sees a request when it arrives, and what a step did when it ends. With
-    `apart`, some of the replicas compute prompts alone."""
+    """One run. The router sees a request when it arrives, and what a step did when it ends.
+
+    With `apart`, some of the replicas compute prompts alone, before the group that decodes. A
+    request whose prompt is computed is sent by that group's router, and what its replica lacks of
+    the prompt travels there: whole blocks, after all of them were computed. A block that is evicted
+    there meanwhile, or that there is no room for, is computed by the replica itself, with all that
+    follows it.
+    """
 
     def __init__(
         self,
@@ -516,29 +439,36 @@ class Cluster:
         self._name = router
         self._cache_tokens = machine.cache_tokens
         self._refused = 0
-        self._prefilling: Prefilling | None = None
-        if apart is None:
-            self._group = Group(workload, policy, machine, replicas, router, self._clock)
-            return
-        self._group = Group(
-            workload,
-            policy,
-            machine,
-            replicas - apart.prefill,
-            router,
-            self._clock,
-            priced=apart.priced(machine.cost),
-        )
-        self._prefilling = Prefilling(
-            apart, workload, policy, machine, router, self._clock, self._group
-        )
+        self._apart = apart
+        self._free: dict[int, float] = {}
+        """When each replica's link is, by its number; those that compute prompts count from -1
+        downwards."""
+        self._taken = np.zeros(len(workload), bool)
+        """Which requests' prompts are computed apart."""
+        self._moved = 0
+        """Units that travelled."""
+        self._prompts: Group | None = None
+        """The replicas that compute prompts."""
+        priced = None
+        if apart is not None:
+            priced = apart.priced(machine.cost)
+            replicas -= apart.prefill
+            prompts = copy.copy(workload)
+            prompts.outputs = np.ones_like(workload.outputs)
+            self._prompts = Group(
+                prompts, policy, machine, apart.prefill, router, self._clock, begun=self._computed
+            )
+        self._group = Group(workload, policy, machine, replicas, router, self._clock, priced=priced)
 
     def run(self, progress: Callable[[int], None] = lambda arrived: None) -> ClusterReport:
         """Play everything; `progress` is told now and then how many requests have arrived."""
         arrivals = self._workload.arrivals
         for number, at in enumerate(arrivals.tolist()):
             self._clock.run(at)
-            self._arrive(number, at)
+            if not self._group.engines[0].fits[number]:
+                self._refused += 1
+            elif not self._prompt_apart(number, at):
+                self._group.submit(self._group.route(number, at), number, at)
             if number % 1000 == 0:
                 progress(number)
         self._clock.run(float("inf"))
@@ -554,24 +484,49 @@ class Cluster:
         waited = np.fmin(self._group.times.first[:arrived], came[-1]) - came
         return int(np.count_nonzero((waited > limit) & self._group.engines[0].fits[:arrived]))
 
-    def _arrive(self, number: int, now: float) -> None:
-        if not self._group.engines[0].fits[number]:
-            self._refused += 1
-        elif self._prefilling is None or not self._prefilling.take(number, now):
-            self._group.submit(self._group.route(number, now), number, now)
+    def _prompt_apart(self, number: int, now: float) -> bool:
+        """Compute the prompt of a request that has come apart, if it is long enough."""
+        if self._apart is None or self._prompts is None:
+            return False
+        least = min(lacks(engine, self._workload, number) for engine in self._group.engines)
+        if least * self._workload.granularity < self._apart.least_tokens:
+            return False
+        self._taken[number] = True
+        self._prompts.submit(self._prompts.route(number, now), number, now)
+        return True
+
+    def _computed(self, source: int, number: int) -> None:
+        """The step that begins now computes the last of a prompt."""
+        assert self._prompts is not None
+        ready = float(self._prompts.times.first[number])
+        self._clock.at(ready, lambda: self._send(source, number, ready))
+
+    def _send(self, source: int, number: int, now: float) -> None:
+        assert self._apart is not None
+        target, link = self._group.route(number, now), self._apart.link
+        engine = self._group.engines[target]
+        units = lacks(engine, self._workload, number)
+        begin = max(now, self._free.get(-1 - source, 0.0), self._free.get(target, 0.0))
+        end = begin + link.seconds(units * self._workload.granularity)
+        self._free[-1 - source] = self._free[target] = end
+        self._moved += units
+        there = end + link.latency
+
+        def arrive() -> None:
+            receive(engine, self._workload, number, units)
+            self._group.submit(target, number, there)
+
+        self._clock.at(there, arrive)
 
     def _report(self) -> ClusterReport:
         times, workload = self._group.times, self._workload
         groups = [self._group]
         found = times.cached.copy()
-        handed = moved = 0
-        if self._prefilling is not None:
-            groups.append(self._prefilling.group)
-            taken = self._prefilling.taken
+        if self._prompts is not None:
+            groups.append(self._prompts)
             # What was computed in the other place was not found.
-            computed = workload.prompt_units - self._prefilling.group.times.cached
-            found[taken] -= computed[taken]
-            handed, moved = int(taken.sum()), self._prefilling.moved
+            computed = workload.prompt_units - self._prompts.times.cached
+            found[self._taken] -= computed[self._taken]
         served = np.flatnonzero(times.cached >= 0)
         outputs = workload.outputs[served]
         several = outputs > 1
@@ -597,8 +552,8 @@ class Cluster:
             * sum(group.routing_seconds for group in groups)
             / max(len(served), 1),
             prefill_replicas=len(engines) - decoders,
-            handed=handed,
-            moved=moved / prompts,
+            handed=int(self._taken.sum()),
+            moved=self._moved / prompts,
             prefill_busy=float(busy[decoders:].sum()) / max(len(engines) - decoders, 1) / seconds,
             decode_busy=float(busy[:decoders].mean()) / seconds,
             read_back=sum(engine.restored_units for engine in engines) / prompts,

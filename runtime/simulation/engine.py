@@ -77,127 +77,6 @@ def all_policies() -> list[NamedPolicy]:
     return [parse_policy(name) for name in names]
 
 
-# Executor -----------------------------------------------------------------------------------------
-#
-# An executor for replays: it computes nothing, and ends each output at its length in the trace.
-
-
-STOP = 2**31 - 1
-"""The unit that ends a request."""
-
-_NONE = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class StepWork:
-    """What a step does, in tokens: chunks of prompts, and rows that decode.
-
-    `chunk_requests` are the requests whose prompt ends here, -1 for a chunk that was cut.
-    """
-
-    chunk_requests: np.ndarray
-    chunk_tokens: np.ndarray
-    chunk_ends: np.ndarray
-    row_requests: np.ndarray
-    row_tokens: np.ndarray
-    row_contexts: np.ndarray
-
-
-class ReplayExecutor:
-    """Samples as many units per request as its output takes, the last of them `STOP`.
-
-    A request's number is its seed. Its first unit, sampled where the prompt ends, is one token;
-    each further one is `granularity` tokens, sampled in a step that stands for as many of the
-    engine's (the last one: for what is left). There is no KV memory and nothing is verified, so
-    simulating a step takes no longer where contexts are long.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self._size = workload.granularity
-        self._outputs = workload.outputs
-        self._last: np.ndarray = workload.output_units - 1
-        self._rows: _DecodingRows | None = None
-
-    def run(self, plan: StepPlan) -> tuple[StepResult, StepWork]:
-        """The step's samples, and what the engine would have computed for them."""
-        rows = self._rows
-        if rows is not None and rows.common is plan.common_blocks is not None:
-            # The same rows as in the step before, and none of them has ended.
-            rows.made += 1
-            rows.left -= 1
-            return self._decode(plan, rows)
-        self._rows = None
-        samples = plan.samples
-        requests = np.array([sample.params.seed for sample in samples], np.int64)
-        made = np.array([len(sample.token_ids) - sample.prompt_len for sample in samples], np.int64)
-        left = self._last[requests] - made
-        if plan.num_tokens == len(samples) == plan.num_rows and made.all():
-            rows = self._rows = _DecodingRows(
-                plan.common_blocks,
-                requests,
-                made,
-                int(left.min()),
-                StepResult((FIRST_OUTPUT + requests).astype(np.int32), [None] * len(samples), []),
-                np.full(len(samples), self._size),
-            )
-            return self._decode(plan, rows)
-        result = self._result(requests, left)
-        counts = np.diff(plan.row_start).astype(np.int64)
-        sampled = np.array([sample.row for sample in samples], np.int64)
-        number_of = np.full(len(counts), -1, np.int64)
-        number_of[sampled] = requests
-        made_of = np.zeros(len(counts), np.int64)
-        made_of[sampled] = made
-        # A sequence that comes back after a preemption has outputs and is prefilled all the same.
-        decodes = (made_of > 0) & (counts == 1)
-        chunks = ~decodes
-        contexts = np.multiply(plan.context_len, self._size, dtype=np.int64)
-        return result, StepWork(
-            chunk_requests=number_of[chunks],
-            chunk_tokens=counts[chunks] * self._size,
-            chunk_ends=contexts[chunks],
-            row_requests=number_of[decodes],
-            row_tokens=self._row_tokens(number_of[decodes], made_of[decodes]),
-            row_contexts=contexts[decodes],
-        )
-
-    def _decode(self, plan: StepPlan, rows: _DecodingRows) -> tuple[StepResult, StepWork]:
-        result, tokens = rows.result, rows.tokens
-        if not rows.left:  # somebody ends, and the next step has other rows
-            self._rows = None
-            result = self._result(rows.requests, self._last[rows.requests] - rows.made)
-            tokens = self._row_tokens(rows.requests, rows.made)
-        contexts = np.multiply(plan.context_len, self._size, dtype=np.int64)
-        return result, StepWork(_NONE, _NONE, _NONE, rows.requests, tokens, contexts)
-
-    def _result(self, requests: np.ndarray, left: np.ndarray) -> StepResult:
-        """`left`: how many units each of `requests` makes after this one."""
-        found = np.where(left == 0, STOP, FIRST_OUTPUT + requests)
-        return StepResult(found.astype(np.int32), [None] * len(found), [])
-
-    def _row_tokens(self, requests: np.ndarray, made: np.ndarray) -> np.ndarray:
-        """Tokens in the next unit of `requests`, which have `made` that many units."""
-        tokens: np.ndarray = self._outputs[requests] - 1 - (made - 1) * self._size
-        return np.minimum(tokens, self._size)
-
-
-@dataclass(slots=True)
-class _DecodingRows:
-    """The rows of a run of steps in which the same requests decode.
-
-    Before this step they have `made` that many units each, and none ends within `left` more steps.
-    `common` is the plans' (see `StepPlan.common_blocks`); `result` and `tokens` are those of a step
-    in which nobody ends.
-    """
-
-    common: np.ndarray | None
-    requests: np.ndarray
-    made: np.ndarray
-    left: int
-    result: StepResult
-    tokens: np.ndarray
-
-
 # Below --------------------------------------------------------------------------------------------
 #
 # What lies below a simulated pool: a disk, or memory beside a GPU. Nothing is in it but time.
@@ -276,40 +155,6 @@ class TimedStore:
     def _begin(self, done: Done) -> None:
         last = self._under_way[-1][0] if self._under_way else 0.0
         self._under_way.append((max(last, self._clock()) + self._seconds, done))
-
-
-class StoresBelow:
-    """The stores of one engine, whose blocks are `block_tokens` long."""
-
-    def __init__(
-        self, below: tuple[Below, ...], block_tokens: int, clock: Callable[[], float]
-    ) -> None:
-        self._stores = [
-            TimedStore(
-                max(one.tokens // block_tokens, 1),
-                max(_ROOM // block_tokens, 1),
-                one.token_seconds * block_tokens,
-                clock,
-            )
-            for one in below
-        ]
-        self.levels = tuple(
-            Level(one.name, Tier(store.num_slots), store, HourlyBytes(None, clock), 1)
-            for one, store in zip(below, self._stores, strict=True)
-        )
-
-    def move(self, moves: np.ndarray) -> None:
-        """What is saved is written from now on; what was read is in the pool."""
-        for kind, at, slot, other in moves.tolist():
-            if kind == SAVE:
-                self._stores[at].write(slot)
-            elif kind == PASS:
-                self._stores[at + 1].write(other)
-
-    @property
-    def next_done(self) -> float:
-        """When something is read or written; inf: nothing is under way."""
-        return min((store.next_done for store in self._stores), default=math.inf)
 
 
 # Cost ---------------------------------------------------------------------------------------------
@@ -402,7 +247,8 @@ _TICK = 1e-7
 step have different times, in the order of their admission."""
 
 _NEVER = 1 << 60
-_FIRST = np.zeros(1, np.int64)
+STOP = 2**31 - 1
+"""The unit that ends a request."""
 
 
 @dataclass(frozen=True)
@@ -429,7 +275,14 @@ class Times:
 
 
 class SimulatedEngine:
-    """Takes requests of a workload by their numbers, and computes step by step."""
+    """Takes requests of a workload by their numbers, and computes step by step.
+
+    It computes nothing but times, and samples as many units per request as its output takes, the
+    last of them `STOP`. A request's number is its seed. Its first unit, sampled where the prompt
+    ends, is one token; each further one is `granularity` tokens, sampled in a step that stands for
+    as many of the engine's (the last one: for what is left). There is no KV memory and nothing is
+    verified, so simulating a step takes no longer where contexts are long.
+    """
 
     def __init__(
         self, workload: Workload, policy: NamedPolicy, machine: Machine, times: Times
@@ -438,7 +291,7 @@ class SimulatedEngine:
         self._workload = workload
         self._cost = machine.cost
         self._times = times
-        self._executor = ReplayExecutor(workload)
+        self._last = workload.output_units - 1
         self.block = max(BLOCK_TOKENS // size, 1)
         """Units of a block."""
         blocks = max(machine.cache_tokens // (self.block * size), 1)
@@ -451,7 +304,20 @@ class SimulatedEngine:
         self._most_units = int(workload.output_units[fitting].max(initial=1))
         default = Headroom()
         self.now = 0.0
-        self._below = StoresBelow(machine.below, self.block * size, lambda: self.now)
+        block_tokens = self.block * size
+        self._stores = [
+            TimedStore(
+                max(one.tokens // block_tokens, 1),
+                max(_ROOM // block_tokens, 1),
+                one.token_seconds * block_tokens,
+                lambda: self.now,
+            )
+            for one in machine.below
+        ]
+        levels = tuple(
+            Level(one.name, Tier(store.num_slots), store, HourlyBytes(None, lambda: self.now), 1)
+            for one, store in zip(machine.below, self._stores, strict=True)
+        )
         each = machine.cost.prefill + machine.cost.step / machine.cost.max_step_tokens
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -469,7 +335,7 @@ class SimulatedEngine:
             self._read_clock,
             headroom=Headroom(default.least / size, default.most / size, default.decay**size),
             # Steps take no time before they are committed here, so none can be measured.
-            tiers=Tiers(self._below.levels, prefill_seconds=lambda units: each * size * units),
+            tiers=Tiers(levels, prefill_seconds=lambda units: each * size * units),
         )
         self.busy = 0.0
         self.steps = 0
@@ -488,20 +354,29 @@ class SimulatedEngine:
         """One simulated step, after which the clock stands at its end; None if there is nothing to
         compute."""
         plan = self.scheduler.plan()
-        self._below.move(self.scheduler.kv.tiering.take_moves())
+        # What is saved is written from now on; what was read is in the pool.
+        for kind, at, slot, other in self.scheduler.kv.tiering.take_moves().tolist():
+            if kind == SAVE:
+                self._stores[at].write(slot)
+            elif kind == PASS:
+                self._stores[at + 1].write(other)
         if plan is None:
             return None
-        result, work = self._executor.run(plan)
+        samples = plan.samples
+        requests = np.array([sample.params.seed for sample in samples], np.int64)
+        made = np.array([len(sample.token_ids) - sample.prompt_len for sample in samples], np.int64)
+        found = np.where(self._last[requests] == made, STOP, FIRST_OUTPUT + requests)
+        result = StepResult(found.astype(np.int32), [None] * len(found), [])
         updates = self.scheduler.commit(plan, result)
-        self._take(work, updates)
+        self._take(plan, requests, made, updates)
         return updates
 
     @property
     def next_read(self) -> float:
         """When there may be more to compute, since requests wait for what is below the pool; inf:
         none does."""
-        waits = self.scheduler.kv.tiering.waiting
-        return self._below.next_done if waits else float("inf")
+        waits = self._stores if self.scheduler.kv.tiering.waiting else []
+        return min((store.next_done for store in waits), default=math.inf)
 
     @property
     def restored_units(self) -> int:
@@ -512,25 +387,40 @@ class SimulatedEngine:
         self.now += _TICK
         return self.now
 
-    def _take(self, work: StepWork, updates: list[EngineOutput]) -> None:
-        """Record what a step did and move the clock."""
-        times = self._times
+    def _take(
+        self, plan: StepPlan, requests: np.ndarray, made: np.ndarray, updates: list[EngineOutput]
+    ) -> None:
+        """Record what a step did and move the clock. The rows that were sampled are of `requests`,
+        which had `made` that many units."""
+        times, size = self._times, self._workload.granularity
         for update in updates:
             if update.facts is not None:
                 at = self._workload.arrivals[update.rid] + update.facts.queued
                 times.admitted[update.rid] = at
                 times.cached[update.rid] = update.facts.cached_tokens
-        order = self._in_order(work.chunk_requests)
+        counts = np.diff(plan.row_start).astype(np.int64)
+        sampled = np.array([sample.row for sample in plan.samples], np.int64)
+        number_of = np.full(len(counts), -1, np.int64)  # of a chunk that was cut
+        number_of[sampled] = requests
+        made_of = np.zeros(len(counts), np.int64)
+        made_of[sampled] = made
+        # A sequence that comes back after a preemption has outputs and is prefilled all the same.
+        rows = np.flatnonzero((made_of > 0) & (counts == 1))
+        chunks = np.flatnonzero((made_of == 0) | (counts != 1))
+        if len(chunks) > 1:
+            # In order of admission; a cut one is the last of its step.
+            prompts = number_of[chunks]
+            admitted = np.where(prompts >= 0, times.admitted[prompts], np.inf)
+            chunks = chunks[np.argsort(admitted, kind="stable")]
+        decoding, prefilled = number_of[rows], number_of[chunks]
+        left = self._workload.outputs[decoding] - 1 - (made_of[rows] - 1) * size
+        tokens = np.minimum(left, size)
+        contexts = np.multiply(plan.context_len, size, dtype=np.int64)
         took = time_step(
-            self._cost,
-            work.chunk_tokens[order],
-            work.chunk_ends[order],
-            work.row_tokens,
-            work.row_contexts,
+            self._cost, counts[chunks] * size, contexts[chunks], tokens, contexts[rows]
         )
-        prefilled = work.chunk_requests[order]
         self.begun = []
-        if len(order):
+        if len(chunks):
             complete = prefilled >= 0
             prefilled, ready = prefilled[complete], self.now + took.chunks[complete]
             # One that comes back after a preemption had its first token before.
@@ -541,15 +431,7 @@ class SimulatedEngine:
         if any(update.finish is not None for update in updates):
             if len(prefilled):
                 times.last[prefilled] = ready
-            times.last[work.row_requests] = self.now + took.rows
+            times.last[decoding] = self.now + took.rows
         self.now += took.total
         self.busy += took.total
         self.steps += took.steps
-
-    def _in_order(self, numbers: np.ndarray) -> np.ndarray:
-        """How chunks of requests `numbers` are sorted in order of admission; a cut one (-1) is the
-        last of its step."""
-        if len(numbers) < 2:
-            return _FIRST[: len(numbers)]
-        admitted = np.where(numbers >= 0, self._times.admitted[numbers], np.inf)
-        return np.argsort(admitted, kind="stable")

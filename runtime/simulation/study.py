@@ -153,78 +153,61 @@ class Outcome:
     restored_tokens: int
 
 
-class Replay:
-    """One run. A request that arrives while a step runs is seen by the scheduler when that ends."""
+def replay(
+    workload: Workload,
+    policy: NamedPolicy,
+    machine: Machine,
+    progress: Callable[[int], None] = lambda ended: None,
+) -> Outcome:
+    """Play everything; `progress` is told now and then how many requests have ended.
 
-    def __init__(self, workload: Workload, policy: NamedPolicy, machine: Machine) -> None:
-        self._workload = workload
-        self._policy = policy
-        self._machine = machine
-        self._times = Times(len(workload))
-        self._engine = SimulatedEngine(workload, policy, machine, self._times)
-        self._arrived = 0
-        self._next_arrival = 0.0
-        self._refused = 0
-
-    def run(self, progress: Callable[[int], None] = lambda ended: None) -> Outcome:
-        """Play everything; `progress` is told now and then how many requests have ended."""
-        engine, count = self._engine, len(self._workload)
-        ended = told = 0
-        while True:
-            self._arrive()
-            updates = engine.step()
-            if updates is None:
-                then = min(self._next_arrival, engine.next_read)
-                if then == math.inf:
-                    break
-                engine.now = max(engine.now, then)
-                continue
-            ended += sum(update.finish is not None for update in updates)
-            if ended + self._refused >= told + count // 1000:
-                told = ended + self._refused
-                progress(told)
-        progress(ended + self._refused)
-        if engine.scheduler.has_work:
-            raise RuntimeError("the scheduler has work and plans nothing")
-        return self._outcome()
-
-    def _arrive(self) -> None:
-        """Give the scheduler the requests that have arrived."""
-        engine, arrivals = self._engine, self._workload.arrivals
-        if engine.now < self._next_arrival:
-            return
+    A request that arrives while a step runs is seen by the scheduler when that ends.
+    """
+    times, arrivals, count = Times(len(workload)), workload.arrivals, len(workload)
+    engine = SimulatedEngine(workload, policy, machine, times)
+    arrived = refused = ended = told = 0
+    while True:
         until = int(np.searchsorted(arrivals, engine.now, side="right"))
-        for number in range(self._arrived, until):
+        for number in range(arrived, until):
             if engine.fits[number]:
                 engine.submit(number)
             else:
-                self._refused += 1
-        self._arrived = until
-        self._next_arrival = float(arrivals[until]) if until < len(arrivals) else math.inf
-
-    def _outcome(self) -> Outcome:
-        arrivals, times, engine = self._workload.arrivals, self._times, self._engine
-        admitted = np.argsort(times.admitted, kind="stable")
-        admitted = admitted[: len(admitted) - self._refused]  # NaN comes last
-        stats = engine.scheduler.stats()
-        block = engine.block * self._workload.granularity
-        return Outcome(
-            policy=self._policy,
-            machine=self._machine,
-            waited=times.admitted - arrivals,
-            first=times.first - arrivals,
-            last=times.last - arrivals,
-            decoding=np.maximum(times.last - times.decodes_from, 0.0),
-            cached=times.cached,
-            overtaken=count_overtaken(admitted, len(arrivals)),
-            admitted=admitted,
-            seconds=engine.now,
-            busy_seconds=engine.busy,
-            steps=engine.steps,
-            evicted_tokens=int(stats["evicted_blocks"]) * block,
-            retractions=int(stats["retractions"]),
-            restored_tokens=engine.restored_units * self._workload.granularity,
-        )
+                refused += 1
+        arrived = until
+        updates = engine.step()
+        if updates is None:
+            next_arrival = float(arrivals[arrived]) if arrived < count else math.inf
+            then = min(next_arrival, engine.next_read)
+            if then == math.inf:
+                break
+            engine.now = max(engine.now, then)
+            continue
+        ended += sum(update.finish is not None for update in updates)
+        if ended + refused >= told + count // 1000:
+            told = ended + refused
+            progress(told)
+    progress(ended + refused)
+    if engine.scheduler.has_work:
+        raise RuntimeError("the scheduler has work and plans nothing")
+    admitted = np.argsort(times.admitted, kind="stable")[: count - refused]  # NaN comes last
+    stats = engine.scheduler.stats()
+    return Outcome(
+        policy=policy,
+        machine=machine,
+        waited=times.admitted - arrivals,
+        first=times.first - arrivals,
+        last=times.last - arrivals,
+        decoding=np.maximum(times.last - times.decodes_from, 0.0),
+        cached=times.cached,
+        overtaken=count_overtaken(admitted, count),
+        admitted=admitted,
+        seconds=engine.now,
+        busy_seconds=engine.busy,
+        steps=engine.steps,
+        evicted_tokens=int(stats["evicted_blocks"]) * engine.block * workload.granularity,
+        retractions=int(stats["retractions"]),
+        restored_tokens=engine.restored_units * workload.granularity,
+    )
 
 
 def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
@@ -262,8 +245,8 @@ class Report:
     """One policy on one cache size. Times in seconds; percentiles are (p50, p90, p99).
 
     `hit_rate`: of the prompt tokens of the requests that were served, `read_back` those of them
-    that were read from below the pool. `clairvoyant_own_order`: the
-    bound for the order in which this policy served them (None if it was not asked for).
+    that were read from below the pool. `clairvoyant_own_order`: the bound for the order in which
+    this policy served them.
     """
 
     policy: str
@@ -271,7 +254,7 @@ class Report:
     requests: int
     refused: int
     hit_rate: float
-    clairvoyant_own_order: float | None
+    clairvoyant_own_order: float
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
     waiting: tuple[float, ...]
@@ -294,9 +277,7 @@ class Report:
         return row
 
 
-def report_on(
-    workload: Workload, outcome: Outcome, simulation_seconds: float, own_order: bool = True
-) -> Report:
+def report_on(workload: Workload, outcome: Outcome, simulation_seconds: float) -> Report:
     served = outcome.admitted
     outputs = workload.outputs[served]
     several = outputs > 1
@@ -311,9 +292,7 @@ def report_on(
         hit_rate=int(outcome.cached[served].sum()) / max(prompts, 1),
         clairvoyant_own_order=clairvoyant_bound(
             workload, outcome.machine.cache_tokens // workload.granularity, served
-        )
-        if own_order
-        else None,
+        ),
         ttft=percentiles(outcome.first[served]),
         tpot=percentiles(pace),
         waiting=percentiles(outcome.waited[served]),
@@ -404,8 +383,8 @@ def run_study(
             name = f"{policy.name}, {short(size)} tokens"
             progress(name, done, total)
             began = time.perf_counter()
-            replay = Replay(workload, policy, Machine(size, cost, max_running, below))
-            outcome = replay.run(partial(_tell, progress, name, done, total))
+            machine = Machine(size, cost, max_running, below)
+            outcome = replay(workload, policy, machine, partial(_tell, progress, name, done, total))
             reports.append(report_on(workload, outcome, time.perf_counter() - began))
             done += len(workload)
     progress("bounds", done, total)

@@ -124,11 +124,9 @@ class _Reading:
             self.feeds = taken
 
 
-class _Snapshot(NamedTuple):
-    """All readings, and where each stands; none where they are too many, or too large, to be
-    followed: then the text is checked no further."""
-
-    readings: tuple[tuple[_Reading, tuple[int, int]], ...]
+_Snapshot = tuple[tuple[_Reading, tuple[int, int]], ...]
+"""All readings, and where each stands; none where they are too many, or too large, to be followed:
+then the text is checked no further."""
 
 
 class Islands:
@@ -213,12 +211,12 @@ class Islands:
             self._restore()
 
     def _snapshot(self) -> _Snapshot:
-        return _Snapshot(tuple((reading, reading.place()) for reading in self._readings))
+        return tuple((reading, reading.place()) for reading in self._readings)
 
     def _restore(self) -> None:
-        for reading, place in self._history[-1].readings:
+        for reading, place in self._history[-1]:
             reading.back(*place)
-        self._readings = [reading for reading, _ in self._history[-1].readings]
+        self._readings = [reading for reading, _ in self._history[-1]]
 
     def ahead(self) -> tuple[list[bytes], int | None]:
         """What every reading would refuse, as `Verifier.ahead` says."""

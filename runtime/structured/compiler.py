@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Unpack
 
 import msgspec
@@ -154,14 +154,12 @@ class GrammarCompiler:
         self.documents = dict(documents or {})
         """The schemas that `$ref` may name, by URI."""
         self.cache = GrammarCache(config.cache_size, config.cache_bytes)
-        self._canonicalizer: Canonicalizer | None = None
-        self._making = threading.Lock()
         self.builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
 
     def prepare(self) -> None:
         """Load now (a second) what patterns, forced tokens and llguidance need at first use."""
         syntax.prepare()
-        self.canonicalizer().prepare()
+        self.canonicalizer.prepare()
         # The vocabulary makes these attributes at first use.
         _ = self.vocabulary.any_mask, self.vocabulary.llguidance
 
@@ -209,11 +207,10 @@ class GrammarCompiler:
                 raise
             raise InvalidConstraint(f"{constraint.kind}: {error}") from None
 
+    @cached_property
     def canonicalizer(self) -> Canonicalizer:
-        with self._making:
-            if self._canonicalizer is None:
-                self._canonicalizer = Canonicalizer(self.vocabulary)
-            return self._canonicalizer
+        """The canonical tokens of forced text; made at first use."""
+        return Canonicalizer(self.vocabulary)
 
 
 def _constraint_of(given: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
@@ -264,7 +261,7 @@ def _regular(
     "auto" prefers the automaton. Raises InvalidConstraint, or TooLarge where other backends remain.
     """
     vocabulary, config = compiler.vocabulary, compiler.config
-    canonicalizer = compiler.canonicalizer()
+    canonicalizer = compiler.canonicalizer
     if config.backend == "outlines_core":
         # Late import: few choose it.
         from rootlace.runtime.structured.outlines_backend import OutlinesGrammar
@@ -414,7 +411,7 @@ def _with_automaton(
         return inner
     if dfa.empty:
         return inner
-    canonicalizer, table_bytes = compiler.canonicalizer(), compiler.config.max_table_bytes
+    canonicalizer, table_bytes = compiler.canonicalizer, compiler.config.max_table_bytes
     return HybridGrammar(compiler.vocabulary, inner, dfa, canonicalizer, table_bytes)
 
 
@@ -521,7 +518,7 @@ def _llguidance(
 def _user_llguidance(
     compiler: GrammarCompiler, lark: str, special: frozenset[int] = frozenset()
 ) -> LLGuidanceGrammar:
-    canonicalizer = compiler.canonicalizer()
+    canonicalizer = compiler.canonicalizer
     return LLGuidanceGrammar(compiler.vocabulary, lark, canonicalizer, compiler.config, special)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
@@ -13,8 +13,6 @@ from rootlace.runtime.contracts.messages import ThoughtTokens
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
-
-BASE_BYTES = 1 << 12
 
 
 class Phase(Enum):
@@ -70,27 +68,6 @@ class Watch:
 
     def _of(self, *tokens: int) -> bytes | tuple[int, ...]:
         return tokens if self._bytes is None else b"".join(self._bytes[one] for one in tokens)
-
-
-class ThoughtGrammar:
-    """Thoughts, and what `inner` holds behind them (None: anything); see
-    `contracts.matcher.Grammar`. `inner` may raise, when a matcher is made."""
-
-    backend = "thoughts"
-    nbytes = BASE_BYTES
-
-    def __init__(
-        self,
-        inner: Callable[[], Matcher | None],
-        thoughts: ThoughtTokens,
-        vocabulary: Vocabulary,
-    ) -> None:
-        self._inner = inner
-        self._thoughts = thoughts
-        self._vocabulary = vocabulary
-
-    def matcher(self) -> ThoughtMatcher:
-        return ThoughtMatcher(self._inner(), self._thoughts, self._vocabulary)
 
 
 class _State(NamedTuple):

@@ -387,7 +387,7 @@ class World:
         handover = replicas._handover
         if handover is not None:
             self.handed += handover.blocks
-            lent = {at: 16 - len(slots) for at, slots in handover._slots.items()}
+            lent = {at: 16 - len(slots) for at, slots in handover._free.items()}
             if handover._under_way or any(lent.values()):
                 raise Violation(f"not all that was handed over was taken: {lent}")
 

@@ -14,7 +14,7 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling, TokenScore
 from rootlace.runtime.contracts.plan import Executor
 from rootlace.runtime.engine.core import Steps
-from rootlace.runtime.scheduler.masks import SPOT_SECONDS, MaskFiller, StepMasks
+from rootlace.runtime.scheduler.masks import SPOT_SECONDS, MaskThreads, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 
@@ -67,7 +67,7 @@ class Harness:
         max_running: int = 64,
         enabled: bool = True,
         labels: int | None = None,
-        filler: MaskFiller | None = None,
+        filler: MaskThreads | None = None,
         overlap: bool = False,
         automata: bool = False,
         spot_seconds: float = SPOT_SECONDS,

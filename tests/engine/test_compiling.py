@@ -276,7 +276,7 @@ def test_what_was_waited_for_is_not_kept() -> None:
     grammar = weakref.ref(service.done.pop("a"))
     gc.disable()
     try:
-        assert [waiting.request.rid for waiting in requests.take()] == [1]
+        assert [request.rid for request, *_ in requests.take()] == [1]
         assert grammar() is None
     finally:
         gc.enable()
@@ -291,7 +291,7 @@ def test_a_turn_takes_some_of_many_that_are_ready() -> None:
     turns = []
     while requests.by_rid:
         requests.wait(1e6)  # there is something already, or will never be
-        turns.append([waiting.request.rid for waiting in requests.take()])
+        turns.append([request.rid for request, *_ in requests.take()])
     assert [rid for turn in turns for rid in turn] == [*range(1, 97)]
     assert max(map(len, turns)) == AT_ONCE
 

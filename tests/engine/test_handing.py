@@ -248,7 +248,7 @@ def test_what_is_cached_in_part_is_given_in_part(model: Path, memory: int) -> No
 def test_more_is_given_than_there_are_buffers(model: Path, alone: Outcome, memory: int) -> None:
     source, target = Peer(model, memory), Peer(model, memory)
     assert source.below is not None and source.below.tiers.handed is not None
-    source.below.tiers.handed.store.writer.room = 2  # type: ignore[attr-defined]
+    source.below.tiers.handed.store.unreserved = 2  # type: ignore[attr-defined]
     source.ask(PROMPT, 0)
     slots = list(range(10, 10 + BLOCKS))
     crcs = source.give(0, slots)
@@ -280,7 +280,7 @@ def test_slots_that_are_written_are_not_given_twice(model: Path, memory: int) ->
     source.ask(PROMPT, 0)
     tokens = np.array(PROMPT, np.int32)
     held = threading.Event()
-    store.writer.ask(lambda: held.wait(60) and None)
+    store.ask(lambda: held.wait(60) and None)
     source.handing.give(1, "", tokens, 0, [0, 1])
     source.handing.give(2, "", tokens, 0, [1, 2])
     assert source.handing.take_answers() == [(2, ())]
@@ -308,7 +308,7 @@ def test_who_wants_room_gets_what_is_held_for_others(
 ) -> None:
     source = Peer(model, memory, num_blocks=8)
     assert source.below is not None and source.below.tiers.handed is not None
-    source.below.tiers.handed.store.writer.room = 0  # type: ignore[attr-defined]
+    source.below.tiers.handed.store.unreserved = 0  # type: ignore[attr-defined]
     source.ask(PROMPT, 0)
     source.handing.give(1, "", np.array(PROMPT, np.int32), 0, list(range(BLOCKS)))
     other = [(token + 1) % 256 for token in PROMPT]

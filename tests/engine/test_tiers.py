@@ -123,7 +123,7 @@ class Engine:
 
         eventually(turn)
         if self.below is not None:  # so that it does not depend on the disk what is there
-            assert self.below.disk is not None and self.below.disk.writer.wait(60)
+            assert self.below.disk is not None and self.below.disk.wait(60)
             self.tiering.poll()
         return self.outcomes[rid]
 
@@ -273,7 +273,7 @@ def test_a_small_model_computes_faster_than_it_reads(
     model: Path, without: list[list[int]], tmp_path: Path
 ) -> None:
     engine = Engine(config(model, tmp_path))
-    engine.below.disk.reader.block_seconds = 1e12
+    engine.below.disk.block_seconds = 1e12
     for _ in range(2):
         assert [engine.ask(prompt).token_ids for prompt in PROMPTS[:1]] == without[:1]
     engine.close()

@@ -51,10 +51,10 @@ def save(store: SlotStore, slot: int, key: bytes) -> None:
     store.reserve(slot, key)
     store.buffer(slot)[:] = block_of(key)
     store.filled(slot)
-    assert store.writer.wait(60)
+    assert store.wait(60)
     assert store.poll() == [Done(slot, read=False, ok=True)]
     store.publish(slot, key, OWNER)
-    assert store.writer.wait(60)
+    assert store.wait(60)
 
 
 def read(store: SlotStore, slot: int, key: bytes) -> np.ndarray | None:
@@ -237,11 +237,11 @@ def try_to_save(store: SlotStore, slot: int) -> bool:
     store.reserve(slot, key_of(slot))
     store.buffer(slot)[:] = block_of(key_of(slot))
     store.filled(slot)
-    assert store.writer.wait(60)
+    assert store.wait(60)
     (done,) = store.poll()
     if done.ok:
         store.publish(slot, key_of(slot), OWNER)
-        assert store.writer.wait(60)
+        assert store.wait(60)
     return done.ok
 
 
@@ -285,7 +285,7 @@ def test_a_full_disk_is_read_and_written_to_again_later(
     assert store.room and try_to_save(store, saved) and store.stats()["full"] == 0
     assert "there is room again" in caplog.text
     store.erase([0])
-    assert store.writer.wait(60) and store.working
+    assert store.wait(60) and store.working
     assert store.close(dict.fromkeys(range(saved + 1), True))
     again = opened(tmp_path)
     assert sorted(one.slot for one in again._file.kept()) == list(range(1, saved + 1))
@@ -328,14 +328,14 @@ def test_what_is_written_is_read_while_the_index_waits_for_other_writes(tmp_path
     store.reserve(0, key_of(0))
     store.buffer(0)[:] = block_of(key_of(0))
     store.filled(0)
-    assert store.writer.wait(60) and store.poll()
-    store.writer.ask(lambda: free.wait() and None)
+    assert store.wait(60) and store.poll()
+    store.ask(lambda: free.wait() and None)
     store.publish(0, key_of(0), OWNER)
     found = read(store, 0, key_of(0))
     assert found is not None and np.array_equal(found, block_of(key_of(0)))
     assert not store.close(seconds=0.0)  # something may still be written to its folder
     free.set()
-    assert store.writer.wait(60)
+    assert store.wait(60)
     again = opened(tmp_path)
     assert [one.key for one in again._file.kept()] == [key_of(0)]
     assert again.close()

@@ -22,7 +22,7 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.engine.client.restarts import Death, PendingRequest
 from rootlace.runtime.replicas import handover
 from rootlace.runtime.replicas.dispatch import Dispatch
-from rootlace.runtime.replicas.handover import Apart, Handover, Slots
+from rootlace.runtime.replicas.handover import Apart, Handover
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import RequestFacts, SamplingParams
 from rootlace.wire.sampling import Cache, Handling
@@ -76,8 +76,9 @@ class Pair:
         self.heard: list[EngineOutput] = []
 
     @property
-    def slots(self) -> Slots:
-        return self.handover._slots_of(INFO)
+    def slots(self) -> list[int]:
+        """Free ones."""
+        return self.handover._free_slots_of(INFO)
 
     def begin(self) -> None:
         assert self.handover.takes(self.request)
@@ -101,7 +102,7 @@ class Pair:
         self.nothing_left()
 
     def nothing_left(self) -> None:
-        assert sorted(self.slots._free) == list(range(40))
+        assert sorted(self.slots) == list(range(40))
         assert not self.handover._under_way and not self.dispatch._running
         assert not self.dispatch._router._sent
 
@@ -190,8 +191,8 @@ def test_each_engine_has_slots_of_its_own_where_it_says_so() -> None:
         await pair.answered((5, 6))
         (offered,) = pair.decoder.sent
         assert offered.source == b"first" and offered.places[0] == (slots[0], 5)
-        assert len(pair.handover._slots_of(pair.prefiller.info)) == 7
-        assert pair.handover._slots.keys() == {b"second"}
+        assert len(pair.handover._free_slots_of(pair.prefiller.info)) == 7
+        assert pair.handover._free.keys() == {b"second"}
         pair.decoded()
 
     asyncio.run(main())
@@ -267,13 +268,13 @@ def test_when_the_second_engine_dies_before_it_has_the_request_another_one_gets_
 def test_where_the_memory_is_full_less_is_handed_over() -> None:
     async def main() -> None:
         pair = Pair()
-        kept = pair.slots.lend(36)
+        kept, pair.slots[4:] = pair.slots[4:], []
         pair.begin()
         await pair.computed()
         ((tokens, first, slots, *_),) = pair.prefiller.asked
         assert (first, len(slots), len(tokens)) == (0, 4, 64)
         await pair.answered((1, 2, 3, 4))
-        kept.back()
+        pair.slots.extend(kept)
         pair.decoded()
 
     asyncio.run(main())

@@ -23,7 +23,7 @@ from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.replicas import Replicas
-from rootlace.runtime.replicas.remote import Host, Line, LineAddress, Meeting
+from rootlace.runtime.replicas.remote import Host, Line, LineAddress, Meeting, RemotePlace
 from rootlace.wire import sockets
 from rootlace.wire.errors import Overloaded, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -125,10 +125,10 @@ def host_of(cluster: Cluster, at: int) -> Any:
 
 
 async def test_a_host_that_never_connects_costs_no_place(cluster: Cluster) -> None:
-    (vacant,) = cluster.meeting._vacant
-    assert cluster.meeting.attach() is not None and not cluster.meeting._vacant
+    (vacant,) = cluster.meeting.vacant
+    assert cluster.meeting.attach() is not None and not cluster.meeting.vacant
     vacant.kill()  # as a line does that nobody came to
-    await until(lambda: bool(cluster.meeting._vacant))
+    await until(lambda: bool(cluster.meeting.vacant))
     await soon(cluster.add())
     await until(lambda: cluster.up() == 3)
 
@@ -214,7 +214,7 @@ async def test_a_replica_that_leaves_ends_what_it_has_and_gets_nothing_new(
     await until(lambda: bool(running.tokens))
     at = engine_of(cluster, running)
     leaving = asyncio.create_task(host_of(cluster, at).leave(60.0))
-    await until(lambda: at in cluster.replicas._departures._waiting)
+    await until(lambda: at in cluster.replicas._leaving)
     later = [cluster.run(ENDLESS) for _ in range(3)]
     assert {engine_of(cluster, one) for one in later} == {1 - at}
     assert engine_of(cluster, running) == at and not leaving.done()
@@ -315,7 +315,7 @@ async def test_who_does_not_know_the_key_is_nobody() -> None:
 
 async def test_engines_for_prompts_alone_have_places_of_their_own() -> None:
     meeting = Meeting("127.0.0.1")
-    places = [meeting.place(at, lambda: False, lambda: None, at == 2) for at in range(3)]
+    places = [RemotePlace(meeting, at, lambda: False, lambda: None, at == 2) for at in range(3)]
     engines = [place.open(lambda _: None) for place in places]
 
     def taken() -> list[bool]:

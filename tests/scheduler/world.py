@@ -16,7 +16,7 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
 from rootlace.runtime.scheduler.admission import Headroom
-from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
+from rootlace.runtime.scheduler.masks import MaskThreads, StepMasks
 from rootlace.runtime.scheduler.offload.levels import Level, Tiers
 from rootlace.runtime.scheduler.request import RequestState
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -113,7 +113,7 @@ class World:
         enabled: bool = True,
         eviction: Eviction = "lru",
         max_pinned: float = 0.5,
-        filler: MaskFiller | None = None,
+        filler: MaskThreads | None = None,
         overlap: bool = False,
         automata: bool = False,
         headroom: Headroom | None = None,

@@ -9,7 +9,8 @@ import pytest
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
 from rootlace.runtime.simulation.engine import Below, Machine, parse_policy
-from rootlace.runtime.simulation.study import Outcome, Replay
+from rootlace.runtime.simulation.study import Outcome
+from rootlace.runtime.simulation.study import replay as play
 from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 
@@ -30,7 +31,7 @@ def turns(seed: int = 0, count: int = 40) -> Trace:
 
 def replay(trace: Trace, tokens: int, *below: Below) -> Outcome:
     workload = Workload(trace, Load(granularity=1))
-    return Replay(workload, LPM, Machine(tokens, COST, 256, below)).run()
+    return play(workload, LPM, Machine(tokens, COST, 256, below))
 
 
 def spread(trace: Trace, tokens: int, *below: Below, router: str = "exact") -> ClusterReport:

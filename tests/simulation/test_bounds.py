@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.ideal_cache import IdealCache
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.engine import Machine, all_policies, parse_policy
-from rootlace.runtime.simulation.study import Replay, clairvoyant_bound, infinite_bound
+from rootlace.runtime.simulation.study import clairvoyant_bound, infinite_bound, replay
 from rootlace.runtime.simulation.trace import Load, Workload
 from tests.simulation.traces import token_trace
 
@@ -100,7 +100,7 @@ def test_no_policy_is_better(seed: int, policy: str) -> None:
     workload = _workload(_random_prompts(dice, 60), outputs=3, gap=dice.choice([0.0, 1.0, 4.0]))
     room = 16 * dice.choice([4, 8, 40])
     cost = StepCost(step=1.0, prefill=0.1, max_step_tokens=dice.choice([8, 64]))
-    outcome = Replay(workload, parse_policy(policy), Machine(room, cost, max_running=4)).run()
+    outcome = replay(workload, parse_policy(policy), Machine(room, cost, max_running=4))
     assert len(outcome.admitted) == len(workload)
     rate = outcome.cached.sum() / workload.prompt_units.sum()
     assert 0 < rate <= infinite_bound(workload)

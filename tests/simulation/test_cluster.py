@@ -10,7 +10,7 @@ import pytest
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.cluster import ROUTINGS, Cluster, ClusterReport, RayPrefix
 from rootlace.runtime.simulation.engine import Machine, parse_policy
-from rootlace.runtime.simulation.study import Replay, report_on
+from rootlace.runtime.simulation.study import replay, report_on
 from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 
@@ -35,7 +35,7 @@ def play(workload: Workload, router: str, replicas: int, tokens: int = 4096) -> 
 def test_one_replica_is_what_an_engine_alone_is(router: str) -> None:
     workload = Workload(shared(30, 1, 0.02), Load(granularity=1))
     machine = Machine(1024, COST)
-    alone = report_on(workload, Replay(workload, parse_policy("lpm"), machine).run(), 1.0)
+    alone = report_on(workload, replay(workload, parse_policy("lpm"), machine), 1.0)
     report = play(workload, router, 1, tokens=1024)
     assert report.hit_rate == pytest.approx(alone.hit_rate)
     assert report.ttft == pytest.approx(alone.ttft, rel=1e-3)

@@ -11,7 +11,8 @@ import pytest
 
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.engine import Machine, parse_policy
-from rootlace.runtime.simulation.study import Outcome, Replay, count_overtaken
+from rootlace.runtime.simulation.study import Outcome, count_overtaken
+from rootlace.runtime.simulation.study import replay as play
 from rootlace.runtime.simulation.trace import Load, Workload, read_trace
 from tests.simulation.traces import token_trace, write_azure, write_mooncake
 
@@ -21,7 +22,7 @@ EPS = 1e-4  # the simulated clock moves when it is read
 def _replay(
     workload: Workload, policy: str, tokens: int, cost: StepCost, max_running: int = 256
 ) -> Outcome:
-    return Replay(workload, parse_policy(policy), Machine(tokens, cost, max_running)).run()
+    return play(workload, parse_policy(policy), Machine(tokens, cost, max_running))
 
 
 def test_first_come_first_served_by_hand(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     path = write_azure(tmp_path / "t.csv", [(0, 8, 1), (0, 99_999, 1), (5, 8, 2)])
     workload = Workload(read_trace(path), Load(granularity=1))
     told: list[int] = []
-    Replay(workload, parse_policy("lpm"), Machine(1600, COST)).run(told.append)
+    play(workload, parse_policy("lpm"), Machine(1600, COST), told.append)
     assert told == sorted(told) and told[-1] == 3
 
 

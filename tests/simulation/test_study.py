@@ -14,9 +14,9 @@ from rootlace.runtime.config import Eviction, SchedulerConfig
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.engine import BadPolicy, Machine, all_policies, parse_policy
 from rootlace.runtime.simulation.study import (
-    Replay,
     Study,
     default_sizes,
+    replay,
     report_on,
     run_study,
     short,
@@ -89,7 +89,7 @@ def test_rows_of_a_study(study: Study) -> None:
 
 def test_percentiles_are_those_of_the_requests() -> None:
     workload = _workload()
-    outcome = Replay(workload, parse_policy("lpm"), Machine(160, COST, 2)).run()
+    outcome = replay(workload, parse_policy("lpm"), Machine(160, COST, 2))
     report = report_on(workload, outcome, 1.0)
     assert report.ttft == pytest.approx(np.percentile(outcome.first, [50, 90, 99]))
     assert report.tpot == pytest.approx(np.percentile(outcome.decoding / 3, [50, 90, 99]))

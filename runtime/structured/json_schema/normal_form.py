@@ -23,7 +23,7 @@ import json
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -267,7 +267,16 @@ _MAY_NEED_CONTROLS = re.compile(r"[\x00-\x1f]|\\[xucv0]|\[\^")
 
 def tells_keys_apart(schema: Any) -> bool:
     """Whether it has an object in which one key has another schema than others."""
-    return any(_is_told(part) for part in _dicts(schema))
+    for part in within(schema):
+        if not isinstance(part, dict):
+            continue
+        names, patterns = part.get("properties", {}), part.get("patternProperties", {})
+        is_open = part.get("additionalProperties", True) is not False
+        if (names or patterns) and is_open:
+            return True
+        if patterns and any(min(name, default=" ") < " " for name in names):
+            return True
+    return False
 
 
 def has_open_keys(mask: dict[str, Any]) -> bool:
@@ -302,38 +311,12 @@ def _is_open(schema: Any) -> bool:
 
 def needs_controls(schema: Any) -> bool:
     """Whether some pattern in it matches control characters only."""
-    return any(
-        _MAY_NEED_CONTROLS.search(pattern) is not None and _is_lost(pattern)
-        for part in _dicts(schema)
-        for pattern in _patterns(part)
-    )
-
-
-def _is_told(shape: dict[str, Any]) -> bool:
-    names, patterns = shape.get("properties", {}), shape.get("patternProperties", {})
-    if not isinstance(names, dict) or not isinstance(patterns, dict) or not (names or patterns):
-        return False
-    closed = shape.get("additionalProperties", True) is False
-    return not closed or (bool(patterns) and any(min(name, default=" ") < " " for name in names))
-
-
-def _patterns(shape: dict[str, Any]) -> Iterator[str]:
-    if isinstance(shape.get("pattern"), str):
-        yield shape["pattern"]
-    if isinstance(shape.get("patternProperties"), dict):
-        yield from shape["patternProperties"]
-
-
-def _dicts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a schema, without those among values (`enum`)."""
-    queue = [schema]
-    while queue:
-        part = queue.pop()
+    found: list[str] = []
+    for part in within(schema):
         if isinstance(part, dict):
-            yield part
-            queue += [below for key, below in part.items() if key not in ("enum", "const")]
-        elif isinstance(part, list):
-            queue += part
+            found += [part["pattern"]] if "pattern" in part else []
+            found += part.get("patternProperties", ())
+    return any(_MAY_NEED_CONTROLS.search(pattern) and _is_lost(pattern) for pattern in found)
 
 
 @lru_cache(maxsize=1024)

@@ -71,15 +71,6 @@ class LazyDfa:
         return self._table.nbytes + 40 * self._items + 250 * len(self._sets) + self._nfa.nbytes
 
     @property
-    def table(self) -> np.ndarray:
-        """int32 [capacity, 256]: the state after each byte, `DEAD` where none.
-
-        Only rows of states that have been expanded mean anything (`transitions`, or a `step` out of
-        the state). It grows by being replaced: take it anew after something was expanded.
-        """
-        return self._table
-
-    @property
     def byte_classes(self) -> np.ndarray:
         """uint8 [256]: the class of each byte; bytes of one class lead to the same state, from
         every state. Classes are numbered from 0 by their lowest byte."""
