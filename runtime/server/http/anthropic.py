@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
-from aiohttp import web
 
-from rootlace.runtime.server.http.body import SOME, Body, History, ignored, read_body, refused
+from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Begin,
@@ -39,9 +38,8 @@ from rootlace.runtime.server.http.generation import (
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
-    json_response,
+    Stream,
     report_of,
-    stream_events,
 )
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
@@ -159,6 +157,7 @@ class CountBody(HandlingBody, kw_only=True):
     container: Annotated[Any, _NO_SERVER_TOOLS] = None
 
 
+@with_sampling("anthropic")
 class MessagesBody(CountBody, kw_only=True):
     """`POST /v1/messages`, but for what `with_sampling` adds. `cache_salt`, `return_cache_report`,
     `priority`, `timeout` and `cache` are ours."""
@@ -172,9 +171,6 @@ class MessagesBody(CountBody, kw_only=True):
     diagnostics: Annotated[Any, ignored("the usage says what was found in the cache")] = None
     service_tier: Annotated[str | None, _ACCOUNT] = None
     inference_geo: Annotated[str | None, _ACCOUNT] = None
-
-
-MESSAGES_BODY = with_sampling(MessagesBody, "anthropic")
 
 
 # Conversation -------------------------------------------------------------------------------------
@@ -437,28 +433,24 @@ class Messages:
         self._gateway = gateway
         self._chats = chats
 
-    async def count_tokens(self, request: web.Request) -> web.Response:
-        body = await read_body(request, CountBody)
+    async def count_tokens(self, body: CountBody) -> TokenCount:
         check_name(self._gateway.model_info, body.model)
-        ids = await self._chats.encode(chat_request(body))
-        return json_response(TokenCount(len(ids)))
+        return TokenCount(len(await self._chats.encode(chat_request(body))))
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, MESSAGES_BODY)
+    async def handle(self, body: MessagesBody) -> MessageReply | Stream:
         model = check_name(self._gateway.model_info, body.model)
         wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
         asked = _Request(model, await self._chats.prepare(wanted))
         if body.stream:
-            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
+            return Stream(self._stream(asked), NAMED_EVENTS)
         ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         generated = ended.generated
-        reply: MessageReply = {
+        return {
             **_message(asked.model),
             "content": [_block(block) for block in blocks_of(answer)],
             **_stopped(generated.outputs[0], bool(answer.calls) and not ended.cut_calls[0]),
             "usage": _usage_and_report(generated, asked.prepared),
         }
-        return json_response(reply)
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0

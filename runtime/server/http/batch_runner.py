@@ -10,11 +10,11 @@ import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 from aiohttp import web
@@ -31,6 +31,7 @@ from rootlace.runtime.server.http.batch_store import (
     private,
 )
 from rootlace.runtime.server.http.body import LARGE_BYTES, Body, decode_anywhere
+from rootlace.runtime.server.http.endpoint import Endpoint
 from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound, error_body
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
@@ -214,17 +215,6 @@ SETTLED_SECONDS = 60.0
 TRIES = 3
 
 
-Answerer = Callable[[Any], Awaitable[Mapping[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Answering:
-    """How the rows of one endpoint are answered: by what answers its requests."""
-
-    body: type[Any]
-    answer: Answerer
-
-
 class _Named(msgspec.Struct):
     custom_id: str
 
@@ -257,7 +247,7 @@ class Runner:
         self,
         server: ServedModel | ModelRegistry,
         storage: Storage,
-        answers: Mapping[str, Answering],
+        answers: Mapping[str, Endpoint],
     ) -> None:
         self._server = server
         self._storage = storage
@@ -427,11 +417,12 @@ class Runner:
                     with self._server.drain.request():
                         row = await self._row(batch, line)
                         custom_id = row.custom_id
-                        answering = self._answers[batch.endpoint]
-                        body = await decode_anywhere(memoryview(row.body), answering.body)
+                        endpoint = self._answers[batch.endpoint]
+                        assert endpoint.body is not None
+                        body = await decode_anywhere(memoryview(row.body), endpoint.body)
                         if getattr(body, "stream", None):
                             raise InvalidParameter("stream", "stream: rows are answered whole")
-                        return Answer(custom_id, 200, await answering.answer(body))
+                        return Answer(custom_id, 200, await endpoint.call(body))
             except (PinRefused, DeadlineImpossible) as error:
                 return Answer(custom_id, error.http_status, error_body(error))
             except (Overloaded, ServerUnavailable, Cancelled) as error:
@@ -529,13 +520,11 @@ def custom_id_of(line: bytes) -> str | None:
 
 
 class BatchService:
-    """`answers`: by path, the endpoints that rows may ask."""
+    """`answers`: by path, the endpoints that rows may ask as requests do; filled by the routes."""
 
-    def __init__(
-        self, server: ServedModel | ModelRegistry, answers: Mapping[str, Answering]
-    ) -> None:
+    def __init__(self, server: ServedModel | ModelRegistry) -> None:
         self._server = server
-        self.answers = answers
+        self.answers: dict[str, Endpoint] = {}
         self._open: tuple[Storage, Runner] | None = None
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:

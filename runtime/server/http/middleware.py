@@ -37,6 +37,7 @@ from rootlace.runtime.server.http.connections import (
     Seen,
     owner_of,
 )
+from rootlace.runtime.server.http.endpoint import JSON, Endpoint, shown_path
 from rootlace.runtime.server.http.errors import (
     Forbidden,
     Handler,
@@ -44,7 +45,6 @@ from rootlace.runtime.server.http.errors import (
     UnsupportedMediaType,
     reply_to,
 )
-from rootlace.runtime.server.http.openapi import JSON, Endpoint, shown_path
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.spans import note_request

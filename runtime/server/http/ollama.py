@@ -9,23 +9,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.model.checkpoint.source import About, model_source
-from rootlace.runtime.server.http.admin import Version
-from rootlace.runtime.server.http.body import (
-    MANY,
-    Body,
-    History,
-    ignored,
-    read_body,
-    refused,
-)
+from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
@@ -54,13 +44,7 @@ from rootlace.runtime.server.http.logprobs import (
     chat_logprobs,
     rows_of,
 )
-from rootlace.runtime.server.http.replies import (
-    LINES,
-    Reports,
-    json_response,
-    report_of,
-    stream_events,
-)
+from rootlace.runtime.server.http.replies import LINES, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
@@ -91,6 +75,7 @@ DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 `repeat_penalty` 1.1, which is about the last 64 tokens there: of all tokens it would be another."""
 
 
+@with_sampling("ollama")
 class OptionsBody(Body):
     """How to sample, but for what `with_sampling` adds; see `DEFAULTS` for what is not given."""
 
@@ -115,12 +100,6 @@ class OptionsBody(Body):
     mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
     tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
     typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
-
-
-if TYPE_CHECKING:
-    Options = OptionsBody
-else:
-    Options = with_sampling(OptionsBody, "ollama")
 
 
 class Function(Body):
@@ -160,7 +139,7 @@ class AnswerBody(HandlingBody, kw_only=True):
 
     model: str
     stream: bool | None = None
-    options: Options | None = None
+    options: OptionsBody | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | str | None = None
     thinking_budget: Budget | None = None
@@ -223,7 +202,7 @@ class EmbeddingsBody(HandlingBody, kw_only=True):
     options: Annotated[dict[str, Any] | None, _SERVER] = None
 
 
-def fields_of(options: Options | None) -> dict[str, Any]:
+def fields_of(options: OptionsBody | None) -> dict[str, Any]:
     """The options by the names of `SamplingParams`."""
     named = {} if options is None else sampling_fields(options, "ollama")
     # What is below 0 is to llama.cpp: greedy, off, no limit, and a seed that is drawn.
@@ -364,17 +343,13 @@ class Models:
         self._chats = chats
         self._started = datetime.now(UTC).isoformat()
 
-    async def version(self, request: web.Request) -> web.Response:
-        return json_response(Version(metadata.version("rootlace")))
+    async def tags(self) -> Entries:
+        return Entries(models=[await self._entry()])
 
-    async def tags(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[await self._entry()]))
+    async def running(self) -> Entries:
+        return Entries(models=[running_of(self._gateway, await self._entry())])
 
-    async def running(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[running_of(self._gateway, await self._entry())]))
-
-    async def show(self, request: web.Request) -> web.Response:
-        body = await read_body(request, ShowBody)
+    async def show(self, body: ShowBody) -> Shown:
         _known(self._gateway, body.model or body.name or "")
         info = self._gateway.model_info
         template = self._gateway.chat.source
@@ -388,7 +363,7 @@ class Models:
             able.append("thinking")
         about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
         architecture = about.architecture or "rootlace"
-        shown: Shown = {
+        return {
             "modelfile": "",
             "parameters": "\n".join(
                 f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
@@ -406,26 +381,22 @@ class Models:
             "capabilities": able,
             "modified_at": self._started,
         }
-        return json_response(shown)
 
-    async def embed(self, request: web.Request) -> web.Response:
-        body = await read_body(request, EmbedBody)
+    async def embed(self, body: EmbedBody) -> Embedded:
         model = _known(self._gateway, body.model)
         size = self._gateway.engine.info.hidden_size
         if body.dimensions is not None and not 0 < body.dimensions <= size:
             raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
-        reply: Embedded = {"model": model, "embeddings": vectors, "prompt_eval_count": total}
-        return json_response(reply)
+        return {"model": model, "embeddings": vectors, "prompt_eval_count": total}
 
-    async def embed_one(self, request: web.Request) -> web.Response:
-        body = await read_body(request, EmbeddingsBody)
+    async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
         model = _known(self._gateway, body.model)
         if not body.prompt:  # as Ollama
-            return json_response(EmbeddedOne(embedding=[]))
+            return EmbeddedOne(embedding=[])
         vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
-        return json_response(EmbeddedOne(embedding=vectors[0]))
+        return EmbeddedOne(embedding=vectors[0])
 
     async def _vectors(
         self,
@@ -595,22 +566,19 @@ class Answers:
         self._gateway = gateway
         self._chats = chats
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, ChatBody)
+    async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.messages:  # that is how Ollama's clients load a model
-            return json_response({**_head(model), **_text(True, ""), **_LOADED})
+            return {**_head(model), **_text(True, ""), **_LOADED}
         messages, tools = messages_of(body.messages), tools_of(body.tools)
         wanted = self._wanted(body, model, messages, tools=tools)
-        return await self._answer(
-            request, body, _asked(body, model, await self._chats.prepare(wanted), True)
-        )
+        prepared = await self._chats.prepare(wanted)
+        return await self._answer(body, _asked(body, model, prepared, True))
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, GenerateBody)
+    async def generate(self, body: GenerateBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.prompt:
-            return json_response({**_head(model), **_text(False, ""), **_LOADED})
+            return {**_head(model), **_text(False, ""), **_LOADED}
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*messages, {"role": "user", "content": body.prompt}]
         wanted = self._wanted(body, model, messages)
@@ -618,7 +586,7 @@ class Answers:
             prepared = self._chats.prepare_text(wanted, Prompt(text=body.prompt).parts())
         else:
             prepared = await self._chats.prepare(wanted)
-        return await self._answer(request, body, _asked(body, model, prepared, False))
+        return await self._answer(body, _asked(body, model, prepared, False))
 
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
@@ -643,11 +611,9 @@ class Answers:
             **more,
         )
 
-    async def _answer(
-        self, request: web.Request, body: AnswerBody, asked: _Request
-    ) -> web.StreamResponse:
+    async def _answer(self, body: AnswerBody, asked: _Request) -> dict[str, Any] | Stream:
         if body.stream is not False:
-            return await stream_events(request, self._stream(asked), LINES)
+            return Stream(self._stream(asked), LINES)
         begun = time.monotonic()
         ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         generated = ended.generated
@@ -661,7 +627,7 @@ class Answers:
             tokens = generated.outputs[0].logprobs
             rows = rows_of([generated])
             reply["logprobs"] = await call_for(rows, self._logprobs, tokens, asked.top)
-        return json_response({**_head(asked.model), **reply, **_done(generated, begun)})
+        return {**_head(asked.model), **reply, **_done(generated, begun)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], top: int) -> list[ChosenToken]:
         return chat_logprobs(self._gateway.tokenizer, tokens, top)["content"]

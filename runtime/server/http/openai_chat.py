@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import Body, convert, ignored, read_body, refused
+from rootlace.runtime.server.http.body import Body, convert, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import (
     Budget,
@@ -39,11 +38,10 @@ from rootlace.runtime.server.http.logprobs import (
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
     Envelope,
+    Stream,
     UsageReply,
     envelope,
-    json_response,
     sse,
-    stream_events,
     usage_of,
 )
 from rootlace.runtime.server.http.request_fields import (
@@ -86,6 +84,7 @@ class Prediction(Body):
     content: str | list[ContentPart]
 
 
+@with_sampling("openai")
 class ChatBody(SamplingBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
@@ -124,9 +123,6 @@ class ChatBody(SamplingBody, kw_only=True):
     ] = None
     verbosity: Annotated[str | None, ignored("ask for it in words")] = None
     moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
-
-
-CHAT_BODY = with_sampling(ChatBody, "openai")
 
 
 class _Named(msgspec.Struct):
@@ -217,17 +213,12 @@ class ChatCompletions:
         self._gateway = gateway
         self._chats = chats
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, CHAT_BODY)
-        if body.stream:
-            asked, direct = await self._parse(body), DirectEvents()
-            head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
-            return await stream_events(request, self._stream(asked, head, direct), direct=direct)
-        return json_response(await self.answer(body))
-
-    async def answer(self, body: ChatBody) -> ChatReply:
-        """The whole reply."""
+    async def handle(self, body: ChatBody) -> ChatReply | Stream:
         asked = await self._parse(body)
+        if body.stream:
+            direct = DirectEvents()
+            head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+            return Stream(self._stream(asked, head, direct), direct=direct)
         ended, answers = await whole_answers(self._gateway, asked.prepared)
         rows = rows_of([ended.generated])
         choices = await call_for(rows, self._choices, asked, ended, answers)

@@ -6,10 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
-from aiohttp import web
-
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import read_body, refused
+from rootlace.runtime.server.http.body import refused
 from rootlace.runtime.server.http.constraints import Asked, openai_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.logprobs import (
@@ -22,11 +20,10 @@ from rootlace.runtime.server.http.logprobs import (
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
     Envelope,
+    Stream,
     UsageReply,
     envelope,
-    json_response,
     sse,
-    stream_events,
     usage_of,
 )
 from rootlace.runtime.server.http.request_fields import (
@@ -50,6 +47,7 @@ from rootlace.wire.sampling import Handling
 DEFAULT_MAX_TOKENS = 16
 
 
+@with_sampling("openai")
 class CompletionBody(SamplingBody, kw_only=True):
     """`POST /v1/completions`."""
 
@@ -58,9 +56,6 @@ class CompletionBody(SamplingBody, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: Annotated[str | None, refused("the model cannot infill")] = None
-
-
-COMPLETION_BODY = with_sampling(CompletionBody, "openai")
 
 
 class CompletionChoice(TypedDict):
@@ -123,17 +118,11 @@ class Completions:
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, COMPLETION_BODY)
+    async def handle(self, body: CompletionBody) -> CompletionReply | Stream:
+        asked = self._parse(body)
         if body.stream:
             direct = DirectEvents()
-            payloads = self._stream(self._parse(body), direct)
-            return await stream_events(request, payloads, direct=direct)
-        return json_response(await self.answer(body))
-
-    async def answer(self, body: CompletionBody) -> CompletionReply:
-        """The whole reply."""
-        asked = self._parse(body)
+            return Stream(self._stream(asked, direct), direct=direct)
         results = await generation.run(self._gateway, asked.jobs)
         choices = await call_for(rows_of(results), self._choices, asked, results)
         head = envelope("cmpl", "text_completion", asked.model, asked.id)

@@ -6,22 +6,18 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
-from rootlace.runtime.server.http.batch_store import Deleted, page
+from rootlace.runtime.server.http.batch_store import Deleted, Listing, page
 from rootlace.runtime.server.http.body import (
     MANY,
     Body,
     History,
-    check_refused,
     convert,
     ignored,
-    read_body,
-    read_query,
     refused,
 )
 from rootlace.runtime.server.http.chat_pipeline import Chats
@@ -48,9 +44,8 @@ from rootlace.runtime.server.http.generation import (
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
-    json_response,
+    Stream,
     report_of,
-    stream_events,
 )
 from rootlace.runtime.server.http.request_fields import (
     ACCOUNT,
@@ -67,6 +62,7 @@ from rootlace.runtime.server.http.request_fields import (
 )
 from rootlace.runtime.server.http.response_store import (
     PAGE,
+    InputItem,
     InputQuery,
     Items,
     OutputItem,
@@ -140,6 +136,7 @@ class ReasoningConfig(Body):
     generate_summary: Annotated[str | None, ignored("thoughts are shown as they are")] = None
 
 
+@with_sampling("openai")
 class ResponsesBody(HandlingBody):
     """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` and
     `return_cache_report` are ours."""
@@ -179,9 +176,6 @@ class ResponsesBody(HandlingBody):
     top_logprobs: Annotated[int | None, refused("use /v1/chat/completions", 0)] = None
     context_management: Annotated[Any, refused("the whole conversation is read")] = None
     truncation: Literal["auto", "disabled"] | None = None
-
-
-RESPONSES_BODY = with_sampling(ResponsesBody, "openai")
 
 
 class _Function(msgspec.Struct, tag_field="type", tag="function"):
@@ -384,31 +378,27 @@ class Responses:
         self._store = store
         self._holds = holds
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, RESPONSES_BODY)
+    async def handle(self, body: ResponsesBody) -> ResponseReply | Stream:
         asked = await self._parse(body)
         if body.stream:
-            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
+            return Stream(self._stream(asked), NAMED_EVENTS)
         ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
         response = self._ended(asked, blocks_of(answer), ended)
         await self._store.flush()
-        return json_response(response)
+        return response
 
-    async def get(self, request: web.Request) -> web.Response:
-        check_refused(read_query(request, ResponseQuery))
-        return json_response(self._store.get(request.match_info["id"], owner=owner()).response)
+    async def get(self, id: str, query: ResponseQuery) -> ResponseReply:
+        return cast(ResponseReply, self._store.get(id, owner=owner()).response)
 
-    async def inputs(self, request: web.Request) -> web.Response:
+    async def inputs(self, id: str, query: InputQuery) -> Listing[InputItem]:
         """What a response was made from: all of its conversation but the answer."""
-        query, response_id = read_query(request, InputQuery), request.match_info["id"]
-        messages = self._store.get(response_id, owner=owner()).messages[:-1]
-        return json_response(page(query, input_items(response_id, messages), PAGE))
+        messages = self._store.get(id, owner=owner()).messages[:-1]
+        return page(query, input_items(id, messages), PAGE)
 
-    async def delete(self, request: web.Request) -> web.Response:
-        response_id = request.match_info["id"]
-        self._store.delete(response_id, owner())
+    async def delete(self, id: str) -> Deleted:
+        self._store.delete(id, owner())
         await self._store.flush()
-        return json_response(Deleted(response_id, "response"))
+        return Deleted(id, "response")
 
     async def _parse(self, body: ResponsesBody) -> _Request:
         model = check_name(self._gateway.model_info, body.model)

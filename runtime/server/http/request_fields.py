@@ -6,7 +6,7 @@ Sections: handling, model, prompts, sampling, OpenAI's body, messages, conversat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -205,17 +205,21 @@ def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def with_sampling(body: type[T], api: Api) -> type[T]:
-    """`body` with a field for each sampling parameter that `api` takes; null is its default."""
+def with_sampling(api: Api) -> Callable[[type[T]], type[T]]:
+    """Give a body a field for each sampling parameter that `api` takes; null is its default."""
     fields = [
         (name, parameter.type | parameter.single | None, None)
         for parameter in PARAMETERS.values()
         for name in parameter.fields(api)
     ]
-    whole = msgspec.defstruct(
-        body.__name__, fields, bases=(body,), kw_only=True, forbid_unknown_fields=True
-    )
-    assert issubclass(whole, body)
+
+    def whole(body: type[T]) -> type[T]:
+        found = msgspec.defstruct(
+            body.__name__, fields, bases=(body,), kw_only=True, forbid_unknown_fields=True
+        )
+        assert issubclass(found, body)
+        return found
+
     return whole
 
 

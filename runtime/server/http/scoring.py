@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypedDict
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.contracts.messages import Pooling
-from rootlace.runtime.server.http.body import SOME, Body, ignored, read_body, refused
+from rootlace.runtime.server.http.body import SOME, Body, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import behind_prompts, vectors
-from rootlace.runtime.server.http.replies import PromptTokens, envelope, json_response
+from rootlace.runtime.server.http.replies import PromptTokens, envelope
 from rootlace.runtime.server.http.request_fields import (
     MAX_PROMPTS,
     HandlingBody,
@@ -86,8 +85,7 @@ class Selections:
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
 
-    async def handle(self, request: web.Request) -> web.Response:
-        body = await read_body(request, SelectBody)
+    async def handle(self, body: SelectBody) -> Selection:
         model = check_name(self._gateway.model_info, body.model)
         check_texts(body.choices, "choices")
         size = self._gateway.model_info.vocab_size
@@ -116,7 +114,7 @@ class Selections:
         )
         assert isinstance(found, Selected)
         used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
-        return json_response(Selection(found.choice, found.index, list(found.scores), used))
+        return Selection(found.choice, found.index, list(found.scores), used)
 
 
 # Embeddings ---------------------------------------------------------------------------------------
@@ -169,11 +167,7 @@ class Embeddings:
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
 
-    async def handle(self, request: web.Request) -> web.Response:
-        return json_response(await self.answer(await read_body(request, EmbeddingBody)))
-
-    async def answer(self, body: EmbeddingBody) -> EmbeddingReply:
-        """The whole reply."""
+    async def handle(self, body: EmbeddingBody) -> EmbeddingReply:
         model = check_name(self._gateway.model_info, body.model)
         size = self._gateway.engine.info.hidden_size
         if body.dimensions is not None and not 0 < body.dimensions <= size:
@@ -353,11 +347,10 @@ class Scores:
         self._gateway = gateway
         self._chats = chats
 
-    async def score(self, request: web.Request) -> web.Response:
-        body = await read_body(request, ScoreBody)
+    async def score(self, body: ScoreBody) -> LabelScores | PairScores:
         model = check_name(self._gateway.model_info, body.model)
         if body.text_1 is not None or body.text_2 is not None:
-            return json_response(await self._pairs(body, model))
+            return await self._pairs(body, model)
         labels = self._labels(body)
         place = self._place(body, model)
         prompts = self._prompts(body)
@@ -374,10 +367,9 @@ class Scores:
             scored = await self._append(ids, body.label_token_ids, place)
         softmax = bool(body.apply_softmax)
         scores = [_probabilities(one.logprobs, softmax) for one in scored]
-        return json_response(LabelScores(scores, model, _usage(scored)))
+        return LabelScores(scores, model, _usage(scored))
 
-    async def rerank(self, request: web.Request) -> web.Response:
-        body = await read_body(request, RerankBody)
+    async def rerank(self, body: RerankBody) -> Ranking:
         model = check_name(self._gateway.model_info, body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         if not texts:
@@ -393,8 +385,7 @@ class Scores:
             Ranked(index, scores[index], Document(texts[index]) if shown else msgspec.UNSET)
             for index in order
         ]
-        reply = Ranking(f"rerank-{uuid.uuid4().hex}", model, method, results, usage)
-        return json_response(reply)
+        return Ranking(f"rerank-{uuid.uuid4().hex}", model, method, results, usage)
 
     async def _pairs(self, body: ScoreBody, model: str) -> PairScores:
         first, second = _listed(body.text_1, "text_1"), _listed(body.text_2, "text_2")

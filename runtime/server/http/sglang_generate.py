@@ -17,22 +17,14 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import Body, ignored, read_body, refused
+from rootlace.runtime.server.http.body import Body, ignored, refused
 from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
-from rootlace.runtime.server.http.replies import (
-    Drafted,
-    Reports,
-    drafts_of,
-    json_response,
-    report_of,
-    stream_events,
-)
+from rootlace.runtime.server.http.replies import Drafted, Reports, Stream, drafts_of, report_of
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
@@ -60,6 +52,7 @@ from rootlace.wire.protocol import (
 T = TypeVar("T")
 
 
+@with_sampling("generate")
 class SamplingParamsBody(ConstraintBody):
     """`sampling_params` of `/generate`, but for what `with_sampling` adds.
 
@@ -87,7 +80,7 @@ class GenerateBody(HandlingBody):
     one_of: ClassVar = ("text", "input_ids")
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    sampling_params: Any = None  # typed below
+    sampling_params: SamplingParamsBody | list[SamplingParamsBody] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
@@ -203,8 +196,7 @@ class Aborts:
                 if not self._running[key]:
                     del self._running[key]
 
-    async def handle(self, request: web.Request) -> web.Response:
-        body = await read_body(request, AbortBody)
+    async def handle(self, body: AbortBody) -> Aborted:
         if not body.rid and not body.abort_all:
             raise InvalidParameter("rid", "give rid, or abort_all")
         asker = owner()
@@ -216,20 +208,13 @@ class Aborts:
         ]
         for abort in found:
             abort()
-        return json_response(Aborted(len(found)))
+        return Aborted(len(found))
 
 
 # Generate -----------------------------------------------------------------------------------------
 
 
-_SAMPLING = with_sampling(SamplingParamsBody, "generate")
 _NAMES = sglang_names()
-GENERATE_BODY: type[GenerateBody] = msgspec.defstruct(  # type: ignore[assignment]
-    "GenerateBody",
-    [("sampling_params", _SAMPLING | list[_SAMPLING] | None, None)],  # type: ignore[valid-type]
-    bases=(GenerateBody,),
-    forbid_unknown_fields=True,
-)
 
 
 @dataclass(frozen=True)
@@ -252,18 +237,17 @@ class Generate:
         self._aborts = aborts
         self._sessions = sessions
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, body: GenerateBody) -> dict[str, Any] | list[dict[str, Any]] | Stream:
         begun = time.monotonic()
-        body = await read_body(request, GENERATE_BODY)
         asked, turn = await self._in_session(body, self._parse(body))
         if body.stream:
-            return await stream_events(request, self._stream(body, asked, turn, begun))
+            return Stream(self._stream(body, asked, turn, begun))
         with self._running(body, asked, turn) as shots:
             results = await shots.results()
             self._end(turn, results[0], shots)
         elapsed = time.monotonic() - begun
         replies = await call_for(rows_of(results), _replies, asked, results, elapsed)
-        return json_response(replies if _is_batch(body, asked) else replies[0])
+        return replies if _is_batch(body, asked) else replies[0]
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
         model = check_name(self._gateway.model_info, body.model)
@@ -274,7 +258,7 @@ class Generate:
         else:
             prompts = parse_prompts(body.input_ids or [], "input_ids", vocab_size)
         count = len(prompts)
-        sampling = _per_prompt(body.sampling_params, count, "sampling_params", _SAMPLING())
+        sampling = _per_prompt(body.sampling_params, count, "sampling_params", SamplingParamsBody())
         rids = _per_prompt(body.rid, count, "rid", "")
         logprobs = _per_prompt(body.return_logprob, count, "return_logprob", False)
         starts = _per_prompt(body.logprob_start_len, count, "logprob_start_len", -1)
@@ -501,7 +485,7 @@ def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingPar
     try:
         return make_params(fields, model, _NAMES)
     except InvalidParameter as error:
-        if (error.param or "").partition("[")[0] in _SAMPLING.__struct_fields__:
+        if (error.param or "").partition("[")[0] in SamplingParamsBody.__struct_fields__:
             raise InvalidParameter(f"{param}.{error.param}", f"{param}.{error}") from None
         raise
 
