@@ -33,7 +33,7 @@ from rootlace.runtime.server.http.body import read_body
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
+from rootlace.runtime.server.http.errors import InvalidParameter, NotFound
 from rootlace.runtime.server.http.generation import behind_prompts
 from rootlace.runtime.server.http.openai_chat import ChatBody, ChatCompletions
 from rootlace.runtime.server.http.openai_completions import CompletionBody, Completions
@@ -50,7 +50,7 @@ from rootlace.runtime.server.http.request_fields import (
 from rootlace.runtime.server.metrics import CONTENT_TYPE
 from rootlace.runtime.server.score import find_vectors
 from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
-from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError, ServerUnavailable
+from rootlace.wire.errors import InvalidConstraint, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Constraint, Explain, Explained, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Cache:
     async def unpin(self, id: str, query: CacheQuery) -> Released:
         """Let a pin go; its blocks may be evicted from then on."""
         if not await self._gateway.engine.ask(Unpin, id, self._namespace(query)):
-            raise RecordNotFound("pin", id)
+            raise NotFound(f"there is no pin {id!r}")
         return Released(id)
 
     def _namespace(self, query: CacheQuery) -> str | None:
@@ -570,13 +570,6 @@ _PAGE_HEADERS = {
 _PAGE_TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-class NoSuchFile(InvalidRequest):
-    """The page has no file of this name."""
-
-    code = "not_found"
-    http_status = 404
-
-
 @dataclass(frozen=True)
 class _File:
     content: bytes
@@ -606,7 +599,7 @@ class Page:
     def _reply(self, request: web.Request, name: str) -> web.Response:
         file = self._files.get(name)
         if file is None:
-            raise NoSuchFile(f"the page has no file {name!r}")
+            raise NotFound(f"the page has no file {name!r}")
         headers = {**_PAGE_HEADERS, "ETag": f'"{file.tag}"'}
         if any(tag.value == file.tag for tag in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
@@ -418,14 +418,6 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-@dataclass(frozen=True)
-class _Request:
-    """A body, checked and understood."""
-
-    model: str
-    prepared: Prepared
-
-
 class Messages:
     """The handlers."""
 
@@ -440,27 +432,30 @@ class Messages:
     async def handle(self, body: MessagesBody) -> MessageReply | Stream:
         model = check_name(self._gateway.model_info, body.model)
         wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
-        asked = _Request(model, await self._chats.prepare(wanted))
+        prepared = await self._chats.prepare(wanted)
         if body.stream:
-            return Stream(self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
+            return Stream(self._stream(model, prepared), NAMED_EVENTS)
+        ended, (answer,) = await whole_answers(self._gateway, prepared)
         generated = ended.generated
         return {
-            **_message(asked.model),
+            **_message(model),
             "content": [_block(block) for block in blocks_of(answer)],
             **_stopped(generated.outputs[0], bool(answer.calls) and not ended.cut_calls[0]),
-            "usage": _usage_and_report(generated, asked.prepared),
+            "usage": _usage_and_report(generated, prepared),
         }
 
-    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def _stream(self, model: str, prepared: Prepared) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
         begun = False
-        with AnswerStream(self._gateway, asked.prepared) as answers:
+        with AnswerStream(self._gateway, prepared) as answers:
             async for event in answers.events():
                 if not begun:
                     begun = True
                     found = event.generated.usage if isinstance(event, FinalOutput) else event.begun
-                    yield _start(asked, found or Usage())
+                    used = msgspec.structs.replace(found or Usage(), completion_tokens=0)
+                    message = {**_message(model), "content": [], **_STOPPED_NOT}
+                    message["usage"] = _usage(used, prepared)
+                    yield {"type": "message_start", "message": message}
                 if not isinstance(event, FinalOutput):
                     for change in blocks.take(event.deltas):
                         calls += isinstance(change, Begin) and change.block.kind == "call"
@@ -469,7 +464,11 @@ class Messages:
                 for change in blocks.finish():
                     yield _event(change)
                 called = calls > 0 and not event.cut_calls[0]
-                yield _end(event.generated, called, asked.prepared)
+                yield {
+                    "type": "message_delta",
+                    "delta": _stopped(event.generated.outputs[0], called),
+                    "usage": _usage_and_report(event.generated, prepared),
+                }
         yield {"type": "message_stop"}
 
 
@@ -485,12 +484,6 @@ def _message(model: str) -> MessageHead:
     }
 
 
-def _start(asked: _Request, found: Usage) -> dict[str, Any]:
-    usage = _usage(msgspec.structs.replace(found, completion_tokens=0), asked.prepared)
-    message = {**_message(asked.model), "content": [], **_STOPPED_NOT, "usage": usage}
-    return {"type": "message_start", "message": message}
-
-
 def _event(change: BlockEvent) -> dict[str, Any]:
     index = change.block.index
     if isinstance(change, Begin):
@@ -501,14 +494,6 @@ def _event(change: BlockEvent) -> dict[str, Any]:
         delta = {"type": kind, field: change.text}
         return {"type": "content_block_delta", "index": index, "delta": delta}
     return {"type": "content_block_stop", "index": index}
-
-
-def _end(generated: Generated, called: bool, prepared: Prepared) -> dict[str, Any]:
-    return {
-        "type": "message_delta",
-        "delta": _stopped(generated.outputs[0], called),
-        "usage": _usage_and_report(generated, prepared),
-    }
 
 
 def _block(block: ChatBlock) -> TextBlock | ThinkingBlock | ToolUse:

@@ -32,7 +32,7 @@ from rootlace.runtime.server.http.batch_store import (
 )
 from rootlace.runtime.server.http.body import LARGE_BYTES, Body, decode_anywhere
 from rootlace.runtime.server.http.endpoint import Endpoint
-from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound, error_body
+from rootlace.runtime.server.http.errors import InvalidParameter, error_body
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import (
@@ -560,9 +560,9 @@ class BatchService:
         return [one for one in records.all() if account is None or one.owner == account.name]
 
     def find(self, records: Records[RecordType], id_: str, param: str | None = None) -> RecordType:
-        """One of them. Raises RecordNotFound, also for another's."""
+        """One of them. Raises NotFound, also for another's."""
         found = records.get(id_, param)
         account = caller()
         if account is not None and found.owner != account.name:
-            raise RecordNotFound(records.noun, id_, param)
+            raise records.missing(id_, param)
         return found

@@ -41,7 +41,7 @@ from rootlace.runtime.server.http.endpoint import JSON, Endpoint, shown_path
 from rootlace.runtime.server.http.errors import (
     Forbidden,
     Handler,
-    UnknownPath,
+    NotFound,
     UnsupportedMediaType,
     reply_to,
 )
@@ -223,10 +223,10 @@ def _check_type(request: web.Request, takes: dict[str, str]) -> None:
         )
 
 
-def _unknown_path(request: web.Request, paths: list[str]) -> UnknownPath:
+def _unknown_path(request: web.Request, paths: list[str]) -> NotFound:
     near = nearest(request.path.rstrip("/"), paths, at_most=3)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
-    return UnknownPath(
+    return NotFound(
         f"there is no {request.method} {request.path}.{meant} The paths are {', '.join(paths)}"
     )
 

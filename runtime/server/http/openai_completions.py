@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypedDict
 
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import refused
-from rootlace.runtime.server.http.constraints import Asked, openai_constraint
+from rootlace.runtime.server.http.constraints import openai_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.logprobs import (
     CompletionLogprobs,
@@ -41,8 +41,7 @@ from rootlace.runtime.server.http.request_fields import (
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
-from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
-from rootlace.wire.sampling import Handling
+from rootlace.wire.protocol import Chunk, Generated, Output
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -81,35 +80,11 @@ class _Request:
 
     model: str
     prompts: list[Prompt]
-    alone: bool
-    """Whether the prompt is not in a list of some."""
-    params: SamplingParams
-    constraint: Asked | None
-    namespace: str
-    handling: Handling
-    adapter: str
+    jobs: list[generation.GenerateRequest]
     echo: bool
     top: int | None
     usage_chunk: bool
     id: str | None
-    begin: bool
-    cache_report: bool
-
-    @property
-    def jobs(self) -> list[generation.GenerateRequest]:
-        return [
-            generation.GenerateRequest(
-                prompt.parts(self.begin),
-                self.params,
-                self.constraint,
-                self.namespace,
-                self.cache_report,
-                self.adapter,
-                self.handling,
-                param="prompt" if self.alone else f"prompt[{index}]",
-            )
-            for index, prompt in enumerate(self.prompts)
-        ]
 
 
 class Completions:
@@ -147,22 +122,27 @@ class Completions:
         prompts = parse_prompts(body.prompt, "prompt", info.vocab_size)
         params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
-        return _Request(
-            model=model,
-            prompts=prompts,
-            alone=isinstance(body.prompt, str) or isinstance(body.prompt[0], int),
-            params=params,
-            constraint=openai_constraint(body),
-            namespace=body.cache_salt or "",
+        alone = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        job = generation.GenerateRequest(
+            (),
+            params,
+            openai_constraint(body),
+            body.cache_salt or "",
+            bool(body.return_cache_report),
             handling=handling_of(body),
             adapter=adapter_of(self._gateway, model, body.adapter),
-            echo=bool(body.echo),
-            top=body.logprobs,
-            usage_chunk=wants_usage(body),
-            id=chosen_id(body.request_id),
-            begin=body.add_special_tokens is not False,
-            cache_report=bool(body.return_cache_report),
+            param="prompt",
         )
+        jobs = [
+            replace(
+                job,
+                parts=prompt.parts(begin=body.add_special_tokens is not False),
+                param="prompt" if alone else f"prompt[{index}]",
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
+        return _Request(model, prompts, jobs, bool(body.echo), body.logprobs, usage_chunk, chosen)
 
     def _choices(self, asked: _Request, results: list[Generated]) -> list[CompletionChoice]:
         return [
@@ -204,7 +184,7 @@ class Completions:
             head["usage"] = None
         # The prompt's logprobs come first in the text but are known only at the end.
         whole = asked.echo and asked.top is not None
-        n = asked.params.n
+        n = asked.jobs[0].params.n
         offsets: dict[int, TextOffsets] = {}
         results = []
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -52,14 +52,6 @@ class HandlingBody(Body, kw_only=True):
     cache: Cache | None = None
 
 
-class Handled(Protocol):
-    """A body with these fields."""
-
-    priority: Priority | None
-    timeout: Seconds | None
-    cache: Cache | None
-
-
 @contextmanager
 def waited(seconds: float) -> Iterator[None]:
     """What is read in this block has waited so long already, which its timeout includes."""
@@ -70,7 +62,7 @@ def waited(seconds: float) -> Iterator[None]:
         _WAITED.reset(token)
 
 
-def handling_of(body: Handled) -> Handling:
+def handling_of(body: HandlingBody | SamplingBody) -> Handling:
     """What the body asks for; what it leaves out is the default."""
     if body.priority is None and body.timeout is None and body.cache is None:
         return PLAIN
@@ -78,7 +70,7 @@ def handling_of(body: Handled) -> Handling:
     return remaining(handling, _WAITED.get())
 
 
-def handling_without_pin(body: Handled) -> Handling:
+def handling_without_pin(body: HandlingBody) -> Handling:
     """The same where there is not one prompt that could be pinned. Raises InvalidParameter."""
     handling = handling_of(body)
     if handling.cache.pin:
