@@ -437,7 +437,7 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
     """Free text in which every call is of an offered tool, its arguments held as they are by
     `tool_calls.arguments` (where the model may call)."""
     # An object without a tag may be text: it is held only where arguments have to be.
-    calls = _begun(tools, form) if not form.bare or any(tool.strict for tool in tools) else []
+    calls = _begun(tools, form) if not form.calls.bare or any(tool.strict for tool in tools) else []
     begun = [(form.begin_alone(tool.name), _arguments(tool)) for tool in tools]
     also = [(found, content) for found, content in begun if found is not None]
     alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
@@ -450,7 +450,7 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
 def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format) -> Asked:
     """Calls, or a text in the format that is asked for."""
     schema = msgspec.json.decode(asked.constraint.source)
-    if form.bare:  # calls are JSON, too
+    if form.calls.bare:  # calls are JSON, too
         contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
         places = ["/properties/parameters"] * len(tools)
         return _with(asked, tools, tool_calls.either_json(contents), places)
