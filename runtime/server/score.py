@@ -99,9 +99,6 @@ async def find_vectors(
     has the length 1. Raises the typed error of the first input that fails, which calls it as
     `names` do.
     """
-    if dimensions is not None and not 0 < dimensions <= model.engine.info.hidden_size:
-        size = model.engine.info.hidden_size
-        raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
     model.check_adapter(adapter)
     asker = asker or Asker.of(None, "")
     if asker.account is not None:

@@ -33,7 +33,6 @@ from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    whole_answers,
 )
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
@@ -435,7 +434,7 @@ class Messages:
         prepared = await self._chats.prepare(wanted)
         if body.stream:
             return Stream(self._stream(model, prepared), NAMED_EVENTS)
-        ended, (answer,) = await whole_answers(self._gateway, prepared)
+        ended, (answer,) = await AnswerStream.whole(self._gateway, prepared)
         generated = ended.generated
         return {
             **_message(model),

@@ -25,7 +25,7 @@ from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
 from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, cut
 from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.http.errors import RefusedConstraint, named
+from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
 from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import remaining
 from rootlace.runtime.server.score import Selection, Vector, find_vectors
@@ -562,14 +562,18 @@ class AnswerStream(GenerationStream):
                     yield AnswerDelta(index, rest)
             yield await self._final(event)
 
-    async def whole(self) -> tuple[FinalOutput, list[Answer]]:
-        """The same at once. What is to stay open is the caller's to close."""
-        (generated,) = await self.results()
-        answers = [
-            Answer.of([*reader.feed(output.text), *reader.finish()])
-            for reader, output in zip(self._readers, generated.outputs, strict=True)
-        ]
-        return await self._final(generated), answers
+    @classmethod
+    async def whole(
+        cls, gateway: ServedModel, prepared: Prepared
+    ) -> tuple[FinalOutput, list[Answer]]:
+        """The whole answers at once. What is to stay open is the caller's to close."""
+        with cls(gateway, prepared, stream=False) as stream:
+            (generated,) = await stream.results()
+            answers = [
+                Answer.of([*reader.feed(output.text), *reader.finish()])
+                for reader, output in zip(stream._readers, generated.outputs, strict=True)
+            ]
+            return await stream._final(generated), answers
 
     async def _final(self, generated: Generated) -> FinalOutput:
         prepared, tokenizer = self._prepared, self._gateway.tokenizer
@@ -584,14 +588,6 @@ class AnswerStream(GenerationStream):
             return FinalOutput(generated, count, tuple(cut_calls))
         held = CachedPrefix.behind(prepared.written, generated.outputs[0], prepared.job.params)
         return FinalOutput(generated, count, tuple(cut_calls), self.keep(), held)
-
-
-async def whole_answers(
-    gateway: ServedModel, prepared: Prepared
-) -> tuple[FinalOutput, list[Answer]]:
-    """The whole answers. What is to stay open is the caller's to close."""
-    with AnswerStream(gateway, prepared, stream=False) as stream:
-        return await stream.whole()
 
 
 # Operations behind prompts ------------------------------------------------------------------------
@@ -689,9 +685,18 @@ async def _behind(
 
 
 async def vectors(
-    gateway: ServedModel, inputs: Sequence[tuple[Part, ...]], pooling: Pooling | None, **how: Any
+    gateway: ServedModel,
+    inputs: Sequence[tuple[Part, ...]],
+    pooling: Pooling | None,
+    dimensions: int | None = None,
+    **how: Any,
 ) -> tuple[list[Vector], Usage]:
-    """What `find_vectors` finds for whoever asks, whose request it is; and the sums."""
+    """What `find_vectors` finds for whoever asks, whose request it is; and the sums. With
+    `dimensions` the first so many numbers are kept. Raises InvalidParameter."""
+    size = gateway.engine.info.hidden_size
+    if dimensions is not None and not 0 < dimensions <= size:
+        raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
+    how["dimensions"] = dimensions
     found = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
     usage = Usage(sum(one.prompt_tokens for one in found), sum(one.cached_tokens for one in found))
     note_usage(usage, None)

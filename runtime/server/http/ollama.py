@@ -36,7 +36,6 @@ from rootlace.runtime.server.http.generation import (
     FinalOutput,
     Prepared,
     vectors,
-    whole_answers,
 )
 from rootlace.runtime.server.http.logprobs import (
     ChosenToken,
@@ -384,9 +383,6 @@ class Models:
 
     async def embed(self, body: EmbedBody) -> Embedded:
         model = _known(self._gateway, body.model)
-        size = self._gateway.engine.info.hidden_size
-        if body.dimensions is not None and not 0 < body.dimensions <= size:
-            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
         return {"model": model, "embeddings": vectors, "prompt_eval_count": total}
@@ -573,7 +569,7 @@ class Answers:
         messages, tools = messages_of(body.messages), tools_of(body.tools)
         wanted = self._wanted(body, model, messages, tools=tools)
         prepared = await self._chats.prepare(wanted)
-        return await self._answer(body, _asked(body, model, prepared, True))
+        return await self._answer(body, model, prepared, chat=True)
 
     async def generate(self, body: GenerateBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
@@ -586,7 +582,7 @@ class Answers:
             prepared = self._chats.prepare_text(wanted, Prompt(text=body.prompt).parts())
         else:
             prepared = await self._chats.prepare(wanted)
-        return await self._answer(body, _asked(body, model, prepared, False))
+        return await self._answer(body, model, prepared, chat=False)
 
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
@@ -611,11 +607,16 @@ class Answers:
             **more,
         )
 
-    async def _answer(self, body: AnswerBody, asked: _Request) -> dict[str, Any] | Stream:
+    async def _answer(
+        self, body: AnswerBody, model: str, prepared: Prepared, chat: bool
+    ) -> dict[str, Any] | Stream:
+        params = prepared.job.params
+        top = params.top_logprobs if params.logprobs else None
+        asked = _Request(model, prepared, chat, body.think is not False, top)
         if body.stream is not False:
             return Stream(self._stream(asked), LINES)
         begun = time.monotonic()
-        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
+        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
         generated = ended.generated
         reply = _text(asked.chat, answer.content)
         target = reply["message"] if asked.chat else reply
@@ -666,12 +667,6 @@ class Answers:
 
 
 _LOADED = {"done": True, "done_reason": "load"}
-
-
-def _asked(body: AnswerBody, model: str, prepared: Prepared, chat: bool) -> _Request:
-    params = prepared.job.params
-    top = params.top_logprobs if params.logprobs else None
-    return _Request(model, prepared, chat, body.think is not False, top)
 
 
 def _head(model: str) -> dict[str, Any]:

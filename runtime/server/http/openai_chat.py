@@ -27,7 +27,6 @@ from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    whole_answers,
 )
 from rootlace.runtime.server.http.logprobs import (
     ChatLogprobs,
@@ -50,6 +49,7 @@ from rootlace.runtime.server.http.request_fields import (
     SamplingBody,
     Tool,
     adapter_of,
+    choice_of,
     chosen_id,
     handling_of,
     openai_fields,
@@ -219,7 +219,7 @@ class ChatCompletions:
             direct = DirectEvents()
             head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
             return Stream(self._stream(asked, head, direct), direct=direct)
-        ended, answers = await whole_answers(self._gateway, asked.prepared)
+        ended, answers = await AnswerStream.whole(self._gateway, asked.prepared)
         rows = rows_of([ended.generated])
         choices = await call_for(rows, self._choices, asked, ended, answers)
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
@@ -405,17 +405,8 @@ def _call(name: str, arguments: str) -> ToolCallReply:
 
 def _tool_choice(body: ChatBody) -> ToolChoice:
     choice, parallel = body.tool_choice, body.parallel_tool_calls
-    if choice is None or choice == "auto":
-        return ToolChoice(parallel=parallel)
-    if choice == "none":
-        return ToolChoice("none")
-    if choice == "required":
-        return ToolChoice("required", parallel=parallel)
-    if isinstance(choice, str):
-        raise InvalidParameter(
-            "tool_choice",
-            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
-        )
+    if not isinstance(choice, dict):
+        return choice_of(choice, parallel)
     if choice.get("type") == "allowed_tools":
         given = convert(choice, _Allowed, "tool_choice").allowed_tools
         names = tuple(tool.function.name for tool in given.tools)

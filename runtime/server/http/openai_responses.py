@@ -39,7 +39,6 @@ from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    whole_answers,
 )
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
@@ -55,10 +54,12 @@ from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     adapter_of,
     call_of,
+    choice_of,
     handling_of,
     sampling_fields,
     text_of,
     with_sampling,
+    wrong_choice,
 )
 from rootlace.runtime.server.http.response_store import (
     PAGE,
@@ -241,32 +242,20 @@ def check_include(body: ResponsesBody) -> None:
             )
 
 
-def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
-    tools = body.tools or ()
-    return tuple(Tool(t.name, t.description, t.parameters, t.strict) for t in tools)
-
-
 def tool_choice(body: ResponsesBody) -> ToolChoice:
     """Raises InvalidParameter for a choice of something else than a function."""
     given, parallel = body.tool_choice, body.parallel_tool_calls
     # True is OpenAI's default, which clients send on their own.
     parallel = False if parallel is False else None
-    if given is None or given == "auto":
-        return ToolChoice(parallel=parallel)
-    if given == "none":
-        return ToolChoice("none")
-    if given == "required":
-        return ToolChoice("required", parallel=parallel)
-    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+    if not isinstance(given, dict):
+        return choice_of(given, parallel)
+    if given.get("type") == "allowed_tools":
         wanted = convert(given, _Allowed, "tool_choice")
         names = tuple(tool.name for tool in wanted.tools)
         return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
-    name = given.get("name") if isinstance(given, dict) else None
-    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(name, str):
-        raise InvalidParameter(
-            "tool_choice",
-            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
-        )
+    name = given.get("name")
+    if given.get("type") != "function" or not isinstance(name, str):
+        raise wrong_choice()
     return ToolChoice("required", name)
 
 
@@ -382,7 +371,7 @@ class Responses:
         asked = await self._parse(body)
         if body.stream:
             return Stream(self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
+        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
         response = self._ended(asked, blocks_of(answer), ended)
         await self._store.flush()
         return response
@@ -422,7 +411,9 @@ class Responses:
             messages=_with_one_system([*system, *before, *new]),
             fields=fields,
             names={"max_tokens": "max_output_tokens"},
-            tools=tools_of(body),
+            tools=tuple(
+                Tool(t.name, t.description, t.parameters, t.strict) for t in body.tools or ()
+            ),
             choice=tool_choice(body),
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
@@ -534,16 +525,6 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHe
     if body.text is not None and body.text.format is not None:
         given = body.text.format
         form = {name: value for name in given.__struct_fields__ if (value := getattr(given, name))}
-    tools = [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict,
-        }
-        for tool in body.tools or ()
-    ]
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -561,7 +542,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHe
         "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
-        "tools": tools,
+        "tools": [msgspec.structs.asdict(tool) for tool in body.tools or ()],
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
     }

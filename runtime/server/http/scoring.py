@@ -169,9 +169,6 @@ class Embeddings:
 
     async def handle(self, body: EmbeddingBody) -> EmbeddingReply:
         model = check_name(self._gateway.model_info, body.model)
-        size = self._gateway.engine.info.hidden_size
-        if body.dimensions is not None and not 0 < body.dimensions <= size:
-            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
         prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
         found, usage = await vectors(
             self._gateway,

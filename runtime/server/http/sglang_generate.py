@@ -224,8 +224,6 @@ class _Asked:
     prompt: Prompt
     job: generation.GenerateRequest
     rid: str
-    logprobs: bool
-    top: int
     texts: bool
 
 
@@ -273,7 +271,8 @@ class Generate:
             listed = isinstance(body.sampling_params, list)
             param = f"sampling_params[{i}]" if listed else "sampling_params"
             settings = sampling[i]
-            fields = _fields(settings)
+            fields = sampling_fields(settings, "generate")
+            fields["max_tokens"] = settings.max_new_tokens
             if logprobs[i]:
                 fields["logprobs"] = True
                 fields["top_logprobs"] = tops[i]
@@ -299,7 +298,7 @@ class Generate:
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)
-            asked.append(_Asked(prompt, job, rid, logprobs[i], tops[i], texts))
+            asked.append(_Asked(prompt, job, rid, texts))
         check_samples(sum(one.job.params.n for one in asked), "sampling_params")
         return asked
 
@@ -403,7 +402,7 @@ class _Grown:
             "completion_tokens": len(self.ids),
             "cached_tokens": cached,
         }
-        if asked.logprobs:
+        if asked.job.params.logprobs:
             for name, new in _logprobs("output", chunk.logprobs, asked).items():
                 meta[name] = self.logprobs[name] = [*self.logprobs.get(name, ()), *new]
             meta["output_token_logprobs_length"] = len(self.logprobs["output_token_logprobs"])
@@ -438,7 +437,7 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
     if drafts := drafts_of([result.usage]):
         meta["drafts"] = drafts
     meta |= report_of(result)
-    if asked.logprobs:
+    if asked.job.params.logprobs:
         for side, tokens in (("input", result.prompt_logprobs), ("output", output.logprobs)):
             for name, rows in _logprobs(side, tokens, asked).items():
                 meta[name] = in_parts(rows)
@@ -466,7 +465,7 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
             for token in tokens
         ]
     }
-    if asked.top:
+    if asked.job.params.top_logprobs:
         found[f"{side}_top_logprobs"] = [
             None
             if token.logprob is None
@@ -474,10 +473,6 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
             for token in tokens
         ]
     return found
-
-
-def _fields(body: SamplingParamsBody) -> dict[str, Any]:
-    return {**sampling_fields(body, "generate"), "max_tokens": body.max_new_tokens}
 
 
 def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingParams:
