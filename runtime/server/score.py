@@ -34,7 +34,7 @@ import numpy as np
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
 from rootlace.runtime.server.auth import Asker, namespace_of, private
 from rootlace.runtime.server.generate import token_logprob
-from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
+from rootlace.runtime.server.sequence import NO_OUTPUT, Requests, TokenSequence, check_fits, settle
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
@@ -45,7 +45,6 @@ from rootlace.wire.protocol import (
     Embedded,
     Part,
     RequestFacts,
-    SamplingParams,
     Select,
     Selected,
     Text,
@@ -65,7 +64,6 @@ Input = Sequence[Part]
 """The parts of one text; it quotes no branch."""
 
 KNOWN: dict[str, Pooling] = {"last": "last", "mean": "mean"}
-NOTHING = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 
 @dataclass
@@ -124,7 +122,7 @@ async def find_vectors(
         request = EngineRequest(
             0,
             prompt,
-            NOTHING,
+            NO_OUTPUT,
             namespace=namespace,
             adapter=adapter,
             pooling=chosen,
@@ -342,18 +340,8 @@ class Selection:
         handling = msgspec.structs.replace(given, cache=cache)
 
         def request(scored: _Scored) -> EngineRequest:
-            params = SamplingParams(
-                max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
-            )
-            return EngineRequest(
-                0,
-                scored.ids,
-                params,
-                namespace=sequence.namespace,
-                program=sequence.program,
-                adapter=sequence.adapter,
-                handling=handling,
-            )
+            params = msgspec.structs.replace(NO_OUTPUT, prompt_logprobs_from=scored.start)
+            return sequence.request(scored.ids, params, handling)
 
         asked = ((request(scored), partial(_take, scored)) for scored in prompts)
         await requests.add_all(asked, sequence.wait)

@@ -23,7 +23,7 @@ import numpy as np
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.server.auth import Asker, private
 from rootlace.runtime.server.served_model import Engine, ServedModel
-from rootlace.runtime.server.server_state import Turn, kept_for_others
+from rootlace.runtime.server.server_state import Turn, kept_for_others, nothing
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
     Cancelled,
@@ -49,6 +49,8 @@ from rootlace.wire.protocol import (
 from rootlace.wire.sampling import Handling
 
 T = TypeVar("T")
+
+NO_OUTPUT = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 # Sequence -----------------------------------------------------------------------------------------
 
@@ -114,6 +116,21 @@ class TokenSequence:
     def wait(self, future: asyncio.Future[T]) -> Awaitable[T]:
         """What the running operation awaits in the place of a future."""
         return future
+
+    def request(
+        self, ids: np.ndarray, params: SamplingParams, handling: Handling, **more: Any
+    ) -> EngineRequest:
+        """A request of this sequence for the tokens `ids` (int32); `more` are its other fields."""
+        return EngineRequest(
+            0,
+            ids,
+            params,
+            namespace=self.namespace,
+            adapter=self.adapter,
+            program=self.program,
+            handling=handling,
+            **more,
+        )
 
     def check_handling(self, handling: Handling) -> None:
         """Raises InvalidRequest for a pin of what is not shared, or a priority beyond the key's."""
@@ -357,11 +374,7 @@ class OpenSequences:
         for sequence in list(self.open):
             self.release(sequence)
         self._model.owners.discard(self)
-        self.end = _nothing  # the owner may have this
-
-
-def _nothing(error: RootlaceError) -> None:
-    pass
+        self.end = nothing  # the owner may have this
 
 
 # Growth -------------------------------------------------------------------------------------------
@@ -439,16 +452,7 @@ async def prefill(model: ServedModel, sequence: TokenSequence, op: Prefill) -> E
         cached = cached if update.facts is None else update.facts.cached_tokens
 
     requests = Requests(model.engine, sequence.asker, sequence.paid)
-    request = EngineRequest(
-        0,
-        np.array(ids, np.int32),
-        SamplingParams(max_tokens=0, temperature=0.0, seed=0),
-        namespace=sequence.namespace,
-        adapter=sequence.adapter,
-        program=sequence.program,
-        handling=op.handling,
-    )
-    requests.add(request, note)
+    requests.add(sequence.request(np.array(ids, np.int32), NO_OUTPUT, op.handling), note)
     sequence.paid = len(ids)
     await requests.finish(sequence.wait)
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))

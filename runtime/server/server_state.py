@@ -18,6 +18,11 @@ from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.spans import Spans
 from rootlace.wire.errors import ServerUnavailable
 
+
+def nothing(*_: object) -> None:
+    """Called in the place of what would be told."""
+
+
 # Drain --------------------------------------------------------------------------------------------
 #
 # The end of a server that lets what is running end first.

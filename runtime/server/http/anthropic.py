@@ -26,7 +26,7 @@ from rootlace.runtime.server.http.chat_request import (
 from rootlace.runtime.server.http.chat_request import Block as ChatBlock
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.chat_request import ToolChoice as ChatToolChoice
-from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.constraints import schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
     MAX_PINS,
@@ -43,12 +43,13 @@ from rootlace.runtime.server.http.replies import (
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     adapter_of,
+    call_of,
     handling_of,
     sampling_fields,
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
-from rootlace.wire.protocol import Constraint, Generated, Output, Usage
+from rootlace.wire.protocol import Generated, Output, Usage
 from rootlace.wire.sampling import PIN_SECONDS, Cache, names_in
 
 # Body ---------------------------------------------------------------------------------------------
@@ -192,8 +193,7 @@ def chat_request(body: CountBody) -> ChatRequest:
     config = body.output_config
     constraint = None
     if config is not None and config.format is not None:
-        source = json_source(config.format.schema)
-        constraint = Asked(Constraint("json_schema", source), "output_config.format.schema")
+        constraint = schema_constraint(config.format.schema, "output_config.format.schema")
     return ChatRequest(
         messages=messages,
         fields=(
@@ -308,8 +308,7 @@ def _messages(message: Message, param: str) -> list[dict[str, Any]]:
             case InputThinkingBlock():
                 thoughts.append(block.thinking)
             case ToolUseBlock():
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
+                calls.append(call_of(block.id, block.name, block.input))
             case ToolResultBlock():
                 content = _text(block.content or "")
                 results.append(

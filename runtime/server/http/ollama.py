@@ -28,7 +28,7 @@ from rootlace.runtime.server.http.chat_request import (
     thinking_arguments,
 )
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
-from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
     AnswerDelta,
@@ -48,6 +48,7 @@ from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
     adapter_of,
+    call_of,
     handling_of,
     handling_without_pin,
     sampling_fields,
@@ -56,7 +57,7 @@ from rootlace.runtime.server.http.request_fields import (
 from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Constraint, Generated, TokenLogprob
+from rootlace.wire.protocol import Generated, TokenLogprob
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ def constraint_of(body: AnswerBody) -> Asked | None:
     if not body.format:
         return None
     schema = {"type": "object"} if body.format == "json" else body.format
-    return Asked(Constraint("json_schema", json_source(schema)), "format")
+    return schema_constraint(schema, "format")
 
 
 def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
@@ -234,14 +235,7 @@ def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
         message: dict[str, Any] = {"role": given.role, "content": given.content or ""}
         if given.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{number}",
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": call.function.arguments,
-                    },
-                }
+                call_of(call.id or f"call_{number}", call.function.name, call.function.arguments)
                 for number, call in enumerate(given.tool_calls)
             ]
         for name, value in (

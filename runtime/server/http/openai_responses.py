@@ -33,7 +33,7 @@ from rootlace.runtime.server.http.chat_request import (
     blocks_of,
     thinking_arguments,
 )
-from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
     AnswerStream,
@@ -74,8 +74,8 @@ from rootlace.runtime.server.http.response_store import (
 )
 from rootlace.runtime.server.http.sglang_sessions import PrefixHolds
 from rootlace.runtime.server.served_model import ServedModel, check_name
+from rootlace.runtime.server.server_state import nothing
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Constraint
 from rootlace.wire.sampling import SamplingParams
 
 # Responses body -----------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def constraint_of(body: ResponsesBody) -> Asked | None:
         schema = {"type": "object"}
     if schema is None:
         raise InvalidParameter("text.format.schema", "text.format.schema is missing")
-    return Asked(Constraint("json_schema", json_source(schema)), "text.format", form.strict is True)
+    return schema_constraint(schema, "text.format", form.strict is True)
 
 
 def _given(item: Item, field: str, param: str) -> Any:
@@ -498,7 +498,7 @@ class Responses:
         self, asked: _Request, ended: FinalOutput, response: ResponseReply, answer: dict[str, Any]
     ) -> None:
         """Store the response, and hold its branch, of which the one before is the beginning."""
-        let_go: Callable[[], None] = _nothing
+        let_go: Callable[[], None] = nothing
         if ended.opened is not None:
             usage = ended.generated.usage
             tokens = usage.prompt_tokens + usage.completion_tokens
@@ -514,10 +514,6 @@ def _cut(ended: FinalOutput) -> str:
     if ended.generated.outputs[0].finish_reason == "length":
         return "max_output_tokens"
     return "stop" if ended.cut_calls[0] else ""
-
-
-def _nothing() -> None:
-    """There is no branch to let go."""
 
 
 def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHead:

@@ -23,6 +23,7 @@ from rootlace.runtime.server.http.replies import Status
 from rootlace.runtime.server.http.request_fields import Prompt
 from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.served_model import ServedModel, check_name
+from rootlace.runtime.server.server_state import nothing
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.protocol import Output
 
@@ -124,10 +125,6 @@ _Key = tuple[str, str]
 """A session's: the name of the API key, and the id."""
 
 
-def _nothing() -> None:
-    """Nothing runs, or is held."""
-
-
 @dataclass(eq=False)
 class Turn:
     """A request of a session: the tokens of its prompt and, as far as they came, of its output."""
@@ -140,8 +137,8 @@ class Turn:
     done: bool = False
     counted: int = 0
     """As how many it was counted for `MAX_TOKENS`."""
-    abort: Callable[[], None] = _nothing
-    let_go: Callable[[], None] = _nothing
+    abort: Callable[[], None] = nothing
+    let_go: Callable[[], None] = nothing
     """Have the cache treat it like any other."""
 
     @property
@@ -259,7 +256,7 @@ class Sessions:
         try:
             yield
         finally:
-            turn.abort = _nothing  # and not what keeps the whole request in memory
+            turn.abort = nothing  # and not what keeps the whole request in memory
             if not turn.done and self._has(turn):
                 self._forget(self._turns[turn.key].pop(turn.rid))
 
