@@ -87,9 +87,10 @@ async def find_vectors(
     asker: Asker | None = None,
     handling: Handling = PLAIN,
     names: Sequence[str] = (),
-) -> list[Vector]:
-    """A vector for each input. Those of one call are computed together, and with whatever else the
-    engine does; a caller that is cancelled ends them, and so does the timeout of `handling`.
+) -> tuple[list[Vector], Usage]:
+    """A vector for each input, and the tokens of all. Those of one call are computed together, and
+    with whatever else the engine does; a caller that is cancelled ends them, and so does the
+    timeout of `handling`.
 
     An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
     and behind one is there. `namespace`: what `asker` calls it. `pooling` None: what the model was
@@ -143,7 +144,8 @@ async def find_vectors(
         if normalise:
             length = float(np.sqrt(np.sum(np.square(vector.values, dtype=np.float64))))
             vector.values = (vector.values / (length or 1.0)).astype(np.float32)
-    return found
+    tokens = sum(one.prompt_tokens for one in found)
+    return found, Usage(tokens, sum(one.cached_tokens for one in found))
 
 
 def _own_pooling(model: ServedModel) -> Pooling:
@@ -198,7 +200,7 @@ def _ids(model: ServedModel, parts: Input) -> list[int]:
 
 async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
     """What a session answers. Raises what `find_vectors` does."""
-    found = await find_vectors(
+    found, usage = await find_vectors(
         model,
         [(one,) for one in op.inputs],
         op.pooling,
@@ -206,10 +208,6 @@ async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
         namespace=op.namespace,
         asker=asker,
         adapter=op.adapter,
-    )
-    usage = Usage(
-        prompt_tokens=sum(one.prompt_tokens for one in found),
-        cached_tokens=sum(one.cached_tokens for one in found),
     )
     return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
 

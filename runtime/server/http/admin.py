@@ -118,7 +118,14 @@ class Cache:
 
     async def explain(self, request: web.Request) -> ReportReply:
         """How far a prompt is cached now, and why no further; nothing is computed."""
-        (job,) = await self._jobs(request)
+        # The body of a completion or chat completion, read as it would be there.
+        if (await read_body(request, _Given)).messages:
+            jobs = await self._chat.jobs(await read_body(request, ChatBody))
+        else:
+            jobs = self._completions.jobs(await read_body(request, CompletionBody))
+        if len(jobs) != 1:
+            raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
+        (job,) = jobs
         (found,) = await behind_prompts(
             self._gateway,
             [(job.parts, Explain(0, 0))],
@@ -129,15 +136,6 @@ class Cache:
         )
         assert isinstance(found, Explained)
         return report_fields(found.report)
-
-    async def _jobs(self, request: web.Request) -> list[generation.GenerateRequest]:
-        """What the body of a completion or chat completion asks for, read as it would be there."""
-        if (await read_body(request, _Given)).messages:
-            return await self._chat.jobs(await read_body(request, ChatBody))
-        jobs = self._completions.jobs(await read_body(request, CompletionBody))
-        if len(jobs) != 1:
-            raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
-        return jobs
 
     async def lint(self, query: CacheQuery) -> Findings:
         """What was noticed about prompts that could share more, what cost most first."""
@@ -348,31 +346,27 @@ class Tokenization:
 
     async def tokenize(self, body: TokenizeBody) -> Tokenized:
         check_name(self._gateway.model_info, body.model)
-        ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
+        if body.messages is None:
+            text = body.prompt or ""
+            check_length(self._gateway, "prompt", len(text))
+            begins, encode = body.add_special_tokens is not False, self._gateway.tokenizer.encode
+            ids = await self._gateway.tokenize(len(text), encode, text, begins)
+        else:
+            request = ChatRequest(
+                template_messages(body.messages),
+                {},
+                tools=tools_of(body.tools),
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final=bool(body.continue_final_message),
+                template=template_arguments(body.chat_template_kwargs or {}),
+            )
+            ids = await self._chats.encode(request)
         strings = None
         if body.return_token_strs:
             text_of = self._gateway.tokenizer.token_text
             strings = await self._gateway.tokenize(len(ids), lambda: [text_of(i) for i in ids])
         longest = self._gateway.model_info.context_length
         return Tokenized(len(ids), longest, ids, strings)
-
-    async def _of_text(self, body: TokenizeBody) -> list[int]:
-        text = body.prompt or ""
-        check_length(self._gateway, "prompt", len(text))
-        return await self._gateway.tokenize(
-            len(text), self._gateway.tokenizer.encode, text, body.add_special_tokens is not False
-        )
-
-    async def _of_messages(self, body: TokenizeBody) -> list[int]:
-        request = ChatRequest(
-            template_messages(body.messages or []),
-            {},
-            tools=tools_of(body.tools),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final=bool(body.continue_final_message),
-            template=template_arguments(body.chat_template_kwargs or {}),
-        )
-        return await self._chats.encode(request)
 
     async def detokenize(self, body: DetokenizeBody) -> Detokenized:
         check_name(self._gateway.model_info, body.model)

@@ -691,13 +691,12 @@ async def vectors(
     dimensions: int | None = None,
     **how: Any,
 ) -> tuple[list[Vector], Usage]:
-    """What `find_vectors` finds for whoever asks, whose request it is; and the sums. With
+    """What `find_vectors` finds for whoever asks, whose request it is. With
     `dimensions` the first so many numbers are kept. Raises InvalidParameter."""
     size = gateway.engine.info.hidden_size
     if dimensions is not None and not 0 < dimensions <= size:
         raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
     how["dimensions"] = dimensions
-    found = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
-    usage = Usage(sum(one.prompt_tokens for one in found), sum(one.cached_tokens for one in found))
+    found, usage = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
     note_usage(usage, None)
     return found, usage

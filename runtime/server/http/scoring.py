@@ -446,10 +446,8 @@ class Scores:
             inputs,
             pooling,
             normalise=pooling is None,
-            namespace=place["namespace"],
-            adapter=place["adapter"],
-            handling=place["handling"],
             names=names,
+            **place,
         )
         return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 

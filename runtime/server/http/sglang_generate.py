@@ -226,6 +226,10 @@ class _Asked:
     rid: str
     texts: bool
 
+    def id_of(self, index: int) -> str:
+        """That of one of its samples."""
+        return f"{self.rid}-{index}" if index else self.rid
+
 
 class Generate:
     """The endpoint's handler."""
@@ -242,7 +246,8 @@ class Generate:
             return Stream(self._stream(body, asked, turn, begun))
         with self._running(body, asked, turn) as shots:
             results = await shots.results()
-            self._end(turn, results[0], shots)
+            if turn is not None:
+                self._sessions.end(turn, results[0].outputs[0], shots)
         elapsed = time.monotonic() - begun
         replies = await call_for(rows_of(results), _replies, asked, results, elapsed)
         return replies if _is_batch(body, asked) else replies[0]
@@ -334,13 +339,6 @@ class Generate:
                 turn.abort = partial(shots.abort, 0)
             yield shots
 
-    def _end(
-        self, turn: Turn | None, result: Generated, shots: generation.GenerationStream
-    ) -> None:
-        """The session has the request from now on."""
-        if turn is not None:
-            self._sessions.end(turn, result.outputs[0], shots)
-
     async def _stream(
         self, body: GenerateBody, asked: list[_Asked], turn: Turn | None, begun: float
     ) -> AsyncGenerator[object, None]:
@@ -365,14 +363,12 @@ class Generate:
                     sample = grown.setdefault(choice, _Grown(counts[prompt]))
                     replies = {choice: sample.add(one, event, cached.get(prompt, 0))}
                 else:
-                    self._end(turn, event, shots)
+                    if turn is not None:
+                        self._sessions.end(turn, event.outputs[0], shots)
                     elapsed = time.monotonic() - begun
                     made = await call_for(rows_of([event]), _replies, [one], [event], elapsed)
                     replies = dict(enumerate(made, first[prompt]))
                 for choice, reply in replies.items():
-                    index = choice - first[prompt]
-                    if index:
-                        reply["meta_info"]["id"] = f"{one.rid}-{index}"
                     yield {**reply, "index": choice} if batch else reply
 
     async def _prompt_tokens(self, prompt: Prompt) -> int:
@@ -396,7 +392,7 @@ class _Grown:
         self.text += chunk.text
         self.ids += chunk.token_ids
         meta: dict[str, Any] = {
-            "id": asked.rid,
+            "id": asked.id_of(chunk.index),
             "finish_reason": None,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.ids),
@@ -413,20 +409,18 @@ def _replies(
     asked: Sequence[_Asked], results: Sequence[Generated], elapsed: float
 ) -> list[dict[str, Any]]:
     """Every sample of every prompt."""
-    replies = []
-    for one, result in zip(asked, results, strict=True):
-        for index, output in enumerate(result.outputs):
-            reply = _reply(one, result, output, elapsed)
-            if index:
-                reply["meta_info"]["id"] = f"{one.rid}-{index}"
-            replies.append(reply)
-    return replies
+    return [
+        _reply(one, result, index, elapsed)
+        for one, result in zip(asked, results, strict=True)
+        for index in range(len(result.outputs))
+    ]
 
 
-def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> dict[str, Any]:
+def _reply(asked: _Asked, result: Generated, index: int, elapsed: float) -> dict[str, Any]:
     """One finished sample."""
+    output = result.outputs[index]
     meta: dict[str, Any] = {
-        "id": asked.rid,
+        "id": asked.id_of(index),
         "finish_reason": _finish_reason(output),
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": len(output.token_ids),

@@ -118,7 +118,7 @@ class ToolPrompt:
         user = {"role": "user", "content": "?"}
         asked = [user, _called(dict(_ARGUMENTS))]
         result = {"role": "tool", "tool_call_id": "probe0000", "name": _NAME, "content": _RESULT}
-        self.lists = _NAME in self._text([user], [_tool(_NAME)])
+        self.lists = _NAME in _text(self.template, [user], [_tool(_NAME)])
         self.encodes = False
         """Whether the template takes the arguments of calls as JSON text."""
         self.calls = self._writes_call(asked)
@@ -134,8 +134,9 @@ class ToolPrompt:
         written = _text(template, [*asked, result], generate=False).partition(_RESULT)
         self.results = known and bool(written[1])
         self._result_end = written[2] if self.results else RESULT[1]
-        self._system = _SYSTEM in self._text([{"role": "system", "content": _SYSTEM}, user])
-        self._alternates = not self._text([user, user])
+        system = {"role": "system", "content": _SYSTEM}
+        self._system = _SYSTEM in _text(template, [system, user])
+        self._alternates = not _text(template, [user, user])
         self._default = _default_system(template.format)
         self._listed = tool_format(template, self.format)
 
@@ -230,12 +231,8 @@ class ToolPrompt:
         return {**result, "content": enclosed(content, self._result_end)}
 
     def _writes_call(self, messages: list[Message]) -> bool:
-        text = self._text(messages)
+        text = _text(self.template, messages)
         return _NAME in text and _ARGUMENTS["probe_the_key"] in text
-
-    def _text(self, messages: list[Message], tools: list[Message] | None = None) -> str:
-        """What the template makes of it; empty where it refuses."""
-        return _text(self.template, messages, tools)
 
 
 def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = "") -> ChatFormat:
@@ -310,6 +307,7 @@ def _text(
     tools: list[Message] | None = None,
     generate: bool = True,
 ) -> str:
+    """What the template makes of it; empty where it refuses."""
     try:
         parts = template.render(messages, tools=tools, add_generation_prompt=generate)
     except InvalidRequest:
