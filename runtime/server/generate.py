@@ -48,8 +48,6 @@ from rootlace.wire.protocol import (
 from rootlace.wire.sampling import with_defaults
 
 # Sample -------------------------------------------------------------------------------------------
-#
-# One sample under way: its tokens, its text, and where it stops.
 
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "abort": "abort"}

@@ -141,8 +141,6 @@ class TokenSequence:
 
 
 # Requests -----------------------------------------------------------------------------------------
-#
-# The engine requests of one operation, which end together or are aborted together.
 
 
 _MORE = -1

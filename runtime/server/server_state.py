@@ -64,8 +64,6 @@ class Drain:
 
 
 # House --------------------------------------------------------------------------------------------
-#
-# What all models of a server share: who may ask, whether it is stopping, and what it counts.
 
 
 class ServerState:
@@ -96,8 +94,6 @@ def plenty(most: int) -> int:
 
 
 # Rare log -----------------------------------------------------------------------------------------
-#
-# What happens often, in a log that stays short.
 
 
 SECONDS = 60.0

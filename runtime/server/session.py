@@ -57,8 +57,6 @@ from rootlace.wire.protocol import (
 )
 
 # Backlog ------------------------------------------------------------------------------------------
-#
-# How much one client may have waiting.
 
 
 # This many messages of the largest size.

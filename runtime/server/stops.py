@@ -326,8 +326,6 @@ def _check_ends(pattern: str, tree: Regex) -> None:
 
 
 # Stop patterns ------------------------------------------------------------------------------------
-#
-# The patterns of `stop_regex`, made ready to be looked for.
 
 
 MAX_LENGTH = 1024

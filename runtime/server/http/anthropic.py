@@ -53,8 +53,6 @@ from rootlace.wire.protocol import Generated, Output, Usage
 from rootlace.wire.sampling import PIN_SECONDS, Cache, names_in
 
 # Body ---------------------------------------------------------------------------------------------
-#
-# Bodies of Anthropic's messages.
 
 
 _ACCOUNT = ignored("it is about the account of Anthropic's clients")

@@ -41,8 +41,6 @@ from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 
 # Endpoints ----------------------------------------------------------------------------------------
-#
-# Which path is answered by which handler.
 
 
 BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")

@@ -23,8 +23,6 @@ from rootlace.runtime.server.server_state import kept_for_others
 from rootlace.wire.errors import InvalidRequest, Overloaded, RootlaceError
 
 # Batch --------------------------------------------------------------------------------------------
-#
-# A batch, as it is kept and as it is shown.
 
 
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
@@ -92,8 +90,6 @@ class Batch(msgspec.Struct):
 
 
 # Paging -------------------------------------------------------------------------------------------
-#
-# Lists of records, in pages.
 
 
 class Identified(Protocol):

@@ -621,8 +621,6 @@ def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
 
 
 # Query --------------------------------------------------------------------------------------------
-#
-# Parameters of the query as typed structs, with errors that name the parameter.
 
 
 def read_query(request: web.Request, kind: type[T]) -> T:

@@ -61,8 +61,6 @@ from rootlace.wire.protocol import Generated, TokenLogprob
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
-#
-# Bodies of Ollama's interface.
 
 
 _SERVER = ignored("the server was started with its own setting")

@@ -30,8 +30,6 @@ from rootlace.runtime.server.server_state import kept_for_others
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 
 # Batches ------------------------------------------------------------------------------------------
-#
-# OpenAI's `/v1/batches`: many requests in a file.
 
 
 MAX_UNFINISHED = 100

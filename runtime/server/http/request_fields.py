@@ -38,8 +38,6 @@ from rootlace.wire.sampling import (
 )
 
 # Handling -----------------------------------------------------------------------------------------
-#
-# The fields that say how a request is served; they follow from `rootlace.wire.handling`.
 
 
 _WAITED: ContextVar[float] = ContextVar("waited", default=0.0)
@@ -385,8 +383,6 @@ def wants_usage(body: SamplingBody) -> bool:
 
 
 # Messages -----------------------------------------------------------------------------------------
-#
-# OpenAI's messages and tools, as bodies carry them.
 
 
 CLIENTS_RUN = "tools are run by the client"

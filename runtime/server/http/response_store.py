@@ -147,8 +147,6 @@ def _json(value: Any) -> bytes:
 
 
 # Response items -----------------------------------------------------------------------------------
-#
-# What a response consists of: its items, whole and as they grow.
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):

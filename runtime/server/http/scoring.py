@@ -118,8 +118,6 @@ class Selections:
 
 
 # Embeddings ---------------------------------------------------------------------------------------
-#
-# `POST /v1/embeddings`: vectors of texts.
 
 
 class EmbeddingBody(HandlingBody, kw_only=True):

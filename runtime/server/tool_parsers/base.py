@@ -313,8 +313,6 @@ DEEPSEEK_31 = Calls(
 
 
 # Format -------------------------------------------------------------------------------------------
-#
-# What a format is: the interface of all of them.
 
 
 class Parser(Protocol):

@@ -37,8 +37,6 @@ from rootlace.wire.protocol import (
 )
 
 # Choose -------------------------------------------------------------------------------------------
-#
-# Which format a chat template shows its model to have.
 
 
 _PROBE_NAME, _PROBE_KEY = "probe_the_name", "probe_the_arguments"
