@@ -122,17 +122,12 @@ class Results:
         counts.completed += good
         counts.failed += not good
 
-    def keep(self) -> None:
+    def keep(self, or_drop: bool = False) -> None:
         """Make files of what was written, for clients to read. Raises OSError; it can be called
-        again."""
+        again. `or_drop`, of a batch that goes no further: what cannot be kept is forgotten."""
+        keep = self._keep_or_drop if or_drop else self._keep
         output, error = self._batch.result_ids
-        kept = self._keep(output, "output"), self._keep(error, "error")
-        self._batch.output_file_id, self._batch.error_file_id = kept
-
-    def keep_or_drop(self) -> None:
-        """As `keep`, of a batch that goes no further: what cannot be kept is forgotten."""
-        output, error = self._batch.result_ids
-        kept = self._keep_or_drop(output, "output"), self._keep_or_drop(error, "error")
+        kept = keep(output, "output"), keep(error, "error")
         self._batch.output_file_id, self._batch.error_file_id = kept
 
     def _keep_or_drop(self, id_: str, noun: str) -> str | None:
@@ -308,7 +303,7 @@ class Runner:
             self._note_room()
         except Exception as error:
             log.exception("batch %s", batch.id)
-            Results(self._storage.files, batch).keep_or_drop()
+            Results(self._storage.files, batch).keep(or_drop=True)
             _fail(batch, error)
             with contextlib.suppress(OSError):
                 self._storage.batches.put(batch)

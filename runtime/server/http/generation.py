@@ -44,7 +44,6 @@ from rootlace.runtime.server.tool_parsers.base import (
     CallBegin,
     Content,
     Delta,
-    Format,
     Parser,
     Reasoning,
 )
@@ -446,36 +445,27 @@ class Prepared:
     """A request that has been understood: what is run, and how its answers are read."""
 
     job: GenerateRequest
-    form: Format
-    prompt_end: str
-    prefix: str
+    parser: Callable[[], Parser] | None
+    """Makes a parser of one answer; None where all of it is text for the user."""
+    prefix: str = ""
     """The beginning of a call, if it was written for the model."""
-    tools: frozenset[str]
-    """Those that calls may name; without any, calls are not looked for."""
-    reasoning: bool
-    several: bool
+    several: bool = True
+    """Whether there may be several calls."""
     written: Written | None = None
     """The prompt of a branch that is to stay."""
-
-    def reader(self) -> Reader:
-        """A reader of one answer."""
-        parser = None
-        if self.tools or self.reasoning or self.form.always:
-            parser = self.form.parser(self.prompt_end, self.tools, self.reasoning)
-        return Reader(parser, self.prefix, self.several)
 
 
 class Reader:
     """Reads one answer as it comes."""
 
-    def __init__(self, parser: Parser | None, prefix: str, several: bool) -> None:
-        self._parser = parser
-        self._several = several
+    def __init__(self, prepared: Prepared) -> None:
+        parser = self._parser = None if prepared.parser is None else prepared.parser()
+        self._several = prepared.several
         self._calls = 0
         self.thoughts: list[str] = []
         """What was read of the model's thoughts."""
         self._arguments: list[str] | None = None  # of the last call
-        self._first = parser.feed(prefix) if parser is not None and prefix else []
+        self._first = parser.feed(prepared.prefix) if parser is not None and prepared.prefix else []
 
     def feed(self, text: str) -> list[Delta]:
         if self._parser is None:
@@ -529,7 +519,7 @@ class AnswerStream(GenerationStream):
         """What `direct` takes while that is open is not among `events`: what each answer's writer
         makes of its deltas."""
         self._prepared = prepared
-        self._readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+        self._readers = [Reader(prepared) for _ in range(prepared.job.params.n)]
         super().__init__(gateway, [prepared.job], stream)
 
         def write(chunks: list[Chunk]) -> bytes:

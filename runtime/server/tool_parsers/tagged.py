@@ -11,7 +11,6 @@ from functools import cached_property
 import msgspec
 
 from rootlace.runtime.server.tool_parsers.base import (
-    HERMES,
     CallArguments,
     CallBegin,
     Calls,
@@ -387,7 +386,3 @@ def _whole_call(source: str) -> _Whole | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return _Whole(call.name, "{}" if arguments == "null" else arguments, bool(given))
-
-
-PLAIN = Tagged(HERMES)
-"""Of text that is no answer."""
