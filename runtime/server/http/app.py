@@ -34,7 +34,7 @@ from rootlace.runtime.server.http.openai_completions import CompletionBody, Comp
 from rootlace.runtime.server.http.openai_responses import Responses
 from rootlace.runtime.server.http.openapi import Reference
 from rootlace.runtime.server.http.response_store import ResponseDisk, ResponseStore
-from rootlace.runtime.server.http.scoring import Embeddings, Scores, Selections
+from rootlace.runtime.server.http.scoring import Scores
 from rootlace.runtime.server.http.sglang_generate import Aborts, Generate, GenerateReply
 from rootlace.runtime.server.http.sglang_sessions import PrefixHolds, Sessions
 from rootlace.runtime.server.model_registry import ModelRegistry
@@ -62,7 +62,7 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
     shared = shared or Shared(BatchService(gateway))
     files, batches, aborts = Files(shared.service), Batches(shared.service), shared.aborts
     info, health, page = admin.Info(gateway), admin.Health(gateway), admin.Page()
-    answers, models = ollama.Answers(gateway, chats), ollama.Models(gateway, chats)
+    api = ollama.Ollama(gateway, chats)
     holds = PrefixHolds(gateway)
     sessions = Sessions(gateway, holds)
     responses = Responses(gateway, chats, shared.responses, holds)
@@ -70,7 +70,6 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
     tokens = admin.Tokenization(gateway, chats)
     completions, chat = Completions(gateway), ChatCompletions(gateway, chats)
     cache = admin.Cache(gateway, completions, chat)
-    vectors, choices = Embeddings(gateway), Selections(gateway)
     generate = Generate(gateway, aborts, sessions)
     listed: list[Endpoint] = []
     reference = Reference(lambda: gateway.model_info.name, listed)
@@ -92,7 +91,7 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
             messages.count_tokens,
             "how many tokens Anthropic's messages are",
         ),
-        post("/v1/embeddings", vectors.handle, "vectors of texts"),
+        post("/v1/embeddings", scores.embed, "vectors of texts"),
         post("/v1/score", scores.score, "how likely labels are"),
         post("/v1/rerank", scores.rerank, "texts by relevance"),
         post(
@@ -117,18 +116,18 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
         get("/v1/models", info.models, "the served model"),
         # A model's name may hold slashes.
         get("/v1/models/{name:.+}", info.model, "the served model, by name"),
-        post("/api/chat", answers.chat, "Ollama's chat", reply=ollama.ChatLine),
+        post("/api/chat", api.chat, "Ollama's chat", reply=ollama.ChatLine),
         post(
             "/api/generate",
-            answers.generate,
+            api.generate,
             "Ollama's answer to a prompt",
             reply=ollama.GenerateLine,
         ),
-        post("/api/embed", models.embed, "Ollama's vectors of texts"),
-        post("/api/embeddings", models.embed_one, "Ollama's older way to a text's vector"),
-        post("/api/show", models.show, "the served model"),
-        get("/api/tags", models.tags, "the served model"),
-        get("/api/ps", models.running, "the served model"),
+        post("/api/embed", api.embed, "Ollama's vectors of texts"),
+        post("/api/embeddings", api.embed_one, "Ollama's older way to a text's vector"),
+        post("/api/show", api.show, "the served model"),
+        get("/api/tags", api.tags, "the served model"),
+        get("/api/ps", api.running, "the served model"),
         get("/api/version", info.version, "the server's version"),
         post(
             "/generate",
@@ -144,7 +143,7 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
             "begin a session, in which requests of /generate go on from earlier ones",
         ),
         post("/close_session", sessions.close, "end a session"),
-        post("/select", choices.handle, "the likeliest of choices behind a prompt"),
+        post("/select", scores.select, "the likeliest of choices behind a prompt"),
         post("/tokenize", tokens.tokenize, "a text or conversation as tokens"),
         post("/detokenize", tokens.detokenize, "tokens as text"),
         get("/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration"),

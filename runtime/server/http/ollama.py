@@ -1,4 +1,4 @@
-"""`POST /api/chat` and `POST /api/generate`."""
+"""Ollama's interface, `/api/...`: answers, vectors, and what is served."""
 
 from __future__ import annotations
 
@@ -326,94 +326,6 @@ class EmbeddedOne(TypedDict):
     embedding: list[float]
 
 
-class Models:
-    """The handlers."""
-
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
-        self._chats = chats
-        self._started = datetime.now(UTC).isoformat()
-
-    async def tags(self) -> Entries:
-        return Entries(models=[await self._entry()])
-
-    async def running(self) -> Entries:
-        return Entries(models=[running_of(self._gateway, await self._entry())])
-
-    async def show(self, body: ShowBody) -> Shown:
-        _known(self._gateway, body.model or body.name or "")
-        info = self._gateway.model_info
-        template = self._gateway.chat.source
-        able = ["completion", "embedding"]
-        shows = self._chats.tool_prompt(with_tools=True)
-        if shows.lists or self._gateway.config.tools == "auto":
-            able.append("tools")
-        if not (shows.lists or "tools" not in able):
-            able.append("tools-in-own-words")
-        if self._chats.format.always:
-            able.append("thinking")
-        about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
-        architecture = about.architecture or "rootlace"
-        return {
-            "modelfile": "",
-            "parameters": "\n".join(
-                f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
-            ),
-            "template": template or "",
-            "details": _details(about),
-            "model_info": {
-                "general.architecture": architecture,
-                "general.basename": info.name,
-                **({} if about.numbers is None else {"general.parameter_count": about.numbers}),
-                **about.stated,
-                f"{architecture}.context_length": info.context_length,
-                f"{architecture}.vocab_size": info.vocab_size,
-            },
-            "capabilities": able,
-            "modified_at": self._started,
-        }
-
-    async def embed(self, body: EmbedBody) -> Embedded:
-        model = _known(self._gateway, body.model)
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
-        return {"model": model, "embeddings": vectors, "prompt_eval_count": total}
-
-    async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
-        model = _known(self._gateway, body.model)
-        if not body.prompt:  # as Ollama
-            return EmbeddedOne(embedding=[])
-        vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
-        return EmbeddedOne(embedding=vectors[0])
-
-    async def _vectors(
-        self,
-        body: EmbedBody | EmbeddingsBody,
-        model: str,
-        texts: list[str],
-        names: tuple[str, ...] = (),
-        dimensions: int | None = None,
-        normalise: bool = True,
-    ) -> tuple[list[list[float]], int]:
-        """A vector for each text, and the number of tokens of all; `names` are errors' fields."""
-        found, usage = await vectors(
-            self._gateway,
-            [Prompt(text=text).parts() for text in texts],
-            None,
-            normalise=normalise,
-            dimensions=dimensions,
-            namespace=body.cache_salt,
-            adapter=adapter_of(self._gateway, model),
-            handling=handling_without_pin(body),
-            names=names,
-        )
-        return [vector.values.tolist() for vector in found], usage.prompt_tokens
-
-    async def _entry(self) -> Entry:
-        info = self._gateway.model_info
-        return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
-
-
 def entry_of(name: str, path: str, modified_at: str) -> Entry:
     """A model as Ollama lists it. Reads its files, which may take a while the first time."""
     size, digest = _files_at(Path(path))
@@ -547,12 +459,92 @@ class _Request:
     top: int | None
 
 
-class Answers:
+class Ollama:
     """The handlers."""
 
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
         self._chats = chats
+        self._started = datetime.now(UTC).isoformat()
+
+    async def tags(self) -> Entries:
+        return Entries(models=[await self._entry()])
+
+    async def running(self) -> Entries:
+        return Entries(models=[running_of(self._gateway, await self._entry())])
+
+    async def show(self, body: ShowBody) -> Shown:
+        _known(self._gateway, body.model or body.name or "")
+        info = self._gateway.model_info
+        template = self._gateway.chat.source
+        able = ["completion", "embedding"]
+        shows = self._chats.tool_prompt(with_tools=True)
+        if shows.lists or self._gateway.config.tools == "auto":
+            able.append("tools")
+        if not (shows.lists or "tools" not in able):
+            able.append("tools-in-own-words")
+        if self._chats.format.always:
+            able.append("thinking")
+        about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
+        architecture = about.architecture or "rootlace"
+        return {
+            "modelfile": "",
+            "parameters": "\n".join(
+                f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
+            ),
+            "template": template or "",
+            "details": _details(about),
+            "model_info": {
+                "general.architecture": architecture,
+                "general.basename": info.name,
+                **({} if about.numbers is None else {"general.parameter_count": about.numbers}),
+                **about.stated,
+                f"{architecture}.context_length": info.context_length,
+                f"{architecture}.vocab_size": info.vocab_size,
+            },
+            "capabilities": able,
+            "modified_at": self._started,
+        }
+
+    async def embed(self, body: EmbedBody) -> Embedded:
+        model = _known(self._gateway, body.model)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
+        return {"model": model, "embeddings": vectors, "prompt_eval_count": total}
+
+    async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
+        model = _known(self._gateway, body.model)
+        if not body.prompt:  # as Ollama
+            return EmbeddedOne(embedding=[])
+        vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
+        return EmbeddedOne(embedding=vectors[0])
+
+    async def _vectors(
+        self,
+        body: EmbedBody | EmbeddingsBody,
+        model: str,
+        texts: list[str],
+        names: tuple[str, ...] = (),
+        dimensions: int | None = None,
+        normalise: bool = True,
+    ) -> tuple[list[list[float]], int]:
+        """A vector for each text, and the number of tokens of all; `names` are errors' fields."""
+        found, usage = await vectors(
+            self._gateway,
+            [Prompt(text=text).parts() for text in texts],
+            None,
+            normalise=normalise,
+            dimensions=dimensions,
+            namespace=body.cache_salt,
+            adapter=adapter_of(self._gateway, model),
+            handling=handling_without_pin(body),
+            names=names,
+        )
+        return [vector.values.tolist() for vector in found], usage.prompt_tokens
+
+    async def _entry(self) -> Entry:
+        info = self._gateway.model_info
+        return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
 
     async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)

@@ -1,5 +1,5 @@
-"""`POST /v1/score` and `POST /v1/rerank`: how likely labels are behind texts, and how well texts
-answer others."""
+"""`POST /select`, `/v1/embeddings`, `/v1/score` and `/v1/rerank`: how likely choices and labels are
+behind texts, vectors of texts, and how well texts answer others."""
 
 from __future__ import annotations
 
@@ -79,44 +79,6 @@ class Selection(msgspec.Struct):
     meta_info: PromptUsage
 
 
-class Selections:
-    """The endpoint's handler."""
-
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
-
-    async def handle(self, body: SelectBody) -> Selection:
-        model = check_name(self._gateway.model_info, body.model)
-        check_texts(body.choices, "choices")
-        size = self._gateway.model_info.vocab_size
-        if body.text is not None:
-            (prompt,) = parse_prompts([body.text], "text", size)
-            if not body.text and not self._gateway.tokenizer.encode(""):
-                raise InvalidParameter("text", "text is empty: no choice follows nothing")
-        else:
-            (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
-
-        select = Select(
-            0,
-            0,
-            tuple(body.choices),
-            method=body.method or "token_length_normalized",
-            temperature=body.temperature or 0.0,
-        )
-        (found,) = await behind_prompts(
-            self._gateway,
-            [(prompt.parts(), select)],
-            1,
-            namespace=body.cache_salt or "",
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            handling=handling_without_pin(body),
-            param=lambda index: "input_ids" if body.text is None else "text",
-        )
-        assert isinstance(found, Selected)
-        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
-        return Selection(found.choice, found.index, list(found.scores), used)
-
-
 # Embeddings ---------------------------------------------------------------------------------------
 
 
@@ -157,44 +119,6 @@ class EmbeddingReply(TypedDict):
     model: str
     data: list[Embedding]
     usage: EmbeddingUsage
-
-
-class Embeddings:
-    """The endpoint's handler."""
-
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
-
-    async def handle(self, body: EmbeddingBody) -> EmbeddingReply:
-        model = check_name(self._gateway.model_info, body.model)
-        prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
-        found, usage = await vectors(
-            self._gateway,
-            [prompt.parts() for prompt in prompts],
-            body.pooling,
-            normalise=body.normalize is not False,
-            dimensions=body.dimensions,
-            namespace=body.cache_salt,
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            handling=handling_without_pin(body),
-        )
-        return {
-            "object": "list",
-            "model": model,
-            "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": _encoded(vector, body.encoding_format),
-                }
-                for index, vector in enumerate(found)
-            ],
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "total_tokens": usage.prompt_tokens,
-                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-            },
-        }
 
 
 def _encoded(vector: Vector, form: str | None) -> list[float] | str:
@@ -341,6 +265,68 @@ class Scores:
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
         self._chats = chats
+
+    async def select(self, body: SelectBody) -> Selection:
+        model = check_name(self._gateway.model_info, body.model)
+        check_texts(body.choices, "choices")
+        size = self._gateway.model_info.vocab_size
+        if body.text is not None:
+            (prompt,) = parse_prompts([body.text], "text", size)
+            if not body.text and not self._gateway.tokenizer.encode(""):
+                raise InvalidParameter("text", "text is empty: no choice follows nothing")
+        else:
+            (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
+
+        select = Select(
+            0,
+            0,
+            tuple(body.choices),
+            method=body.method or "token_length_normalized",
+            temperature=body.temperature or 0.0,
+        )
+        (found,) = await behind_prompts(
+            self._gateway,
+            [(prompt.parts(), select)],
+            1,
+            namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
+            param=lambda index: "input_ids" if body.text is None else "text",
+        )
+        assert isinstance(found, Selected)
+        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
+        return Selection(found.choice, found.index, list(found.scores), used)
+
+    async def embed(self, body: EmbeddingBody) -> EmbeddingReply:
+        model = check_name(self._gateway.model_info, body.model)
+        prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
+        found, usage = await vectors(
+            self._gateway,
+            [prompt.parts() for prompt in prompts],
+            body.pooling,
+            normalise=body.normalize is not False,
+            dimensions=body.dimensions,
+            namespace=body.cache_salt,
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
+        )
+        return {
+            "object": "list",
+            "model": model,
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": _encoded(vector, body.encoding_format),
+                }
+                for index, vector in enumerate(found)
+            ],
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "total_tokens": usage.prompt_tokens,
+                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            },
+        }
 
     async def score(self, body: ScoreBody) -> LabelScores | PairScores:
         model = check_name(self._gateway.model_info, body.model)
