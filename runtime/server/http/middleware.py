@@ -130,7 +130,11 @@ def header_writer(
                     value["reports"] = seen.reports
                 response.headers[CACHE] = msgspec.json.encode(value).decode()
         if pages.origins:
-            allow_page(pages, request, response)
+            response.headers["Vary"] = "Origin"
+            origin = request.headers.get("Origin")
+            if origin is not None and pages.may_read(origin):
+                response.headers["Access-Control-Allow-Origin"] = origin
+                response.headers["Access-Control-Expose-Headers"] = _EXPOSED
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.
         path = "" if resource is None else resource.canonical
@@ -366,15 +370,6 @@ def is_page(path: str) -> bool:
 def is_browser(request: web.Request) -> bool:
     """Whether a browser asks for a page: with each POST to another origin one says from where."""
     return bool(request.headers.get("Origin")) or "Sec-Fetch-Site" in request.headers
-
-
-def allow_page(pages: Pages, request: web.Request, response: web.StreamResponse) -> None:
-    """Let the page that asked read the reply, if it may."""
-    response.headers["Vary"] = "Origin"
-    origin = request.headers.get("Origin")
-    if origin is not None and pages.may_read(origin):
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = _EXPOSED
 
 
 def _listed(names: str) -> list[str]:

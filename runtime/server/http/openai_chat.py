@@ -283,35 +283,34 @@ class ChatCompletions:
     def _choices(
         self, asked: _Request, ended: FinalOutput, answers: Sequence[Answer]
     ) -> list[ChatChoice]:
-        return [self._choice(asked, index, ended, answer) for index, answer in enumerate(answers)]
-
-    def _choice(
-        self, asked: _Request, index: int, ended: FinalOutput, answer: Answer
-    ) -> ChatChoice:
-        """One sample, complete."""
-        output = ended.generated.outputs[index]
-        message: ChatMessage = {
-            "role": "assistant",
-            "content": answer.content,
-            "refusal": None,
-        }
-        if answer.reasoning and asked.thoughts:
-            message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            message["content"] = answer.content or None
-            message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
-        logprobs = None
-        if asked.top is not None:
-            logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": _finish_reason(
-                output, bool(answer.calls) and not ended.cut_calls[index]
-            ),
-            "matched_stop": output.matched,
-        }
+        """The samples, complete."""
+        choices: list[ChatChoice] = []
+        for index, answer in enumerate(answers):
+            output = ended.generated.outputs[index]
+            message: ChatMessage = {
+                "role": "assistant",
+                "content": answer.content,
+                "refusal": None,
+            }
+            if answer.reasoning and asked.thoughts:
+                message["reasoning_content"] = answer.reasoning
+            if answer.calls:
+                message["content"] = answer.content or None
+                message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
+            logprobs = None
+            if asked.top is not None:
+                logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+            called = bool(answer.calls) and not ended.cut_calls[index]
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": logprobs,
+                    "finish_reason": _finish_reason(output, called),
+                    "matched_stop": output.matched,
+                }
+            )
+        return choices
 
     async def _stream(
         self, asked: _Request, fields: Envelope, direct: DirectEvents

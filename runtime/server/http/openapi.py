@@ -102,7 +102,10 @@ def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
         types, ref_template="#/components/schemas/{name}"
     )
     for schema in components.values():
-        _give_examples(schema.get("properties", {}), name)
+        properties = schema.get("properties", {})
+        for field, example in ({"model": name} | _EXAMPLES).items():
+            if field in properties:
+                properties[field]["examples"] = [example]
     for kind, schema in zip(types, schemas, strict=True):
         if names := getattr(kind, "one_of", ()):
             component = components[schema["$ref"].rpartition("/")[2]]
@@ -138,12 +141,6 @@ _EXAMPLES = {
     "choices": [" four", " five"],
     "messages": [{"role": "user", "content": "Hello"}],
 }
-
-
-def _give_examples(properties: dict[str, Any], model: str) -> None:
-    for name, example in ({"model": model} | _EXAMPLES).items():
-        if name in properties:
-            properties[name]["examples"] = [example]
 
 
 def _alone(name: str, names: Sequence[str]) -> dict[str, Any]:
