@@ -361,9 +361,7 @@ def _made(patterns: Sequence[str]) -> tuple[Search, ...]:
     return tuple(searches)
 
 
-@lru_cache(maxsize=32)
-def _search(pattern: str) -> Search:
-    return Search(pattern)
+_search = lru_cache(maxsize=32)(Search)
 
 
 # Stops --------------------------------------------------------------------------------------------
