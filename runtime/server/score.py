@@ -25,7 +25,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -226,14 +226,14 @@ MAX_SCORED = 2**18
 _random = random.SystemRandom()
 
 
+@dataclass(eq=False)
 class _Scored:
     """One prompt, int32, whose last tokens are scored: the tokens from `start` on."""
 
-    def __init__(self, ids: np.ndarray, start: int) -> None:
-        self.ids = ids
-        self.start = start
-        self.scores: EngineOutput | None = None
-        self.facts = RequestFacts()
+    ids: np.ndarray
+    start: int
+    scores: EngineOutput | None = None
+    facts: RequestFacts = field(default_factory=RequestFacts)
 
     def logprobs(self, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
         """Raises InternalError where one is missing."""

@@ -87,31 +87,24 @@ class SequenceState:
         return SequenceState(self.ids[:], self.pending, self.begin)
 
 
+@dataclass(eq=False)
 class TokenSequence:
     """A growing sequence of tokens, and on whose behalf it grows.
 
     `private`: the namespace is that of this sequence and its forks alone.
     """
 
-    def __init__(
-        self,
-        namespace: str,
-        program: str,
-        adapter: str,
-        asker: Asker,
-        private: bool,
-    ) -> None:
-        self.namespace = namespace
-        self.program = program
-        self.adapter = adapter
-        self.asker = asker
-        self.private = private
-        self.paid = 0
-        """Tokens that were charged for prefills, and are not charged again."""
-        self.closed = False
-        self.stop: Callable[[], None] | None = None
-        """Ends a running generation, which then has what came so far."""
-        self.state = SequenceState()
+    namespace: str
+    program: str
+    adapter: str
+    asker: Asker
+    private: bool
+    paid: int = 0
+    """Tokens that were charged for prefills, and are not charged again."""
+    closed: bool = False
+    stop: Callable[[], None] | None = None
+    """Ends a running generation, which then has what came so far."""
+    state: SequenceState = field(default_factory=SequenceState)
 
     def wait(self, future: asyncio.Future[T]) -> Awaitable[T]:
         """What the running operation awaits in the place of a future."""
