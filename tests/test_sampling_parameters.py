@@ -107,7 +107,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 @each
 @pytest.mark.parametrize("api", get_args(Api))
 def test_bodies_have_its_fields(parameter: Parameter, api: Api) -> None:
-    kind = with_sampling(_Body, api)
+    kind = with_sampling(api)(_Body)
     for name in parameter.fields(api):
         given = {name: example(parameter)}
         body = msgspec.json.decode(msgspec.json.encode(given), type=kind)
@@ -119,7 +119,7 @@ def test_bodies_have_its_fields(parameter: Parameter, api: Api) -> None:
 
 
 def test_the_first_name_that_asks_for_something_counts() -> None:
-    openai, generate = with_sampling(_Body, "openai"), with_sampling(_Body, "generate")
+    openai, generate = with_sampling("openai")(_Body), with_sampling("generate")(_Body)
     both = msgspec.convert({"sampling_seed": 0, "seed": 5}, generate)
     assert sampling_fields(both, "generate") == {"seed": 0}
     for pair in ((True, False), (False, True)):

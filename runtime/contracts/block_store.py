@@ -47,22 +47,18 @@ class Transfer(Protocol):
 
     def put(self, slot: int, block: np.ndarray) -> None:
         """Make a block (uint8) available in `slot`, replacing its content. Raises OSError."""
-        ...
 
     def expect(self, source: bytes, slots: Sequence[int]) -> None:
         """Announce the slots of a giver to take next, in this order; blocks may be sent ahead."""
-        ...
 
     def take(self, source: bytes, slot: int, into: np.ndarray) -> None:
         """Copy the content of a giver's slot into `into` (uint8).
 
         Raises `BlockLost`, or OSError if no further take from any giver can succeed.
         """
-        ...
 
     def close(self) -> None:
         """Close the end; no other method is called afterwards."""
-        ...
 
 
 # Block store --------------------------------------------------------------------------------------

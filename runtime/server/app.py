@@ -87,18 +87,14 @@ async def serve(
             served = await stack.enter_async_context(_several(models))
         else:
             served = await stack.enter_async_context(_single(models[0], on_exit, engines))
-        from rootlace.runtime.server.servers import Servers
+        from rootlace.runtime.server.servers import answering
 
-        servers = Servers(served, store)
-        try:
-            program_address, http_address = await servers.start()
-            if ready is not None:
-                ready(Listening(program_address, http_address, os.getpid()))
-            if await _first(stop, drain) is drain:
-                log.info("stopping: what is running may end, for %g seconds", config.drain_seconds)
-                await servers.drain(config.drain_seconds, stop)
-        finally:
-            await servers.stop()
+        programs, http_address = await stack.enter_async_context(answering(served, store))
+        if ready is not None:
+            ready(Listening(programs.address, http_address, os.getpid()))
+        if await _first(stop, drain) is drain:
+            log.info("stopping: what is running may end, for %g seconds", config.drain_seconds)
+            await served.drain.run(lambda: programs.busy, config.drain_seconds, stop)
     if gone:
         raise ServerUnavailable(gone[0])
 

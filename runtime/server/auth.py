@@ -26,8 +26,6 @@ from rootlace.wire.errors import InvalidRequest, QuotaExceeded, Unauthorized
 from rootlace.wire.sampling import Priority
 
 # Quota --------------------------------------------------------------------------------------------
-#
-# A quota: so much a minute.
 
 
 class Quota:
@@ -311,8 +309,6 @@ def private(namespace: str) -> str:
 
 
 # Keys ---------------------------------------------------------------------------------------------
-#
-# Who a key is.
 
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ import numpy as np
 from rootlace.runtime.contracts.messages import (
     NO_TOKENS,
     EngineOutput,
-    EngineRequest,
     ThoughtTokens,
     TokenScore,
 )
@@ -49,8 +48,6 @@ from rootlace.wire.protocol import (
 from rootlace.wire.sampling import with_defaults
 
 # Sample -------------------------------------------------------------------------------------------
-#
-# One sample under way: its tokens, its text, and where it stops.
 
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "abort": "abort"}
@@ -378,19 +375,15 @@ class Generation:
                 assert params.seed is not None
                 seed = (params.seed + sample.index + 2**63) % 2**64 - 2**63
                 own = msgspec.structs.replace(params, seed=seed, prompt_logprobs_from=None)
-            request = EngineRequest(
-                0,
+            request = sequence.request(
                 prompt,
                 own,
-                np.array(sample.token_ids, np.int32) if sample.token_ids else NO_TOKENS,
-                op.constraint,
-                sequence.namespace,
-                sequence.program,
-                sequence.adapter,
+                op.handling,
+                output_ids=np.array(sample.token_ids, np.int32) if sample.token_ids else NO_TOKENS,
+                constraint=op.constraint,
                 emit_every=emit_every,
                 emit_seconds=emit_seconds,
                 report="" if sample.index else report,
-                handling=op.handling,
                 resumed=goes_on,
                 prediction=prediction,
                 thoughts=thoughts,

@@ -98,9 +98,7 @@ class Metrics:
 
     def text(self, status: Mapping[str, Any] | None) -> bytes:
         """Everything in Prometheus's format; `status` are the counters, None if nobody answers."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Status(status))
-        return generate_latest(self._registry) + generate_latest(registry)
+        return generate_latest(self._registry) + _written(_of_status(status))
 
     def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"{_PREFIX}{name}_seconds", says, buckets=bounds, registry=self._registry)
@@ -112,27 +110,27 @@ Model = tuple[Metrics | None, Mapping[str, Any] | None]
 
 def text_of_all(house: Metrics, models: Mapping[str, Model]) -> bytes:
     """Everything of several models, by the label `model`, in Prometheus's format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Labelled(house, models))
-    return generate_latest(registry)
+    of_models = {
+        model: [*(metrics.of_model() if metrics else ()), *_of_status(status)]
+        for model, (metrics, status) in models.items()
+    }
+    return _written([*house.of_requests(), *_by_label("model", of_models)])
 
 
-class _Labelled(Collector):
-    """The families of all models: one of each name, with a label that says whose a sample is."""
+class _Families(Collector):
+    """Families that are there already."""
 
-    def __init__(self, house: Metrics, models: Mapping[str, Model]) -> None:
-        self._house = house
-        self._models = models
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._house.of_requests()
-        yield from _by_label(
-            "model",
-            {
-                model: [*(metrics.of_model() if metrics else ()), *_Status(status).collect()]
-                for model, (metrics, status) in self._models.items()
-            },
-        )
+        return self._families
+
+
+def _written(families: Iterable[Metric]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    return generate_latest(registry)
 
 
 def _by_label(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
@@ -151,30 +149,19 @@ def _by_label(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Met
     return found.values()
 
 
-class _Status(Collector):
+def _of_status(status: Mapping[str, Any] | None) -> Iterable[Metric]:
     """The engine's and the gateway's counters as metrics. What each of several engines counts has
     the label `replica`, and no sum."""
-
-    def __init__(self, status: Mapping[str, Any] | None) -> None:
-        self._status = status
-
-    def collect(self) -> Iterable[Metric]:
-        status = self._status
-        if status is None or "replicas" not in status:
-            return _families(status)
-        own: dict[str, dict[str, Any] | None] = {}
-        for counters in status["replicas"]:
-            counted = {name: each for name, each in counters.items() if name != "replica"}
-            own[str(counters["replica"])] = counted if counters["up"] else None
-        engines = {name for one in own.values() if one is not None for name in one}
-        shared = {name: value for name, value in status.items() if name not in engines}
-        return _by_label(
-            "replica",
-            {
-                **{replica: _families(one) for replica, one in own.items()},
-                "": _numbers(shared),
-            },
-        )
+    if status is None or "replicas" not in status:
+        return _families(status)
+    own: dict[str, dict[str, Any] | None] = {}
+    for counters in status["replicas"]:
+        counted = {name: each for name, each in counters.items() if name != "replica"}
+        own[str(counters["replica"])] = counted if counters["up"] else None
+    engines = {name for one in own.values() if one is not None for name in one}
+    shared = {name: value for name, value in status.items() if name not in engines}
+    parts = {replica: _families(one) for replica, one in own.items()}
+    return _by_label("replica", {**parts, "": _numbers(shared)})
 
 
 def _families(status: Mapping[str, Any] | None) -> Iterable[Metric]:

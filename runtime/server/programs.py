@@ -37,8 +37,6 @@ from rootlace.wire.protocol import PROTOCOL_VERSION, Event, Failed, Hello, Op, W
 from rootlace.wire.sockets import MessageReader
 
 # Program socket -----------------------------------------------------------------------------------
-#
-# The ROUTER socket that programs connect to.
 
 
 # Frames for one client that wait in ZeroMQ's queue. What is more waits in the server's.

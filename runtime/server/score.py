@@ -25,7 +25,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -34,7 +34,7 @@ import numpy as np
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
 from rootlace.runtime.server.auth import Asker, namespace_of, private
 from rootlace.runtime.server.generate import token_logprob
-from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
+from rootlace.runtime.server.sequence import NO_OUTPUT, Requests, TokenSequence, check_fits, settle
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
@@ -45,7 +45,6 @@ from rootlace.wire.protocol import (
     Embedded,
     Part,
     RequestFacts,
-    SamplingParams,
     Select,
     Selected,
     Text,
@@ -65,7 +64,6 @@ Input = Sequence[Part]
 """The parts of one text; it quotes no branch."""
 
 KNOWN: dict[str, Pooling] = {"last": "last", "mean": "mean"}
-NOTHING = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 
 @dataclass
@@ -89,9 +87,10 @@ async def find_vectors(
     asker: Asker | None = None,
     handling: Handling = PLAIN,
     names: Sequence[str] = (),
-) -> list[Vector]:
-    """A vector for each input. Those of one call are computed together, and with whatever else the
-    engine does; a caller that is cancelled ends them, and so does the timeout of `handling`.
+) -> tuple[list[Vector], Usage]:
+    """A vector for each input, and the tokens of all. Those of one call are computed together, and
+    with whatever else the engine does; a caller that is cancelled ends them, and so does the
+    timeout of `handling`.
 
     An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
     and behind one is there. `namespace`: what `asker` calls it. `pooling` None: what the model was
@@ -99,9 +98,6 @@ async def find_vectors(
     has the length 1. Raises the typed error of the first input that fails, which calls it as
     `names` do.
     """
-    if dimensions is not None and not 0 < dimensions <= model.engine.info.hidden_size:
-        size = model.engine.info.hidden_size
-        raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
     model.check_adapter(adapter)
     asker = asker or Asker.of(None, "")
     if asker.account is not None:
@@ -127,7 +123,7 @@ async def find_vectors(
         request = EngineRequest(
             0,
             prompt,
-            NOTHING,
+            NO_OUTPUT,
             namespace=namespace,
             adapter=adapter,
             pooling=chosen,
@@ -148,7 +144,8 @@ async def find_vectors(
         if normalise:
             length = float(np.sqrt(np.sum(np.square(vector.values, dtype=np.float64))))
             vector.values = (vector.values / (length or 1.0)).astype(np.float32)
-    return found
+    tokens = sum(one.prompt_tokens for one in found)
+    return found, Usage(tokens, sum(one.cached_tokens for one in found))
 
 
 def _own_pooling(model: ServedModel) -> Pooling:
@@ -203,7 +200,7 @@ def _ids(model: ServedModel, parts: Input) -> list[int]:
 
 async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
     """What a session answers. Raises what `find_vectors` does."""
-    found = await find_vectors(
+    found, usage = await find_vectors(
         model,
         [(one,) for one in op.inputs],
         op.pooling,
@@ -211,10 +208,6 @@ async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
         namespace=op.namespace,
         asker=asker,
         adapter=op.adapter,
-    )
-    usage = Usage(
-        prompt_tokens=sum(one.prompt_tokens for one in found),
-        cached_tokens=sum(one.cached_tokens for one in found),
     )
     return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
 
@@ -233,14 +226,14 @@ MAX_SCORED = 2**18
 _random = random.SystemRandom()
 
 
+@dataclass(eq=False)
 class _Scored:
     """One prompt, int32, whose last tokens are scored: the tokens from `start` on."""
 
-    def __init__(self, ids: np.ndarray, start: int) -> None:
-        self.ids = ids
-        self.start = start
-        self.scores: EngineOutput | None = None
-        self.facts = RequestFacts()
+    ids: np.ndarray
+    start: int
+    scores: EngineOutput | None = None
+    facts: RequestFacts = field(default_factory=RequestFacts)
 
     def logprobs(self, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
         """Raises InternalError where one is missing."""
@@ -345,18 +338,8 @@ class Selection:
         handling = msgspec.structs.replace(given, cache=cache)
 
         def request(scored: _Scored) -> EngineRequest:
-            params = SamplingParams(
-                max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
-            )
-            return EngineRequest(
-                0,
-                scored.ids,
-                params,
-                namespace=sequence.namespace,
-                program=sequence.program,
-                adapter=sequence.adapter,
-                handling=handling,
-            )
+            params = msgspec.structs.replace(NO_OUTPUT, prompt_logprobs_from=scored.start)
+            return sequence.request(scored.ids, params, handling)
 
         asked = ((request(scored), partial(_take, scored)) for scored in prompts)
         await requests.add_all(asked, sequence.wait)

@@ -23,7 +23,7 @@ import numpy as np
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.server.auth import Asker, private
 from rootlace.runtime.server.served_model import Engine, ServedModel
-from rootlace.runtime.server.server_state import Turn, kept_for_others
+from rootlace.runtime.server.server_state import Turn, kept_for_others, nothing
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
     Cancelled,
@@ -49,6 +49,8 @@ from rootlace.wire.protocol import (
 from rootlace.wire.sampling import Handling
 
 T = TypeVar("T")
+
+NO_OUTPUT = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 # Sequence -----------------------------------------------------------------------------------------
 
@@ -85,35 +87,43 @@ class SequenceState:
         return SequenceState(self.ids[:], self.pending, self.begin)
 
 
+@dataclass(eq=False)
 class TokenSequence:
     """A growing sequence of tokens, and on whose behalf it grows.
 
     `private`: the namespace is that of this sequence and its forks alone.
     """
 
-    def __init__(
-        self,
-        namespace: str,
-        program: str,
-        adapter: str,
-        asker: Asker,
-        private: bool,
-    ) -> None:
-        self.namespace = namespace
-        self.program = program
-        self.adapter = adapter
-        self.asker = asker
-        self.private = private
-        self.paid = 0
-        """Tokens that were charged for prefills, and are not charged again."""
-        self.closed = False
-        self.stop: Callable[[], None] | None = None
-        """Ends a running generation, which then has what came so far."""
-        self.state = SequenceState()
+    namespace: str
+    program: str
+    adapter: str
+    asker: Asker
+    private: bool
+    paid: int = 0
+    """Tokens that were charged for prefills, and are not charged again."""
+    closed: bool = False
+    stop: Callable[[], None] | None = None
+    """Ends a running generation, which then has what came so far."""
+    state: SequenceState = field(default_factory=SequenceState)
 
     def wait(self, future: asyncio.Future[T]) -> Awaitable[T]:
         """What the running operation awaits in the place of a future."""
         return future
+
+    def request(
+        self, ids: np.ndarray, params: SamplingParams, handling: Handling, **more: Any
+    ) -> EngineRequest:
+        """A request of this sequence for the tokens `ids` (int32); `more` are its other fields."""
+        return EngineRequest(
+            0,
+            ids,
+            params,
+            namespace=self.namespace,
+            adapter=self.adapter,
+            program=self.program,
+            handling=handling,
+            **more,
+        )
 
     def check_handling(self, handling: Handling) -> None:
         """Raises InvalidRequest for a pin of what is not shared, or a priority beyond the key's."""
@@ -124,8 +134,6 @@ class TokenSequence:
 
 
 # Requests -----------------------------------------------------------------------------------------
-#
-# The engine requests of one operation, which end together or are aborted together.
 
 
 _MORE = -1
@@ -357,11 +365,7 @@ class OpenSequences:
         for sequence in list(self.open):
             self.release(sequence)
         self._model.owners.discard(self)
-        self.end = _nothing  # the owner may have this
-
-
-def _nothing(error: RootlaceError) -> None:
-    pass
+        self.end = nothing  # the owner may have this
 
 
 # Growth -------------------------------------------------------------------------------------------
@@ -439,16 +443,7 @@ async def prefill(model: ServedModel, sequence: TokenSequence, op: Prefill) -> E
         cached = cached if update.facts is None else update.facts.cached_tokens
 
     requests = Requests(model.engine, sequence.asker, sequence.paid)
-    request = EngineRequest(
-        0,
-        np.array(ids, np.int32),
-        SamplingParams(max_tokens=0, temperature=0.0, seed=0),
-        namespace=sequence.namespace,
-        adapter=sequence.adapter,
-        program=sequence.program,
-        handling=op.handling,
-    )
-    requests.add(request, note)
+    requests.add(sequence.request(np.array(ids, np.int32), NO_OUTPUT, op.handling), note)
     sequence.paid = len(ids)
     await requests.finish(sequence.wait)
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))

@@ -38,8 +38,6 @@ from rootlace.wire.errors import (
 from rootlace.wire.protocol import CacheReport, ModelInfo, Scope
 
 # Model name ---------------------------------------------------------------------------------------
-#
-# What clients may call a model.
 
 
 def name_of(config: GatewayConfig) -> str:
@@ -70,8 +68,6 @@ def not_found(asked: str, names: list[str]) -> ModelNotFound:
 
 
 # Deliveries ---------------------------------------------------------------------------------------
-#
-# Handing events over, for all sessions in one callback of the event loop.
 
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,11 @@ from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.spans import Spans
 from rootlace.wire.errors import ServerUnavailable
 
+
+def nothing(*_: object) -> None:
+    """Called in the place of what would be told."""
+
+
 # Drain --------------------------------------------------------------------------------------------
 #
 # The end of a server that lets what is running end first.
@@ -59,8 +64,6 @@ class Drain:
 
 
 # House --------------------------------------------------------------------------------------------
-#
-# What all models of a server share: who may ask, whether it is stopping, and what it counts.
 
 
 class ServerState:
@@ -91,8 +94,6 @@ def plenty(most: int) -> int:
 
 
 # Rare log -----------------------------------------------------------------------------------------
-#
-# What happens often, in a log that stays short.
 
 
 SECONDS = 60.0

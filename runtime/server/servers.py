@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
@@ -20,39 +22,28 @@ from rootlace.runtime.server.session_store import SessionStore
 from rootlace.wire.errors import InvalidRequest
 
 
-class Servers:
-    """Both servers, in front of one model or of several."""
-
-    def __init__(
-        self, served: ServedModel | ModelRegistry, store: SessionStore | None = None
-    ) -> None:
-        """What programs do is kept in `store`."""
-        self._served = served
-        self._programs = ProgramServer(served, store)
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> tuple[str, str | None]:
-        """The addresses for programs and for HTTP, None where there is no HTTP."""
-        served, http_address = self._served, None
-        served.program_address = self._programs.start()
+@asynccontextmanager
+async def answering(
+    served: ServedModel | ModelRegistry, store: SessionStore | None = None
+) -> AsyncIterator[tuple[ProgramServer, str | None]]:
+    """Both servers while the block runs, in front of one model or of several; what programs do is
+    kept in `store`. Gives that for programs, and the address for HTTP, None where there is none."""
+    programs, http_address = ProgramServer(served, store), None
+    runner: web.AppRunner | None = None
+    try:
+        served.program_address = programs.start()
         if served.config.http_port is not None:
             if isinstance(served, ModelRegistry):
-                self._runner = make_rooms_runner(served)
+                runner = make_rooms_runner(served)
             else:
-                self._runner = make_runner(served)
-            http_address = await _listen(self._runner, served.config)
+                runner = make_runner(served)
+            http_address = await _listen(runner, served.config)
             quiet_accepts(asyncio.get_running_loop())
-        return served.program_address, http_address
-
-    async def drain(self, seconds: float, stop: asyncio.Event) -> None:
-        """Refuse new work, and wait until what was running has ended, or `seconds` are over, or
-        `stop` is set."""
-        await self._served.drain.run(lambda: self._programs.busy, seconds, stop)
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-        await self._programs.stop()
+        yield programs, http_address
+    finally:
+        if runner is not None:
+            await runner.cleanup()
+        await programs.stop()
 
 
 async def _listen(runner: web.AppRunner, config: GatewayConfig) -> str:

@@ -17,6 +17,7 @@ from rootlace.runtime.server.generate import Generation
 from rootlace.runtime.server.score import Selection, embed
 from rootlace.runtime.server.sequence import OpenSequences, SequenceState
 from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.server_state import nothing
 from rootlace.runtime.server.session_log import SessionLog
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
@@ -56,8 +57,6 @@ from rootlace.wire.protocol import (
 )
 
 # Backlog ------------------------------------------------------------------------------------------
-#
-# How much one client may have waiting.
 
 
 # This many messages of the largest size.
@@ -235,7 +234,7 @@ class Session:
         self._alive.close()
         self._branches.clear()
         self._closing.clear()
-        self._on_events = _nothing  # whoever hears may have this session
+        self._on_events = nothing  # whoever hears may have this session
 
     # ------------------------------------------------------------ dispatch
 
@@ -377,7 +376,7 @@ class Session:
         elif parent is None:
             branch.post(Work(op.op, partial(_done, op.op)))
         else:
-            taken = _nothing if log is None else partial(_forked, log, branch, parent)
+            taken = nothing if log is None else partial(_forked, log, branch, parent)
             state = self._snapshot(parent, True, taken)
             branch.post(Work(op.op, partial(_adopt, branch, state, op.op)))
 
@@ -426,7 +425,7 @@ class Session:
             future.set_result(known)
             return future
         assert branch is not None
-        taken = _nothing if log is None else partial(log.quoted, op, at)
+        taken = nothing if log is None else partial(log.quoted, op, at)
         return self._snapshot(branch, False, taken)
 
     def _snapshot(self, branch: Branch, fork: bool, taken: Callable[[Any], None]) -> _Snapshot:
@@ -465,7 +464,7 @@ class Session:
         self,
         op: int,
         work: Coroutine[Any, Any, Event],
-        done: Callable[[], None] = lambda: None,
+        done: Callable[[], None] = nothing,
     ) -> None:
         async def run() -> None:
             try:
@@ -519,10 +518,6 @@ async def _unpin(model: ServedModel, op: Unpin, account: Account | None) -> Even
 
 async def _done(op: int) -> Event:
     return Done(op)
-
-
-def _nothing(value: object) -> None:
-    pass
 
 
 def _forked(

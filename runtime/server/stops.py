@@ -224,17 +224,17 @@ class Search:
                     following = self._build(part, following)
                 return following
             case Either(options):
-                return self._fork([self._build(option, following) for option in options])
+                return self._append([self._build(option, following) for option in options])
             case Repeat(item, least, most):
                 item, least, most = flat(item, least, most)
                 return repeats(
-                    least, most, following, lambda after: self._build(item, after), self._fork
+                    least, most, following, lambda after: self._build(item, after), self._append
                 )
             case LookBehind(chars, negative):
                 return self._condition(chars.ranges, True, negative, following)
             case Look(item, negative):
                 if regex == AT_LAST_NEWLINE:
-                    return self._fork([])  # it had matched before the newline, too
+                    return self._append([])  # it had matched before the newline, too
                 return self._condition(_one_of(item), False, negative, following)
         raise AssertionError(regex)
 
@@ -248,9 +248,6 @@ class Search:
         if self.positions > MAX_POSITIONS:
             raise TooLarge(f"regex: the pattern has more than {MAX_POSITIONS} positions")
         return self._append(node)
-
-    def _fork(self, targets: list[int]) -> int:
-        return self._append(targets)
 
     def _append(self, node: _Node) -> int:
         self._nodes.append(node)
@@ -329,8 +326,6 @@ def _check_ends(pattern: str, tree: Regex) -> None:
 
 
 # Stop patterns ------------------------------------------------------------------------------------
-#
-# The patterns of `stop_regex`, made ready to be looked for.
 
 
 MAX_LENGTH = 1024
@@ -366,9 +361,7 @@ def _made(patterns: Sequence[str]) -> tuple[Search, ...]:
     return tuple(searches)
 
 
-@lru_cache(maxsize=32)
-def _search(pattern: str) -> Search:
-    return Search(pattern)
+_search = lru_cache(maxsize=32)(Search)
 
 
 # Stops --------------------------------------------------------------------------------------------

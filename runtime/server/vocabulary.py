@@ -194,14 +194,12 @@ def may_have_dummy(fast: FastTokenizer) -> bool:
 def remove_dummy_prefix(spec: dict[str, Any]) -> Dummy:
     """Remove the dummy prefix from a tokenizer's JSON, in place; returns how it was added."""
     found = Dummy()
-    normalizer = spec.get("normalizer")
-    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
-    kept = [step for step in steps if not _is_space_prepend(step)]
+    steps = _parts(spec.get("normalizer"), "normalizers")
+    kept = [step for step in steps if (step["type"], step.get("prepend")) != ("Prepend", SPACE)]
     if len(kept) != len(steps):
         found = Dummy("always", even_before_space=True)
         spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
-    pre = spec.get("pre_tokenizer")
-    for part in (pre or {}).get("pretokenizers", [pre] if pre else []):
+    for part in _parts(spec.get("pre_tokenizer"), "pretokenizers"):
         if part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never":
             found = Dummy(part.get("prepend_scheme", "always"))
             part["prepend_scheme"] = "never"
@@ -211,8 +209,10 @@ def remove_dummy_prefix(spec: dict[str, Any]) -> Dummy:
     return found
 
 
-def _is_space_prepend(step: dict[str, Any]) -> bool:
-    return bool(step["type"] == "Prepend" and step["prepend"] == SPACE)
+def _parts(whole: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    """Those of a sequence, or the only one."""
+    found: list[dict[str, Any]] = (whole or {}).get(name, [whole] if whole else [])
+    return found
 
 
 def never_crosses_space(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
@@ -223,8 +223,7 @@ def never_crosses_space(spec: dict[str, Any], vocabulary: dict[str, int]) -> boo
     """
     if spec["model"]["type"] not in ("BPE", "Unigram"):
         return False
-    normalizer = spec.get("normalizer")
-    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
+    steps = _parts(spec.get("normalizer"), "normalizers")
     only_replaces = bool(steps) and all(
         step["type"] == "Replace"
         and step["pattern"] == {"String": " "}

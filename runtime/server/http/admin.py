@@ -18,19 +18,26 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.assets import page_folder
-from rootlace.runtime.contracts.messages import GetPins, GetTree, PinnedPrefix, TreeNode, Unpin
+from rootlace.runtime.contracts.messages import (
+    GetPins,
+    GetTree,
+    PinnedPrefix,
+    TreeNode,
+    TreePage,
+    Unpin,
+)
 from rootlace.runtime.server.auth import caller, namespace_of
 from rootlace.runtime.server.cache_lint import Finding, page_with_texts
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import RECEIVING, read_body, read_query
+from rootlace.runtime.server.http.body import read_body
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
+from rootlace.runtime.server.http.errors import InvalidParameter, NotFound
 from rootlace.runtime.server.http.generation import behind_prompts
-from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions
-from rootlace.runtime.server.http.openai_completions import COMPLETION_BODY, Completions
-from rootlace.runtime.server.http.replies import Status, json_response, report_fields
+from rootlace.runtime.server.http.openai_chat import ChatBody, ChatCompletions
+from rootlace.runtime.server.http.openai_completions import CompletionBody, Completions
+from rootlace.runtime.server.http.replies import ReportReply, Status, report_fields
 from rootlace.runtime.server.http.request_fields import (
     Messages,
     Prompt,
@@ -43,7 +50,7 @@ from rootlace.runtime.server.http.request_fields import (
 from rootlace.runtime.server.metrics import CONTENT_TYPE
 from rootlace.runtime.server.score import find_vectors
 from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
-from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError, ServerUnavailable
+from rootlace.wire.errors import InvalidConstraint, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Constraint, Explain, Explained, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -109,9 +116,16 @@ class Cache:
         self._completions = completions
         self._chat = chat
 
-    async def explain(self, request: web.Request) -> web.Response:
+    async def explain(self, request: web.Request) -> ReportReply:
         """How far a prompt is cached now, and why no further; nothing is computed."""
-        (job,) = await self._jobs(request)
+        # The body of a completion or chat completion, read as it would be there.
+        if (await read_body(request, _Given)).messages:
+            jobs = await self._chat.jobs(await read_body(request, ChatBody))
+        else:
+            jobs = self._completions.jobs(await read_body(request, CompletionBody))
+        if len(jobs) != 1:
+            raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
+        (job,) = jobs
         (found,) = await behind_prompts(
             self._gateway,
             [(job.parts, Explain(0, 0))],
@@ -121,47 +135,31 @@ class Cache:
             free=True,
         )
         assert isinstance(found, Explained)
-        return json_response(report_fields(found.report))
+        return report_fields(found.report)
 
-    async def _jobs(self, request: web.Request) -> list[generation.GenerateRequest]:
-        """What the body of a completion or chat completion asks for, read as it would be there."""
-        if (await read_body(request, _Given)).messages:
-            return await self._chat.jobs(await read_body(request, CHAT_BODY))
-        jobs = self._completions.jobs(await read_body(request, COMPLETION_BODY))
-        if len(jobs) != 1:
-            raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
-        return jobs
-
-    async def lint(self, request: web.Request) -> web.Response:
+    async def lint(self, query: CacheQuery) -> Findings:
         """What was noticed about prompts that could share more, what cost most first."""
-        namespace = self._namespace(read_query(request, CacheQuery))
-        found = self._gateway.lint.findings(namespace)
-        return json_response(Findings([_as_asked(finding) for finding in found]))
+        found = self._gateway.lint.findings(self._namespace(query))
+        return Findings([_as_asked(finding) for finding in found])
 
-    async def tree(self, request: web.Request) -> web.Response:
+    async def tree(self, query: TreeQuery) -> TreePage:
         """A page of the radix tree: the nodes used last, each behind its parent."""
-        query = read_query(request, TreeQuery)
         namespace = self._namespace(query)
         page = await self._gateway.engine.ask(GetTree, namespace, query.under, query.limit)
         page = page_with_texts(page, self._gateway.tokenizer)
-        return json_response(
-            msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
-        )
+        return msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
 
-    async def pins(self, request: web.Request) -> web.Response:
+    async def pins(self, query: CacheQuery) -> Pins:
         """What is pinned, those that end first."""
-        namespace = self._namespace(read_query(request, CacheQuery))
+        namespace = self._namespace(query)
         pins = await self._gateway.engine.ask(GetPins)
-        shown = [_as_asked(pin) for pin in pins if namespace in (None, pin.namespace)]
-        return json_response(Pins(shown))
+        return Pins([_as_asked(pin) for pin in pins if namespace in (None, pin.namespace)])
 
-    async def unpin(self, request: web.Request) -> web.Response:
+    async def unpin(self, id: str, query: CacheQuery) -> Released:
         """Let a pin go; its blocks may be evicted from then on."""
-        namespace = self._namespace(read_query(request, CacheQuery))
-        pin = request.match_info["id"]
-        if not await self._gateway.engine.ask(Unpin, pin, namespace):
-            raise RecordNotFound("pin", pin)
-        return json_response(Released(pin))
+        if not await self._gateway.engine.ask(Unpin, id, self._namespace(query)):
+            raise NotFound(f"there is no pin {id!r}")
+        return Released(id)
 
     def _namespace(self, query: CacheQuery) -> str | None:
         """The one that is asked for: by default the empty one, or all (None) where clients may look
@@ -243,18 +241,18 @@ class Health:
         self._looks: asyncio.Task[None] | None = None
         self._degraded: tuple[str, ...] = ()
 
-    async def health(self, request: web.Request) -> web.Response:
+    async def health(self) -> Status:
         """200 while the engine answers; needs no API key."""
         if not self._gateway.healthy:
             raise ServerUnavailable("the engine does not answer")
-        return json_response(Status("ok"))
+        return Status("ok")
 
-    async def health_generate(self, request: web.Request) -> web.Response:
+    async def health_generate(self) -> Status:
         """200 if a token can be generated now."""
         await generate(self._gateway, 1)
-        return json_response(Status("ok"))
+        return Status("ok")
 
-    async def ready(self, request: web.Request) -> web.Response:
+    async def ready(self, request: web.Request) -> Ready:
         """200 if a token went through the engine lately; needs no API key. 404 if another model
         than this one is asked for (`?model=`).
 
@@ -276,7 +274,7 @@ class Health:
             self._looks = asyncio.create_task(self._look())
         # A long step must not make the server look unready: then what was seen last is told.
         await asyncio.wait((self._looks,), timeout=LOOK_SECONDS)
-        return json_response(Ready("ready", self._degraded))
+        return Ready("ready", self._degraded)
 
     async def _look(self) -> None:
         with suppress(RootlaceError):
@@ -291,7 +289,7 @@ class Health:
             }
             self._degraded = tuple(text for text, holds in said.items() if holds)
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self) -> web.Response:
         """For Prometheus."""
         try:
             status = await self._gateway.status()
@@ -346,47 +344,41 @@ class Tokenization:
         self._gateway = gateway
         self._chats = chats
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        body = await read_body(request, TokenizeBody)
+    async def tokenize(self, body: TokenizeBody) -> Tokenized:
         check_name(self._gateway.model_info, body.model)
-        ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
+        if body.messages is None:
+            text = body.prompt or ""
+            check_length(self._gateway, "prompt", len(text))
+            begins, encode = body.add_special_tokens is not False, self._gateway.tokenizer.encode
+            ids = await self._gateway.tokenize(len(text), encode, text, begins)
+        else:
+            request = ChatRequest(
+                template_messages(body.messages),
+                {},
+                tools=tools_of(body.tools),
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final=bool(body.continue_final_message),
+                template=template_arguments(body.chat_template_kwargs or {}),
+            )
+            ids = await self._chats.encode(request)
         strings = None
         if body.return_token_strs:
             text_of = self._gateway.tokenizer.token_text
             strings = await self._gateway.tokenize(len(ids), lambda: [text_of(i) for i in ids])
         longest = self._gateway.model_info.context_length
-        return json_response(Tokenized(len(ids), longest, ids, strings))
+        return Tokenized(len(ids), longest, ids, strings)
 
-    async def _of_text(self, body: TokenizeBody) -> list[int]:
-        text = body.prompt or ""
-        check_length(self._gateway, "prompt", len(text))
-        return await self._gateway.tokenize(
-            len(text), self._gateway.tokenizer.encode, text, body.add_special_tokens is not False
-        )
-
-    async def _of_messages(self, body: TokenizeBody) -> list[int]:
-        request = ChatRequest(
-            template_messages(body.messages or []),
-            {},
-            tools=tools_of(body.tools),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final=bool(body.continue_final_message),
-            template=template_arguments(body.chat_template_kwargs or {}),
-        )
-        return await self._chats.encode(request)
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        body = await read_body(request, DetokenizeBody)
+    async def detokenize(self, body: DetokenizeBody) -> Detokenized:
         check_name(self._gateway.model_info, body.model)
         if not body.tokens:
-            return json_response(Detokenized(""))
+            return Detokenized("")
         vocab_size = self._gateway.model_info.vocab_size
         (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
         ids = prompt.ids or ()
         check_length(self._gateway, "tokens", len(ids))
         decode = self._gateway.tokenizer.decode
         text = await self._gateway.tokenize(len(ids), decode, ids, skip_special_tokens=False)
-        return json_response(Detokenized(text))
+        return Detokenized(text)
 
 
 # Info ---------------------------------------------------------------------------------------------
@@ -467,76 +459,67 @@ class Info:
         self._gateway = gateway
         self._started = int(time.time())
 
-    async def models(self, request: web.Request) -> web.Response:
-        return json_response(model_list(self.cards()))
+    async def models(self) -> ModelList:
+        return model_list(self.cards())
 
-    async def model(self, request: web.Request) -> web.Response:
-        return json_response(
-            self._model(check_name(self._gateway.model_info, request.match_info["name"]))
-        )
+    async def model(self, name: str) -> ModelCard:
+        return self._model(check_name(self._gateway.model_info, name))
 
-    async def model_info(self, request: web.Request) -> web.Response:
+    async def model_info(self) -> ModelEntry:
         info = self._gateway.model_info
-        return json_response(
-            ModelEntry(
-                model_path=self._gateway.shown_path(caller()),
-                tokenizer_path=self._gateway.shown_path(caller()),
-                is_generation=info.labels is None,
-                served_model_name=info.name,
-                context_length=info.context_length,
-                vocab_size=info.vocab_size,
-                block_size=info.block_size,
-                capacity_tokens=info.capacity_tokens,
-                program_address=self._gateway.program_address,
-                default_sampling=info.sampling,
-                default_sampling_from=info.sampling_from,
-            )
+        return ModelEntry(
+            model_path=self._gateway.shown_path(caller()),
+            tokenizer_path=self._gateway.shown_path(caller()),
+            is_generation=info.labels is None,
+            served_model_name=info.name,
+            context_length=info.context_length,
+            vocab_size=info.vocab_size,
+            block_size=info.block_size,
+            capacity_tokens=info.capacity_tokens,
+            program_address=self._gateway.program_address,
+            default_sampling=info.sampling,
+            default_sampling_from=info.sampling_from,
         )
 
-    async def version(self, request: web.Request) -> web.Response:
-        return json_response(Version(metadata.version("rootlace")))
+    async def version(self) -> Version:
+        return Version(metadata.version("rootlace"))
 
-    async def tokenizer_info(self, request: web.Request) -> web.Response:
+    async def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's configuration and the chat template, as lm-eval asks for them."""
         gateway = self._gateway
         template = {} if gateway.chat.source is None else {"chat_template": gateway.chat.source}
-        return json_response({**gateway.tokenizer.config, **template})
+        return {**gateway.tokenizer.config, **template}
 
-    async def server_info(self, request: web.Request) -> web.Response:
+    async def server_info(self) -> ServerInfo:
         info = self._gateway.model_info
         status = await self._gateway.status(caller())
         blocks = self._gateway.engine.info.num_blocks
-        return json_response(
-            ServerInfo(
-                version=metadata.version("rootlace"),
-                model_path=self._gateway.shown_path(caller()),
-                served_model_name=info.name,
-                context_length=info.context_length,
-                max_total_num_tokens=status.get("blocks_total", blocks) * info.block_size,
-                page_size=info.block_size,
-                disable_radix_cache=not self._gateway.model_info.caching,
-                program_address=self._gateway.program_address,
-                healthy=self._gateway.healthy,
-                status=status,
-            )
+        return ServerInfo(
+            version=metadata.version("rootlace"),
+            model_path=self._gateway.shown_path(caller()),
+            served_model_name=info.name,
+            context_length=info.context_length,
+            max_total_num_tokens=status.get("blocks_total", blocks) * info.block_size,
+            page_size=info.block_size,
+            disable_radix_cache=not self._gateway.model_info.caching,
+            program_address=self._gateway.program_address,
+            healthy=self._gateway.healthy,
+            status=status,
         )
 
-    async def flush_cache(self, request: web.Request) -> web.Response:
+    async def flush_cache(self) -> web.Response:
         """Forget every cached prefix that no running request uses."""
-        await request.app[RECEIVING].read(request)
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
 
-    async def pause(self, request: web.Request) -> web.Response:
+    async def pause(self) -> Status:
         """Have the engine compute nothing, whatever `mode` sglang's clients name."""
-        await request.app[RECEIVING].read(request)
         self._gateway.engine.pause(True)
-        return json_response(Status("paused"))
+        return Status("paused")
 
-    async def go_on(self, request: web.Request) -> web.Response:
-        await request.app[RECEIVING].read(request)
+    async def go_on(self) -> Status:
         self._gateway.engine.pause(False)
-        return json_response(Status("ok"))
+        return Status("ok")
 
     def cards(self) -> list[ModelCard]:
         """The model, and with each of its adapters."""
@@ -581,13 +564,6 @@ _PAGE_HEADERS = {
 _PAGE_TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-class NoSuchFile(InvalidRequest):
-    """The page has no file of this name."""
-
-    code = "not_found"
-    http_status = 404
-
-
 @dataclass(frozen=True)
 class _File:
     content: bytes
@@ -611,13 +587,13 @@ class Page:
     async def index(self, request: web.Request) -> web.Response:
         return self._reply(request, "index.html")
 
-    async def file(self, request: web.Request) -> web.Response:
-        return self._reply(request, request.match_info["name"])
+    async def file(self, request: web.Request, name: str) -> web.Response:
+        return self._reply(request, name)
 
     def _reply(self, request: web.Request, name: str) -> web.Response:
         file = self._files.get(name)
         if file is None:
-            raise NoSuchFile(f"the page has no file {name!r}")
+            raise NotFound(f"the page has no file {name!r}")
         headers = {**_PAGE_HEADERS, "ETag": f'"{file.tag}"'}
         if any(tag.value == file.tag for tag in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
-from aiohttp import web
 
-from rootlace.runtime.server.http.body import SOME, Body, History, ignored, read_body, refused
+from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Begin,
@@ -27,36 +26,33 @@ from rootlace.runtime.server.http.chat_request import (
 from rootlace.runtime.server.http.chat_request import Block as ChatBlock
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.chat_request import ToolChoice as ChatToolChoice
-from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.constraints import schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
     MAX_PINS,
     AnswerStream,
     FinalOutput,
     Prepared,
-    whole_answers,
 )
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
-    json_response,
+    Stream,
     report_of,
-    stream_events,
 )
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     adapter_of,
+    call_of,
     handling_of,
     sampling_fields,
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
-from rootlace.wire.protocol import Constraint, Generated, Output, Usage
+from rootlace.wire.protocol import Generated, Output, Usage
 from rootlace.wire.sampling import PIN_SECONDS, Cache, names_in
 
 # Body ---------------------------------------------------------------------------------------------
-#
-# Bodies of Anthropic's messages.
 
 
 _ACCOUNT = ignored("it is about the account of Anthropic's clients")
@@ -159,6 +155,7 @@ class CountBody(HandlingBody, kw_only=True):
     container: Annotated[Any, _NO_SERVER_TOOLS] = None
 
 
+@with_sampling("anthropic")
 class MessagesBody(CountBody, kw_only=True):
     """`POST /v1/messages`, but for what `with_sampling` adds. `cache_salt`, `return_cache_report`,
     `priority`, `timeout` and `cache` are ours."""
@@ -172,9 +169,6 @@ class MessagesBody(CountBody, kw_only=True):
     diagnostics: Annotated[Any, ignored("the usage says what was found in the cache")] = None
     service_tier: Annotated[str | None, _ACCOUNT] = None
     inference_geo: Annotated[str | None, _ACCOUNT] = None
-
-
-MESSAGES_BODY = with_sampling(MessagesBody, "anthropic")
 
 
 # Conversation -------------------------------------------------------------------------------------
@@ -197,8 +191,7 @@ def chat_request(body: CountBody) -> ChatRequest:
     config = body.output_config
     constraint = None
     if config is not None and config.format is not None:
-        source = json_source(config.format.schema)
-        constraint = Asked(Constraint("json_schema", source), "output_config.format.schema")
+        constraint = schema_constraint(config.format.schema, "output_config.format.schema")
     return ChatRequest(
         messages=messages,
         fields=(
@@ -313,8 +306,7 @@ def _messages(message: Message, param: str) -> list[dict[str, Any]]:
             case InputThinkingBlock():
                 thoughts.append(block.thinking)
             case ToolUseBlock():
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
+                calls.append(call_of(block.id, block.name, block.input))
             case ToolResultBlock():
                 content = _text(block.content or "")
                 results.append(
@@ -422,14 +414,6 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-@dataclass(frozen=True)
-class _Request:
-    """A body, checked and understood."""
-
-    model: str
-    prepared: Prepared
-
-
 class Messages:
     """The handlers."""
 
@@ -437,38 +421,37 @@ class Messages:
         self._gateway = gateway
         self._chats = chats
 
-    async def count_tokens(self, request: web.Request) -> web.Response:
-        body = await read_body(request, CountBody)
+    async def count_tokens(self, body: CountBody) -> TokenCount:
         check_name(self._gateway.model_info, body.model)
-        ids = await self._chats.encode(chat_request(body))
-        return json_response(TokenCount(len(ids)))
+        return TokenCount(len(await self._chats.encode(chat_request(body))))
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, MESSAGES_BODY)
+    async def handle(self, body: MessagesBody) -> MessageReply | Stream:
         model = check_name(self._gateway.model_info, body.model)
         wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
-        asked = _Request(model, await self._chats.prepare(wanted))
+        prepared = await self._chats.prepare(wanted)
         if body.stream:
-            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
+            return Stream(self._stream(model, prepared), NAMED_EVENTS)
+        ended, (answer,) = await AnswerStream.whole(self._gateway, prepared)
         generated = ended.generated
-        reply: MessageReply = {
-            **_message(asked.model),
+        return {
+            **_message(model),
             "content": [_block(block) for block in blocks_of(answer)],
             **_stopped(generated.outputs[0], bool(answer.calls) and not ended.cut_calls[0]),
-            "usage": _usage_and_report(generated, asked.prepared),
+            "usage": _usage_and_report(generated, prepared),
         }
-        return json_response(reply)
 
-    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def _stream(self, model: str, prepared: Prepared) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
         begun = False
-        with AnswerStream(self._gateway, asked.prepared) as answers:
+        with AnswerStream(self._gateway, prepared) as answers:
             async for event in answers.events():
                 if not begun:
                     begun = True
                     found = event.generated.usage if isinstance(event, FinalOutput) else event.begun
-                    yield _start(asked, found or Usage())
+                    used = msgspec.structs.replace(found or Usage(), completion_tokens=0)
+                    message = {**_message(model), "content": [], **_STOPPED_NOT}
+                    message["usage"] = _usage(used, prepared)
+                    yield {"type": "message_start", "message": message}
                 if not isinstance(event, FinalOutput):
                     for change in blocks.take(event.deltas):
                         calls += isinstance(change, Begin) and change.block.kind == "call"
@@ -477,7 +460,11 @@ class Messages:
                 for change in blocks.finish():
                     yield _event(change)
                 called = calls > 0 and not event.cut_calls[0]
-                yield _end(event.generated, called, asked.prepared)
+                yield {
+                    "type": "message_delta",
+                    "delta": _stopped(event.generated.outputs[0], called),
+                    "usage": _usage_and_report(event.generated, prepared),
+                }
         yield {"type": "message_stop"}
 
 
@@ -493,12 +480,6 @@ def _message(model: str) -> MessageHead:
     }
 
 
-def _start(asked: _Request, found: Usage) -> dict[str, Any]:
-    usage = _usage(msgspec.structs.replace(found, completion_tokens=0), asked.prepared)
-    message = {**_message(asked.model), "content": [], **_STOPPED_NOT, "usage": usage}
-    return {"type": "message_start", "message": message}
-
-
 def _event(change: BlockEvent) -> dict[str, Any]:
     index = change.block.index
     if isinstance(change, Begin):
@@ -509,14 +490,6 @@ def _event(change: BlockEvent) -> dict[str, Any]:
         delta = {"type": kind, field: change.text}
         return {"type": "content_block_delta", "index": index, "delta": delta}
     return {"type": "content_block_stop", "index": index}
-
-
-def _end(generated: Generated, called: bool, prepared: Prepared) -> dict[str, Any]:
-    return {
-        "type": "message_delta",
-        "delta": _stopped(generated.outputs[0], called),
-        "usage": _usage_and_report(generated, prepared),
-    }
 
 
 def _block(block: ChatBlock) -> TextBlock | ThinkingBlock | ToolUse:

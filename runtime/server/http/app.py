@@ -7,44 +7,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
-from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts.messages import TreePage
-from rootlace.runtime.server.http import ollama
-from rootlace.runtime.server.http.admin import (
-    Cache,
-    CacheQuery,
-    DetokenizeBody,
-    Detokenized,
-    Findings,
-    Health,
-    Info,
-    ModelCard,
-    ModelEntry,
-    ModelList,
-    Page,
-    Pins,
-    Ready,
-    Released,
-    ServerInfo,
-    Tokenization,
-    TokenizeBody,
-    Tokenized,
-    TreeQuery,
-    Version,
-)
-from rootlace.runtime.server.http.anthropic import (
-    MESSAGES_BODY,
-    CountBody,
-    MessageReply,
-    Messages,
-    TokenCount,
-)
-from rootlace.runtime.server.http.batch_runner import Answerer, Answering, BatchService
-from rootlace.runtime.server.http.batch_store import Batch, Deleted, File, Listing, PageQuery
+from rootlace.runtime.server.http import admin, ollama
+from rootlace.runtime.server.http.anthropic import Messages
+from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING, Receiving
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.connections import (
@@ -53,97 +21,30 @@ from rootlace.runtime.server.http.connections import (
     Connections,
     most_connections,
 )
+from rootlace.runtime.server.http.endpoint import Endpoint, endpoint
 from rootlace.runtime.server.http.middleware import (
     AccessLogger,
     Pages,
     header_writer,
     request_middleware,
 )
-from rootlace.runtime.server.http.ollama import (
-    Answers,
-    ChatLine,
-    Embedded,
-    Entries,
-    GenerateLine,
-    Models,
-    Shown,
-)
-from rootlace.runtime.server.http.openai_batches import BatchBody, Batches, Files, FilesQuery
-from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions, ChatReply
-from rootlace.runtime.server.http.openai_completions import (
-    COMPLETION_BODY,
-    CompletionReply,
-    Completions,
-)
-from rootlace.runtime.server.http.openai_responses import RESPONSES_BODY, ResponseReply, Responses
-from rootlace.runtime.server.http.openapi import Endpoint, Reference
-from rootlace.runtime.server.http.replies import ReportReply, Status
-from rootlace.runtime.server.http.response_store import (
-    InputItem,
-    InputQuery,
-    ResponseDisk,
-    ResponseQuery,
-    ResponseStore,
-)
-from rootlace.runtime.server.http.scoring import (
-    EmbeddingBody,
-    EmbeddingReply,
-    Embeddings,
-    LabelScores,
-    PairScores,
-    Ranking,
-    RerankBody,
-    ScoreBody,
-    Scores,
-    SelectBody,
-    Selection,
-    Selections,
-)
-from rootlace.runtime.server.http.sglang_generate import (
-    GENERATE_BODY,
-    AbortBody,
-    Aborted,
-    Aborts,
-    Generate,
-    GenerateReply,
-)
-from rootlace.runtime.server.http.sglang_sessions import (
-    CloseSessionBody,
-    OpenSessionBody,
-    PrefixHolds,
-    Sessions,
-)
+from rootlace.runtime.server.http.openai_batches import Batches, Files
+from rootlace.runtime.server.http.openai_chat import ChatBody, ChatCompletions
+from rootlace.runtime.server.http.openai_completions import CompletionBody, Completions
+from rootlace.runtime.server.http.openai_responses import Responses
+from rootlace.runtime.server.http.openapi import Reference
+from rootlace.runtime.server.http.response_store import ResponseDisk, ResponseStore
+from rootlace.runtime.server.http.scoring import Scores
+from rootlace.runtime.server.http.sglang_generate import Aborts, Generate, GenerateReply
+from rootlace.runtime.server.http.sglang_sessions import PrefixHolds, Sessions
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 
 # Endpoints ----------------------------------------------------------------------------------------
-#
-# Which path is answered by which handler, and what each takes and gives.
 
 
-ANSWERED: dict[str, type[Any]] = {
-    "/v1/chat/completions": CHAT_BODY,
-    "/v1/completions": COMPLETION_BODY,
-    "/v1/embeddings": EmbeddingBody,
-}
+BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """What the rows of batches may ask, as requests do."""
-
-
-def answers_of(gateway: ServedModel) -> dict[str, Answerer]:
-    """How each path of `ANSWERED` is answered."""
-    return {
-        "/v1/chat/completions": ChatCompletions(gateway, Chats(gateway)).answer,
-        "/v1/completions": Completions(gateway).answer,
-        "/v1/embeddings": Embeddings(gateway).answer,
-    }
-
-
-def batch_service(gateway: ServedModel) -> BatchService:
-    """Batches whose rows are answered as requests are."""
-    answers = answers_of(gateway)
-    return BatchService(
-        gateway, {path: Answering(body, answers[path]) for path, body in ANSWERED.items()}
-    )
 
 
 @dataclass(frozen=True)
@@ -158,211 +59,134 @@ class Shared:
 def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
-    shared = shared or Shared(batch_service(gateway))
-    files, batches = Files(shared.service), Batches(shared.service)
-    info, health = Info(gateway), Health(gateway)
-    answers, models = Answers(gateway, chats), Models(gateway, chats)
+    shared = shared or Shared(BatchService(gateway))
+    files, batches, aborts = Files(shared.service), Batches(shared.service), shared.aborts
+    info, health, page = admin.Info(gateway), admin.Health(gateway), admin.Page()
+    api = ollama.Ollama(gateway, chats)
     holds = PrefixHolds(gateway)
     sessions = Sessions(gateway, holds)
     responses = Responses(gateway, chats, shared.responses, holds)
-    messages = Messages(gateway, chats)
-    scores = Scores(gateway, chats)
-    tokenization = Tokenization(gateway, chats)
+    messages, scores = Messages(gateway, chats), Scores(gateway, chats)
+    tokens = admin.Tokenization(gateway, chats)
     completions, chat = Completions(gateway), ChatCompletions(gateway, chats)
-    cache = Cache(gateway, completions, chat)
-    page = Page()
+    cache = admin.Cache(gateway, completions, chat)
+    generate = Generate(gateway, aborts, sessions)
     listed: list[Endpoint] = []
     reference = Reference(lambda: gateway.model_info.name, listed)
-    get, post, delete = (partial(Endpoint, method) for method in ("GET", "POST", "DELETE"))
-    found = [
-        post(
-            "/v1/completions",
-            completions.handle,
-            "OpenAI's completions",
-            CompletionReply,
-            COMPLETION_BODY,
-        ),
-        post(
-            "/v1/chat/completions", chat.handle, "OpenAI's chat completions", ChatReply, CHAT_BODY
-        ),
-        post(
-            "/v1/responses", responses.handle, "OpenAI's responses", ResponseReply, RESPONSES_BODY
-        ),
-        get(
-            "/v1/responses/{id}",
-            responses.get,
-            "a response that was kept",
-            ResponseReply,
-            query=ResponseQuery,
-        ),
+    get, post, delete = (partial(endpoint, method) for method in ("GET", "POST", "DELETE"))
+    listed += [
+        post("/v1/completions", completions.handle, "OpenAI's completions"),
+        post("/v1/chat/completions", chat.handle, "OpenAI's chat completions"),
+        post("/v1/responses", responses.handle, "OpenAI's responses"),
+        get("/v1/responses/{id}", responses.get, "a response that was kept"),
         get(
             "/v1/responses/{id}/input_items",
             responses.inputs,
             "what a response that was kept was made from",
-            Listing[InputItem],
-            query=InputQuery,
         ),
-        delete("/v1/responses/{id}", responses.delete, "forget a response", Deleted),
-        post("/v1/messages", messages.handle, "Anthropic's messages", MessageReply, MESSAGES_BODY),
+        delete("/v1/responses/{id}", responses.delete, "forget a response"),
+        post("/v1/messages", messages.handle, "Anthropic's messages"),
         post(
             "/v1/messages/count_tokens",
             messages.count_tokens,
             "how many tokens Anthropic's messages are",
-            TokenCount,
-            CountBody,
         ),
-        post(
-            "/v1/embeddings",
-            Embeddings(gateway).handle,
-            "vectors of texts",
-            EmbeddingReply,
-            EmbeddingBody,
-        ),
-        post(
-            "/v1/score", scores.score, "how likely labels are", LabelScores | PairScores, ScoreBody
-        ),
-        post("/v1/rerank", scores.rerank, "texts by relevance", Ranking, RerankBody),
+        post("/v1/embeddings", scores.embed, "vectors of texts"),
+        post("/v1/score", scores.score, "how likely labels are"),
+        post("/v1/rerank", scores.rerank, "texts by relevance"),
         post(
             "/v1/files",
             files.upload,
             "send a file: a form with purpose and file",
-            File,
             takes="multipart/form-data",
         ),
-        get(
-            "/v1/files",
-            files.list,
-            "the files that are kept, latest first",
-            Listing[File],
-            query=FilesQuery,
-        ),
-        get("/v1/files/{id}", files.get, "about a file", File),
+        get("/v1/files", files.list, "the files that are kept, latest first"),
+        get("/v1/files/{id}", files.get, "about a file"),
         get(
             "/v1/files/{id}/content",
             files.content,
             "what a file holds",
             content="application/jsonl",
         ),
-        delete("/v1/files/{id}", files.delete, "forget a file", Deleted),
-        post("/v1/batches", batches.create, "answer a file of requests", Batch, BatchBody),
-        get(
-            "/v1/batches",
-            batches.list,
-            "the batches, latest first",
-            Listing[Batch],
-            query=PageQuery,
-        ),
-        get("/v1/batches/{id}", batches.get, "how far a batch is", Batch),
-        post("/v1/batches/{id}/cancel", batches.cancel, "end a batch", Batch),
-        get("/v1/models", info.models, "the served model", ModelList),
+        delete("/v1/files/{id}", files.delete, "forget a file"),
+        post("/v1/batches", batches.create, "answer a file of requests"),
+        get("/v1/batches", batches.list, "the batches, latest first"),
+        get("/v1/batches/{id}", batches.get, "how far a batch is"),
+        post("/v1/batches/{id}/cancel", batches.cancel, "end a batch"),
+        get("/v1/models", info.models, "the served model"),
         # A model's name may hold slashes.
-        get("/v1/models/{name:.+}", info.model, "the served model, by name", ModelCard),
-        post("/api/chat", answers.chat, "Ollama's chat", ChatLine, ollama.ChatBody),
+        get("/v1/models/{name:.+}", info.model, "the served model, by name"),
+        post("/api/chat", api.chat, "Ollama's chat", reply=ollama.ChatLine),
         post(
             "/api/generate",
-            answers.generate,
+            api.generate,
             "Ollama's answer to a prompt",
-            GenerateLine,
-            ollama.GenerateBody,
+            reply=ollama.GenerateLine,
         ),
-        post("/api/embed", models.embed, "Ollama's vectors of texts", Embedded, ollama.EmbedBody),
-        post(
-            "/api/embeddings",
-            models.embed_one,
-            "Ollama's older way to a text's vector",
-            ollama.EmbeddedOne,
-            ollama.EmbeddingsBody,
-        ),
-        post("/api/show", models.show, "the served model", Shown, ollama.ShowBody),
-        get("/api/tags", models.tags, "the served model", Entries),
-        get("/api/ps", models.running, "the served model", Entries),
-        get("/api/version", models.version, "the server's version", Version),
+        post("/api/embed", api.embed, "Ollama's vectors of texts"),
+        post("/api/embeddings", api.embed_one, "Ollama's older way to a text's vector"),
+        post("/api/show", api.show, "the served model"),
+        get("/api/tags", api.tags, "the served model"),
+        get("/api/ps", api.running, "the served model"),
+        get("/api/version", info.version, "the server's version"),
         post(
             "/generate",
-            Generate(gateway, shared.aborts, sessions).handle,
+            generate.handle,
             "sglang's native interface",
-            GenerateReply | list[GenerateReply],
-            GENERATE_BODY,
+            reply=GenerateReply | list[GenerateReply],
         ),
-        post("/abort", shared.aborts.handle, "end a request of /generate", Aborted, AbortBody),
-        post("/abort_request", shared.aborts.handle, "the same", Aborted, AbortBody),
+        post("/abort", aborts.handle, "end a request of /generate"),
+        post("/abort_request", aborts.handle, "the same"),
         post(
             "/open_session",
             sessions.open,
             "begin a session, in which requests of /generate go on from earlier ones",
-            str,
-            OpenSessionBody,
         ),
-        post("/close_session", sessions.close, "end a session", Status, CloseSessionBody),
-        post(
-            "/select",
-            Selections(gateway).handle,
-            "the likeliest of choices behind a prompt",
-            Selection,
-            SelectBody,
-        ),
-        post(
-            "/tokenize",
-            tokenization.tokenize,
-            "a text or conversation as tokens",
-            Tokenized,
-            TokenizeBody,
-        ),
-        post("/detokenize", tokenization.detokenize, "tokens as text", Detokenized, DetokenizeBody),
-        get(
-            "/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration", dict[str, Any]
-        ),
-        get("/health", health.health, "200 while the engine answers", Status),
-        get("/health_generate", health.health_generate, "200 if a token can be made now", Status),
-        get("/ready", health.ready, "200 if a token went through the engine lately", Ready),
+        post("/close_session", sessions.close, "end a session"),
+        post("/select", scores.select, "the likeliest of choices behind a prompt"),
+        post("/tokenize", tokens.tokenize, "a text or conversation as tokens"),
+        post("/detokenize", tokens.detokenize, "tokens as text"),
+        get("/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration"),
+        get("/health", health.health, "200 while the engine answers"),
+        get("/health_generate", health.health_generate, "200 if a token can be made now"),
+        get("/ready", health.ready, "200 if a token went through the engine lately"),
         get("/metrics", health.metrics, "for Prometheus", content="text/plain"),
-        get("/version", info.version, "the server's version", Version),
-        get("/get_model_info", info.model_info, "what is served", ModelEntry),
-        get("/get_server_info", info.server_info, "what is served, and counters", ServerInfo),
-        get("/server_info", info.server_info, "the same", ServerInfo),
+        get("/version", info.version, "the server's version"),
+        get("/get_model_info", info.model_info, "what is served"),
+        get("/get_server_info", info.server_info, "what is served, and counters"),
+        get("/server_info", info.server_info, "the same"),
         get(
             "/", page.index, "a page to try the server on and to see its cache", content="text/html"
         ),
         get("/page/{name}", page.file, "the page's files", content="*/*"),
-        get(
-            "/cache/lint",
-            cache.lint,
-            "what keeps prompts from sharing more",
-            Findings,
-            query=CacheQuery,
-        ),
-        get(
-            "/cache/tree",
-            cache.tree,
-            "what the cache holds, used last first",
-            TreePage,
-            query=TreeQuery,
-        ),
-        get("/cache/pins", cache.pins, "the prompts that are pinned", Pins, query=CacheQuery),
-        delete(
-            "/cache/pins/{id}", cache.unpin, "let a pinned prompt go", Released, query=CacheQuery
-        ),
+        get("/cache/lint", cache.lint, "what keeps prompts from sharing more"),
+        get("/cache/tree", cache.tree, "what the cache holds, used last first"),
+        get("/cache/pins", cache.pins, "the prompts that are pinned"),
+        delete("/cache/pins/{id}", cache.unpin, "let a pinned prompt go"),
         post(
             "/cache/explain",
             cache.explain,
             "how far the prompt of a completion or chat completion is cached, and why no further",
-            ReportReply,
-            COMPLETION_BODY,
-            other_body=CHAT_BODY,
+            body=CompletionBody,
+            other_body=ChatBody,
         ),
-        get("/openapi.json", reference.openapi, "this list for machines: OpenAPI", dict[str, Any]),
+        get("/openapi.json", reference.openapi, "this list for machines: OpenAPI"),
         get("/docs", reference.page, "this list for people", content="text/html"),
         post("/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"),
         post(
             "/pause_generation",
             info.pause,
             "compute nothing until /continue_generation; requests stay as they are",
-            Status,
         ),
-        post("/continue_generation", info.go_on, "go on with what was paused", Status),
+        post("/continue_generation", info.go_on, "go on with what was paused"),
     ]
-    listed += found
     return listed
+
+
+def batched(listed: list[Endpoint]) -> dict[str, Endpoint]:
+    """Those of `BATCHED`, by path."""
+    found = {one.path: one for one in listed}
+    return {path: found[path] for path in BATCHED}
 
 
 # App ----------------------------------------------------------------------------------------------
@@ -376,27 +200,29 @@ SHUTDOWN_SECONDS = 0.5
 IDLE_SECONDS = 75.0
 
 
-def make_app(gateway: ServedModel) -> web.Application:
-    """Every HTTP endpoint of `gateway`.
-
-    Serve it with `make_runner`: without handler cancellation, a client that has disconnected is
-    noticed only when something is written to it.
-    """
-    shared = Shared(batch_service(gateway))
-    return app_of(gateway, endpoints(gateway, shared), shared)
+def make_runner(gateway: ServedModel) -> web.AppRunner:
+    """Every HTTP endpoint of `gateway`."""
+    shared = Shared(BatchService(gateway))
+    served = endpoints(gateway, shared)
+    shared.service.answers = batched(served)
+    return runner_of(gateway, served, shared)
 
 
-def app_of(
+def runner_of(
     server: ServedModel | ModelRegistry, served: list[Endpoint], shared: Shared
-) -> web.Application:
-    """The endpoints `served`, behind everything that all of a server's have before them."""
+) -> web.AppRunner:
+    """The endpoints `served`, behind everything that all of a server's have before them.
+
+    A handler is cancelled when its client disconnects: else that is noticed only when something is
+    written to the client.
+    """
     config = server.config
     pages = Pages.of(config)
     middleware = request_middleware(server, pages, served)
     app = web.Application(middlewares=[middleware], client_max_size=config.max_body_bytes)
     app[RECEIVING] = Receiving(config)
     app[CONNECTIONS] = Connections(most_connections(config.max_http_connections))
-    app.add_routes([web.route(one.method, one.path, one.handler) for one in served])
+    app.add_routes([web.route(one.method, one.path, one.handle) for one in served])
 
     app.on_response_prepare.append(header_writer(server, pages))
 
@@ -409,15 +235,6 @@ def app_of(
             disk.close()
 
     app.cleanup_ctx.extend((shared.service.lifetime, keep_responses))
-    return app
-
-
-def make_runner(gateway: ServedModel) -> web.AppRunner:
-    """The application in a runner that cancels a handler when its client disconnects."""
-    return runner_of(make_app(gateway), gateway.config)
-
-
-def runner_of(app: web.Application, config: GatewayConfig) -> web.AppRunner:
     return BoundedRunner(
         app,
         handler_cancellation=True,

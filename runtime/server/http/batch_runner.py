@@ -10,11 +10,11 @@ import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 from aiohttp import web
@@ -31,7 +31,8 @@ from rootlace.runtime.server.http.batch_store import (
     private,
 )
 from rootlace.runtime.server.http.body import LARGE_BYTES, Body, decode_anywhere
-from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound, error_body
+from rootlace.runtime.server.http.endpoint import Endpoint
+from rootlace.runtime.server.http.errors import InvalidParameter, error_body
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import (
@@ -121,17 +122,12 @@ class Results:
         counts.completed += good
         counts.failed += not good
 
-    def keep(self) -> None:
+    def keep(self, or_drop: bool = False) -> None:
         """Make files of what was written, for clients to read. Raises OSError; it can be called
-        again."""
+        again. `or_drop`, of a batch that goes no further: what cannot be kept is forgotten."""
+        keep = self._keep_or_drop if or_drop else self._keep
         output, error = self._batch.result_ids
-        kept = self._keep(output, "output"), self._keep(error, "error")
-        self._batch.output_file_id, self._batch.error_file_id = kept
-
-    def keep_or_drop(self) -> None:
-        """As `keep`, of a batch that goes no further: what cannot be kept is forgotten."""
-        output, error = self._batch.result_ids
-        kept = self._keep_or_drop(output, "output"), self._keep_or_drop(error, "error")
+        kept = keep(output, "output"), keep(error, "error")
         self._batch.output_file_id, self._batch.error_file_id = kept
 
     def _keep_or_drop(self, id_: str, noun: str) -> str | None:
@@ -214,17 +210,6 @@ SETTLED_SECONDS = 60.0
 TRIES = 3
 
 
-Answerer = Callable[[Any], Awaitable[Mapping[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Answering:
-    """How the rows of one endpoint are answered: by what answers its requests."""
-
-    body: type[Any]
-    answer: Answerer
-
-
 class _Named(msgspec.Struct):
     custom_id: str
 
@@ -257,7 +242,7 @@ class Runner:
         self,
         server: ServedModel | ModelRegistry,
         storage: Storage,
-        answers: Mapping[str, Answering],
+        answers: Mapping[str, Endpoint],
     ) -> None:
         self._server = server
         self._storage = storage
@@ -318,7 +303,7 @@ class Runner:
             self._note_room()
         except Exception as error:
             log.exception("batch %s", batch.id)
-            Results(self._storage.files, batch).keep_or_drop()
+            Results(self._storage.files, batch).keep(or_drop=True)
             _fail(batch, error)
             with contextlib.suppress(OSError):
                 self._storage.batches.put(batch)
@@ -427,11 +412,12 @@ class Runner:
                     with self._server.drain.request():
                         row = await self._row(batch, line)
                         custom_id = row.custom_id
-                        answering = self._answers[batch.endpoint]
-                        body = await decode_anywhere(memoryview(row.body), answering.body)
+                        endpoint = self._answers[batch.endpoint]
+                        assert endpoint.body is not None
+                        body = await decode_anywhere(memoryview(row.body), endpoint.body)
                         if getattr(body, "stream", None):
                             raise InvalidParameter("stream", "stream: rows are answered whole")
-                        return Answer(custom_id, 200, await answering.answer(body))
+                        return Answer(custom_id, 200, await endpoint.call(body))
             except (PinRefused, DeadlineImpossible) as error:
                 return Answer(custom_id, error.http_status, error_body(error))
             except (Overloaded, ServerUnavailable, Cancelled) as error:
@@ -529,13 +515,11 @@ def custom_id_of(line: bytes) -> str | None:
 
 
 class BatchService:
-    """`answers`: by path, the endpoints that rows may ask."""
+    """`answers`: by path, the endpoints that rows may ask as requests do; filled by the routes."""
 
-    def __init__(
-        self, server: ServedModel | ModelRegistry, answers: Mapping[str, Answering]
-    ) -> None:
+    def __init__(self, server: ServedModel | ModelRegistry) -> None:
         self._server = server
-        self.answers = answers
+        self.answers: dict[str, Endpoint] = {}
         self._open: tuple[Storage, Runner] | None = None
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
@@ -571,9 +555,9 @@ class BatchService:
         return [one for one in records.all() if account is None or one.owner == account.name]
 
     def find(self, records: Records[RecordType], id_: str, param: str | None = None) -> RecordType:
-        """One of them. Raises RecordNotFound, also for another's."""
+        """One of them. Raises NotFound, also for another's."""
         found = records.get(id_, param)
         account = caller()
         if account is not None and found.owner != account.name:
-            raise RecordNotFound(records.noun, id_, param)
+            raise records.missing(id_, param)
         return found

@@ -18,13 +18,11 @@ from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
+from rootlace.runtime.server.http.errors import InvalidParameter, NotFound
 from rootlace.runtime.server.server_state import kept_for_others
 from rootlace.wire.errors import InvalidRequest, Overloaded, RootlaceError
 
 # Batch --------------------------------------------------------------------------------------------
-#
-# A batch, as it is kept and as it is shown.
 
 
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
@@ -92,8 +90,6 @@ class Batch(msgspec.Struct):
 
 
 # Paging -------------------------------------------------------------------------------------------
-#
-# Lists of records, in pages.
 
 
 class Identified(Protocol):
@@ -217,7 +213,7 @@ class Records(Generic[RecordType]):
 
     def __init__(self, folder: Path, kind: type[RecordType], noun: str) -> None:
         self._folder = folder
-        self.noun = noun
+        self._noun = noun
         private_folder(folder)
         for path in folder.glob(f"{noun}[-_]*{_NEW}"):  # cut off by the end of a server
             path.unlink()
@@ -227,10 +223,13 @@ class Records(Generic[RecordType]):
         self._of = {record.id: record for record in sorted(found, key=lambda r: r.created_at)}
 
     def get(self, id_: str, param: str | None = None) -> RecordType:
-        """Raises RecordNotFound."""
+        """Raises NotFound, about the field `param`."""
         if id_ not in self._of:
-            raise RecordNotFound(self.noun, id_, param)
+            raise self.missing(id_, param)
         return self._of[id_]
+
+    def missing(self, id_: str, param: str | None = None) -> NotFound:
+        return NotFound(f"there is no {self._noun} {id_!r}", param)
 
     def all(self) -> list[RecordType]:
         return list(self._of.values())

@@ -621,14 +621,14 @@ def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
 
 
 # Query --------------------------------------------------------------------------------------------
-#
-# Parameters of the query as typed structs, with errors that name the parameter.
 
 
 def read_query(request: web.Request, kind: type[T]) -> T:
     """The query as `kind`, numbers read from their digits; of a parameter that is given several
-    times the first counts. Raises InvalidParameter for one that is wrong or unknown."""
+    times the first counts. Raises InvalidParameter for one that is wrong, unknown or refused."""
     try:
-        return msgspec.convert(dict(request.query), kind, strict=False)
+        query = msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:
         raise as_parameter(str(error), kind) from None
+    check_refused(query)
+    return query

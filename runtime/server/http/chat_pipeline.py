@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -30,7 +31,6 @@ from rootlace.runtime.server.tool_parsers.base import (
     Format,
 )
 from rootlace.runtime.server.tool_parsers.listing import RESULTS, ToolPrompt
-from rootlace.runtime.server.tool_parsers.tagged import PLAIN
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import (
     Part,
@@ -134,6 +134,11 @@ class Chats:
         written = self._write(request, parts) if request.keep else None
         if written is not None:
             parts = (Tokens(tuple(written.ids)),)
+        names = frozenset([tool.name for tool in tools] if tools and not whole else ())
+        # The beginning of a constrained answer that has no thoughts is no beginning of any.
+        reasoning = request.reasoning and form.always
+        reasoning = reasoning and (thoughts is not None or not (whole or forced))
+        parser = partial(form.parser, end + lead, names, reasoning)
         return Prepared(
             job=GenerateRequest(
                 parts,
@@ -149,14 +154,8 @@ class Chats:
                 param=request.param,
                 thoughts=thoughts,
             ),
-            form=form,
-            prompt_end=end + lead,
+            parser=parser if names or form.always else None,
             prefix=prefix,
-            tools=frozenset([tool.name for tool in tools] if tools and not whole else ()),
-            # The beginning of a constrained answer that has no thoughts is no beginning of any.
-            reasoning=request.reasoning
-            and form.always
-            and (thoughts is not None or not (whole or forced)),
             several=request.choice.parallel is not False,
             written=written,
         )
@@ -204,7 +203,7 @@ class Chats:
             request.adapter,
             request.handling,
         )
-        return Prepared(job, PLAIN, "", "", frozenset(), reasoning=False, several=True)
+        return Prepared(job, parser=None)
 
     def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
         """The conversation as the model's template writes it. Raises InvalidRequest, which names

@@ -422,22 +422,18 @@ def forced_call(
         return (begin,), _asked("json_schema", _one_of(tools), options, tools, places)
     if len(tools) == 1:
         asked = _asked("json_schema", _parameters(tools[0]), options, tools)
-        return _begin(form, tools[0].name), asked
+        # The name is content.
+        before, _, behind = form.begin(_NAME).partition(_NAME)
+        spelt = form.begin(tools[0].name).removeprefix(before).removesuffix(behind)
+        return (Text(before, special=True), Text(spelt), Text(behind, special=True)), asked
     return (), _calls(tools, form, options, one=True)
-
-
-def _begin(form: Format, name: str) -> tuple[Text, ...]:
-    """The begin of a call, in which the name is content."""
-    before, _, behind = form.begin(_NAME).partition(_NAME)
-    spelt = form.begin(name).removeprefix(before).removesuffix(behind)
-    return (Text(before, special=True), Text(spelt), Text(behind, special=True))
 
 
 def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
     """Free text in which every call is of an offered tool, its arguments held as they are by
     `tool_calls.arguments` (where the model may call)."""
     # An object without a tag may be text: it is held only where arguments have to be.
-    calls = _begun(tools, form) if not form.bare or any(tool.strict for tool in tools) else []
+    calls = _begun(tools, form) if not form.calls.bare or any(tool.strict for tool in tools) else []
     begun = [(form.begin_alone(tool.name), _arguments(tool)) for tool in tools]
     also = [(found, content) for found, content in begun if found is not None]
     alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
@@ -450,7 +446,7 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
 def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format) -> Asked:
     """Calls, or a text in the format that is asked for."""
     schema = msgspec.json.decode(asked.constraint.source)
-    if form.bare:  # calls are JSON, too
+    if form.calls.bare:  # calls are JSON, too
         contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
         places = ["/properties/parameters"] * len(tools)
         return _with(asked, tools, tool_calls.either_json(contents), places)
@@ -522,7 +518,7 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 
 
 def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The schema of a call; the parameters' `$defs` move up to where their references look."""
+    """The schema of a call."""
     definitions: dict[str, Any] = {}
     calls = [_call_schema(tool.name, _parameters(tool), definitions) for tool in tools]
     return _any_of(calls, definitions)
@@ -544,24 +540,17 @@ def _any_of(schemas: list[Any], definitions: dict[str, Any]) -> dict[str, Any]:
 def _call_schema(
     name: str, parameters: dict[str, Any], definitions: dict[str, Any], key: str = "arguments"
 ) -> dict[str, Any]:
+    """The parameters' `$defs` move to `definitions`, up to where their references look."""
+    parameters, whose = dict(parameters), f"tool {name!r}"
+    own = parameters.pop("$defs", {})
+    if not isinstance(own, dict):
+        raise InvalidParameter("tools", f"the $defs of {whose} must be an object")
+    for defined, definition in own.items():
+        if definitions.setdefault(defined, definition) != definition:
+            raise InvalidParameter("tools", f"{defined!r} is defined differently by {whose}")
     return {
         "type": "object",
-        "properties": {
-            "name": {"const": name},
-            key: _moved(parameters, definitions, f"tool {name!r}"),
-        },
+        "properties": {"name": {"const": name}, key: parameters},
         "required": ["name", key],
         "additionalProperties": False,
     }
-
-
-def _moved(schema: dict[str, Any], definitions: dict[str, Any], whose: str) -> dict[str, Any]:
-    """The schema without its `$defs`, which are added to `definitions`."""
-    schema = dict(schema)
-    own = schema.pop("$defs", {})
-    if not isinstance(own, dict):
-        raise InvalidParameter("tools", f"the $defs of {whose} must be an object")
-    for name, definition in own.items():
-        if definitions.setdefault(name, definition) != definition:
-            raise InvalidParameter("tools", f"{name!r} is defined differently by {whose}")
-    return schema

@@ -297,6 +297,11 @@ def json_source(value: Source) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def schema_constraint(schema: Source, param: str, strict: bool = False) -> Asked:
+    """That of a JSON schema, which the field `param` asks for."""
+    return Asked(Constraint("json_schema", json_source(schema)), param, strict)
+
+
 def _sglang(body: ConstraintBody) -> dict[str, tuple[ConstraintKind, Source | None]]:
     return {name: (name, getattr(body, name)) for name in KINDS}
 

@@ -53,30 +53,8 @@ class RefusedConstraint(InvalidConstraint):
         self.param = param
 
 
-class ResponseNotFound(InvalidRequest):
-    """A response that was never given, was not to be kept, or has been forgotten."""
-
-    code = "not_found"
-    http_status = 404
-
-    def __init__(self, response_id: str, param: str | None = None) -> None:
-        super().__init__(f"the response {response_id!r} is not kept here (any more)")
-        self.param = param
-
-
-class RecordNotFound(InvalidRequest):
-    """A file or batch that never was, or is no more."""
-
-    code = "not_found"
-    http_status = 404
-
-    def __init__(self, noun: str, id_: str, param: str | None = None) -> None:
-        super().__init__(f"there is no {noun} {id_!r}")
-        self.param = param
-
-
-class UnknownPath(InvalidRequest):
-    """No endpoint has this path."""
+class NotFound(InvalidRequest):
+    """There is no such path, file or record, or it is no more."""
 
     code = "not_found"
     http_status = 404
@@ -113,25 +91,26 @@ def named(error: RootlaceError, prompt: str | None, choices: str = "choices") ->
 
 def error_body(error: Exception, path: str = "") -> dict[str, object]:
     """The JSON for anything a handler may raise, in the shape that clients of `path` expect."""
-    message, about = "internal error", _about(500, InternalError.code, None)
+    status, message, code, param = 500, "internal error", InternalError.code, None
     if isinstance(error, RootlaceError):
-        message = str(error)
-        about = _about(error.http_status, error.code, getattr(error, "param", None))
+        status, message, code = error.http_status, str(error), error.code
+        param = getattr(error, "param", None)
     elif isinstance(error, web.HTTPException):
-        message = error.text or error.reason
+        status, message = error.status, error.text or error.reason
+        code = error.reason.lower().replace(" ", "_")
         if isinstance(error, web.HTTPMethodNotAllowed):
             allowed = " or ".join(sorted(error.allowed_methods))
             message = f"{error.method} is not answered here; use {allowed}"
         elif isinstance(error, web.HTTPRequestEntityTooLarge) and message.startswith("Maximum"):
             message += " The server's --max-body says how large a body may be."
-        about = _about(error.status, _http_code(error), None)
     if path.startswith("/api/"):  # Ollama
         return {"error": message}
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     anthropic = path.startswith("/v1/messages")
     if anthropic and isinstance(error, web.HTTPRequestEntityTooLarge):
-        about["type"] = "request_too_large"
-    body: dict[str, object] = {"error": {"message": message, **about}}
-    return {"type": "error", **body} if anthropic else body
+        kind = "request_too_large"
+    about = {"message": message, "type": kind, "param": param, "code": code}
+    return {"type": "error", "error": about} if anthropic else {"error": about}
 
 
 def error_response(error: Exception, path: str = "") -> web.Response:
@@ -171,27 +150,14 @@ def reply_to(request: web.Request, error: Exception) -> web.Response:
             raise error
         return error_response(error, request.path)
     if isinstance(error, web.RequestPayloadError):
-        return _unreadable(request, error)
+        # Not in its Content-Encoding, say: nothing else can be read of this connection.
+        reason = " ".join(str(error).split())
+        reply = error_response(InvalidRequest(f"the body cannot be read: {reason}"), request.path)
+        reply.force_close()
+        request.content.feed_eof()  # or the rest would be read, which is logged as a fault of ours
+        return reply
     if isinstance(error, ConnectionResetError):
         # The client is gone, and nobody reads this; raised, it would be logged as a fault of ours.
         return web.Response(status=CLIENT_GONE)
     log.exception("%s %s failed", request.method, request.path)
     return error_response(error, request.path)
-
-
-def _unreadable(request: web.Request, error: web.RequestPayloadError) -> web.Response:
-    """The body is not in its Content-Encoding, say: nothing else can be read of this connection."""
-    reason = " ".join(str(error).split())
-    reply = error_response(InvalidRequest(f"the body cannot be read: {reason}"), request.path)
-    reply.force_close()
-    request.content.feed_eof()  # or the rest would be read, which is logged as a fault of ours
-    return reply
-
-
-def _about(status: int, code: str, param: str | None) -> dict[str, object]:
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"type": kind, "param": param, "code": code}
-
-
-def _http_code(error: web.HTTPException) -> str:
-    return error.reason.lower().replace(" ", "_")

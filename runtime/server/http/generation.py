@@ -25,7 +25,7 @@ from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
 from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, cut
 from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.http.errors import RefusedConstraint, named
+from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
 from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import remaining
 from rootlace.runtime.server.score import Selection, Vector, find_vectors
@@ -44,7 +44,6 @@ from rootlace.runtime.server.tool_parsers.base import (
     CallBegin,
     Content,
     Delta,
-    Format,
     Parser,
     Reasoning,
 )
@@ -446,36 +445,27 @@ class Prepared:
     """A request that has been understood: what is run, and how its answers are read."""
 
     job: GenerateRequest
-    form: Format
-    prompt_end: str
-    prefix: str
+    parser: Callable[[], Parser] | None
+    """Makes a parser of one answer; None where all of it is text for the user."""
+    prefix: str = ""
     """The beginning of a call, if it was written for the model."""
-    tools: frozenset[str]
-    """Those that calls may name; without any, calls are not looked for."""
-    reasoning: bool
-    several: bool
+    several: bool = True
+    """Whether there may be several calls."""
     written: Written | None = None
     """The prompt of a branch that is to stay."""
-
-    def reader(self) -> Reader:
-        """A reader of one answer."""
-        parser = None
-        if self.tools or self.reasoning or self.form.always:
-            parser = self.form.parser(self.prompt_end, self.tools, self.reasoning)
-        return Reader(parser, self.prefix, self.several)
 
 
 class Reader:
     """Reads one answer as it comes."""
 
-    def __init__(self, parser: Parser | None, prefix: str, several: bool) -> None:
-        self._parser = parser
-        self._several = several
+    def __init__(self, prepared: Prepared) -> None:
+        parser = self._parser = None if prepared.parser is None else prepared.parser()
+        self._several = prepared.several
         self._calls = 0
         self.thoughts: list[str] = []
         """What was read of the model's thoughts."""
         self._arguments: list[str] | None = None  # of the last call
-        self._first = parser.feed(prefix) if parser is not None and prefix else []
+        self._first = parser.feed(prepared.prefix) if parser is not None and prepared.prefix else []
 
     def feed(self, text: str) -> list[Delta]:
         if self._parser is None:
@@ -529,7 +519,7 @@ class AnswerStream(GenerationStream):
         """What `direct` takes while that is open is not among `events`: what each answer's writer
         makes of its deltas."""
         self._prepared = prepared
-        self._readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+        self._readers = [Reader(prepared) for _ in range(prepared.job.params.n)]
         super().__init__(gateway, [prepared.job], stream)
 
         def write(chunks: list[Chunk]) -> bytes:
@@ -562,14 +552,18 @@ class AnswerStream(GenerationStream):
                     yield AnswerDelta(index, rest)
             yield await self._final(event)
 
-    async def whole(self) -> tuple[FinalOutput, list[Answer]]:
-        """The same at once. What is to stay open is the caller's to close."""
-        (generated,) = await self.results()
-        answers = [
-            Answer.of([*reader.feed(output.text), *reader.finish()])
-            for reader, output in zip(self._readers, generated.outputs, strict=True)
-        ]
-        return await self._final(generated), answers
+    @classmethod
+    async def whole(
+        cls, gateway: ServedModel, prepared: Prepared
+    ) -> tuple[FinalOutput, list[Answer]]:
+        """The whole answers at once. What is to stay open is the caller's to close."""
+        with cls(gateway, prepared, stream=False) as stream:
+            (generated,) = await stream.results()
+            answers = [
+                Answer.of([*reader.feed(output.text), *reader.finish()])
+                for reader, output in zip(stream._readers, generated.outputs, strict=True)
+            ]
+            return await stream._final(generated), answers
 
     async def _final(self, generated: Generated) -> FinalOutput:
         prepared, tokenizer = self._prepared, self._gateway.tokenizer
@@ -584,14 +578,6 @@ class AnswerStream(GenerationStream):
             return FinalOutput(generated, count, tuple(cut_calls))
         held = CachedPrefix.behind(prepared.written, generated.outputs[0], prepared.job.params)
         return FinalOutput(generated, count, tuple(cut_calls), self.keep(), held)
-
-
-async def whole_answers(
-    gateway: ServedModel, prepared: Prepared
-) -> tuple[FinalOutput, list[Answer]]:
-    """The whole answers. What is to stay open is the caller's to close."""
-    with AnswerStream(gateway, prepared, stream=False) as stream:
-        return await stream.whole()
 
 
 # Operations behind prompts ------------------------------------------------------------------------
@@ -689,10 +675,18 @@ async def _behind(
 
 
 async def vectors(
-    gateway: ServedModel, inputs: Sequence[tuple[Part, ...]], pooling: Pooling | None, **how: Any
+    gateway: ServedModel,
+    inputs: Sequence[tuple[Part, ...]],
+    pooling: Pooling | None,
+    dimensions: int | None = None,
+    **how: Any,
 ) -> tuple[list[Vector], Usage]:
-    """What `find_vectors` finds for whoever asks, whose request it is; and the sums."""
-    found = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
-    usage = Usage(sum(one.prompt_tokens for one in found), sum(one.cached_tokens for one in found))
+    """What `find_vectors` finds for whoever asks, whose request it is. With
+    `dimensions` the first so many numbers are kept. Raises InvalidParameter."""
+    size = gateway.engine.info.hidden_size
+    if dimensions is not None and not 0 < dimensions <= size:
+        raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
+    how["dimensions"] = dimensions
+    found, usage = await find_vectors(gateway, inputs, pooling, asker=admitted(), **how)
     note_usage(usage, None)
     return found, usage

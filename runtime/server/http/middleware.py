@@ -37,14 +37,14 @@ from rootlace.runtime.server.http.connections import (
     Seen,
     owner_of,
 )
+from rootlace.runtime.server.http.endpoint import JSON, Endpoint, shown_path
 from rootlace.runtime.server.http.errors import (
     Forbidden,
     Handler,
-    UnknownPath,
+    NotFound,
     UnsupportedMediaType,
     reply_to,
 )
-from rootlace.runtime.server.http.openapi import JSON, Endpoint, shown_path
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.spans import note_request
@@ -130,7 +130,11 @@ def header_writer(
                     value["reports"] = seen.reports
                 response.headers[CACHE] = msgspec.json.encode(value).decode()
         if pages.origins:
-            allow_page(pages, request, response)
+            response.headers["Vary"] = "Origin"
+            origin = request.headers.get("Origin")
+            if origin is not None and pages.may_read(origin):
+                response.headers["Access-Control-Allow-Origin"] = origin
+                response.headers["Access-Control-Expose-Headers"] = _EXPOSED
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.
         path = "" if resource is None else resource.canonical
@@ -223,10 +227,10 @@ def _check_type(request: web.Request, takes: dict[str, str]) -> None:
         )
 
 
-def _unknown_path(request: web.Request, paths: list[str]) -> UnknownPath:
+def _unknown_path(request: web.Request, paths: list[str]) -> NotFound:
     near = nearest(request.path.rstrip("/"), paths, at_most=3)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
-    return UnknownPath(
+    return NotFound(
         f"there is no {request.method} {request.path}.{meant} The paths are {', '.join(paths)}"
     )
 
@@ -366,15 +370,6 @@ def is_page(path: str) -> bool:
 def is_browser(request: web.Request) -> bool:
     """Whether a browser asks for a page: with each POST to another origin one says from where."""
     return bool(request.headers.get("Origin")) or "Sec-Fetch-Site" in request.headers
-
-
-def allow_page(pages: Pages, request: web.Request, response: web.StreamResponse) -> None:
-    """Let the page that asked read the reply, if it may."""
-    response.headers["Vary"] = "Origin"
-    origin = request.headers.get("Origin")
-    if origin is not None and pages.may_read(origin):
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = _EXPOSED
 
 
 def _listed(names: str) -> list[str]:

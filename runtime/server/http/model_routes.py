@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -14,21 +14,22 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import caller
-from rootlace.runtime.server.http.admin import Info, ModelCard, model_list
-from rootlace.runtime.server.http.app import (
-    ANSWERED,
-    Shared,
-    answers_of,
-    app_of,
-    endpoints,
-    runner_of,
+from rootlace.runtime.server.http.admin import (
+    Info,
+    ModelCard,
+    ModelEntry,
+    ModelList,
+    Ready,
+    model_list,
 )
-from rootlace.runtime.server.http.batch_runner import Answerer, Answering, BatchService
+from rootlace.runtime.server.http.app import Shared, batched, endpoints, runner_of
+from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING
+from rootlace.runtime.server.http.endpoint import Endpoint
 from rootlace.runtime.server.http.errors import Handler
 from rootlace.runtime.server.http.ollama import NEVER, Entries, Entry, entry_of, running_of
-from rootlace.runtime.server.http.openapi import Endpoint, Reference
-from rootlace.runtime.server.http.replies import json_response
+from rootlace.runtime.server.http.openapi import Reference
+from rootlace.runtime.server.http.replies import Status
 from rootlace.runtime.server.http.request_fields import waited
 from rootlace.runtime.server.metrics import CONTENT_TYPE, Model, text_of_all
 from rootlace.runtime.server.model_registry import ModelRegistry, ModelSlot
@@ -76,10 +77,9 @@ _named = msgspec.json.Decoder(_Named)
 
 @dataclass(frozen=True)
 class _Model:
-    """What answers for one loaded model: its endpoints, and what rows of batches ask."""
+    """What answers for one loaded model: its endpoints, by method and path."""
 
-    handlers: dict[tuple[str, str], Handler]
-    answers: dict[str, Answerer]
+    endpoints: dict[tuple[str, str], Endpoint]
     info: Info
 
 
@@ -89,11 +89,10 @@ class ModelRoutes:
     def __init__(self, rooms: ModelRegistry) -> None:
         self._rooms = rooms
         self._started = int(time.time())
-        answering = {path: Answering(body, self._answer(path)) for path, body in ANSWERED.items()}
-        self.shared = Shared(BatchService(rooms, answering))
+        self.shared = Shared(BatchService(rooms))
         self.all: list[Endpoint] = []
         reference = Reference(lambda: rooms.names[0], self.all)
-        own: dict[str, Handler] = {
+        own: dict[str, Callable[..., Awaitable[Any]]] = {
             "/v1/models": self.models,
             "/v1/models/{name:.+}": self.model,
             "/api/tags": self.tags,
@@ -108,20 +107,23 @@ class ModelRoutes:
         }
         # Those of no model: they are called only where they need none.
         for one in endpoints(cast(ServedModel, None), self.shared):
-            handler = own.get(one.path)
-            if handler is None and one.path in _WATCHING:
-                handler = self._watch(one.method, one.path)
-            elif handler is None:
+            call = own.get(one.path)
+            if call is None and one.path in _WATCHING:
+                call = self._watch(one.method, one.path)
+            elif call is None:
                 free = one.path == _PAGE or one.path.startswith(_OF_THE_SERVER)
-                handler = one.handler if free else self._dispatch(one.method, one.path)
-            self.all.append(replace(one, handler=handler))
+                call = one.call if free else self._dispatch(one.method, one.path)
+            self.all.append(replace(one, call=call))
+        self.shared.service.answers = {
+            path: replace(one, call=self._answer(path)) for path, one in batched(self.all).items()
+        }
 
     # ------------------------------------------------------------ to one model
 
     def _dispatch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             async with self._use(*await _asked(request)) as model:
-                return await model.handlers[method, path](request)
+                return await model.endpoints[method, path].handle(request)
 
         return handle
 
@@ -129,14 +131,14 @@ class ModelRoutes:
         async def handle(request: web.Request) -> web.StreamResponse:
             asked, _ = await _asked(request)
             gateway = _loaded(self._rooms.room(asked))
-            return await self._of(gateway).handlers[method, path](request)
+            return await self._of(gateway).endpoints[method, path].handle(request)
 
         return handle
 
-    def _answer(self, path: str) -> Answerer:
-        async def answer(body: Any) -> Mapping[str, Any]:
+    def _answer(self, path: str) -> Callable[[Any], Awaitable[Any]]:
+        async def answer(body: Any) -> Any:
             async with self._use(body.model, getattr(body, "timeout", None)) as model:
-                return await model.answers[path](body)
+                return await model.endpoints["POST", path].call(body)
 
         return answer
 
@@ -152,21 +154,18 @@ class ModelRoutes:
         found = gateway.answering
         if not isinstance(found, _Model):
             listed = endpoints(gateway, self.shared)
-            handlers = {(one.method, one.path): one.handler for one in listed}
-            found = gateway.answering = _Model(handlers, answers_of(gateway), Info(gateway))
+            by_path = {(one.method, one.path): one for one in listed}
+            found = gateway.answering = _Model(by_path, Info(gateway))
         return found
 
     # ------------------------------------------------------------ of all models
 
-    async def models(self, request: web.Request) -> web.Response:
-        return json_response(
-            model_list([card for room in self._rooms.all for card in self._cards(room)])
-        )
+    async def models(self) -> ModelList:
+        return model_list([card for room in self._rooms.all for card in self._cards(room)])
 
-    async def model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+    async def model(self, name: str) -> ModelCard:
         cards = self._cards(self._rooms.room(name))
-        return json_response(next((one for one in cards if one.id == name), cards[0]))
+        return next((one for one in cards if one.id == name), cards[0])
 
     def _cards(self, room: ModelSlot) -> list[ModelCard]:
         """The model as `/v1/models` has it; less is known of one that is not loaded."""
@@ -183,64 +182,60 @@ class ModelRoutes:
             )
         ]
 
-    async def tags(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[await self._tag(room) for room in self._rooms.all]))
+    async def tags(self) -> Entries:
+        return Entries(models=[await self._tag(room) for room in self._rooms.all])
 
-    async def running(self, request: web.Request) -> web.Response:
-        return json_response(
-            Entries(
-                models=[
-                    running_of(room.gateway, await self._tag(room), _expires(room))
-                    for room in self._rooms.all
-                    if room.gateway is not None
-                ]
-            )
+    async def running(self) -> Entries:
+        return Entries(
+            models=[
+                running_of(room.gateway, await self._tag(room), _expires(room))
+                for room in self._rooms.all
+                if room.gateway is not None
+            ]
         )
 
     async def _tag(self, room: ModelSlot) -> Entry:
         path = room.config.gateway.model
         return await asyncio.to_thread(entry_of, room.name, path, _written(self._started))
 
-    async def model_info(self, request: web.Request) -> web.StreamResponse:
+    async def model_info(self, request: web.Request) -> ModelEntry | dict[str, Any]:
         """Programs ask it where to connect, so it loads nothing."""
         room = self._rooms.room(request.query.get("model"))
         if room.gateway is not None:
-            return await self._of(room.gateway).info.model_info(request)
+            return await self._of(room.gateway).info.model_info()
         path = room.config.gateway.model if caller() is None else room.name
-        return json_response(
-            {
-                "model_path": path,
-                "tokenizer_path": path,
-                "served_model_name": room.name,
-                "program_address": self._rooms.program_address,
-            }
-        )
+        return {
+            "model_path": path,
+            "tokenizer_path": path,
+            "served_model_name": room.name,
+            "program_address": self._rooms.program_address,
+        }
 
-    async def health(self, request: web.Request) -> web.StreamResponse:
+    async def health(self, request: web.Request) -> Status:
         """200 while the engines of all loaded models (or that of `?model=`) answer."""
         for room in self._asked_rooms(request):
             if room.gateway is not None and not room.gateway.healthy:
                 raise ServerUnavailable(f"the engine of {room.name} does not answer")
-        return json_response({"status": "ok"})
+        return Status("ok")
 
-    async def ready(self, request: web.Request) -> web.StreamResponse:
+    async def ready(self, request: web.Request) -> Ready:
         """200 if a token went through the engine of all loaded models (or that of `?model=`)."""
         for room in self._asked_rooms(request):
             if room.gateway is not None:
-                await self._of(room.gateway).handlers["GET", "/ready"](request)
+                await self._of(room.gateway).endpoints["GET", "/ready"].call(request)
             elif "model" in request.query:
                 _loaded(room)
-        return json_response({"status": "ready"})
+        return Ready("ready")
 
-    async def flush_cache(self, request: web.Request) -> web.StreamResponse:
+    async def flush_cache(self, request: web.Request) -> web.Response:
         """A model that is not loaded has nothing to forget."""
         asked, _ = await _asked(request)
         room = self._rooms.room(asked)
         if room.gateway is None:
             return web.Response(text=f"The model {room.name} is not loaded.\n")
-        return await self._of(room.gateway).info.flush_cache(request)
+        return await self._of(room.gateway).info.flush_cache()
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self) -> web.Response:
         """For Prometheus, by model."""
         found: dict[str, Model] = {}
         for room in self._rooms.all:
@@ -296,4 +291,4 @@ async def _asked(request: web.Request) -> tuple[str | None, float | None]:
 def make_rooms_runner(rooms: ModelRegistry) -> web.AppRunner:
     """As `make_runner`, for several models."""
     found = ModelRoutes(rooms)
-    return runner_of(app_of(rooms, found.all, found.shared), rooms.config)
+    return runner_of(rooms, found.all, found.shared)

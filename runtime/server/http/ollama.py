@@ -1,4 +1,4 @@
-"""`POST /api/chat` and `POST /api/generate`."""
+"""Ollama's interface, `/api/...`: answers, vectors, and what is served."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.model.checkpoint.source import About, model_source
-from rootlace.runtime.server.http.admin import Version
-from rootlace.runtime.server.http.body import (
-    MANY,
-    Body,
-    History,
-    ignored,
-    read_body,
-    refused,
-)
+from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
@@ -38,7 +28,7 @@ from rootlace.runtime.server.http.chat_request import (
     thinking_arguments,
 )
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
-from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
     AnswerDelta,
@@ -46,7 +36,6 @@ from rootlace.runtime.server.http.generation import (
     FinalOutput,
     Prepared,
     vectors,
-    whole_answers,
 )
 from rootlace.runtime.server.http.logprobs import (
     ChosenToken,
@@ -54,17 +43,12 @@ from rootlace.runtime.server.http.logprobs import (
     chat_logprobs,
     rows_of,
 )
-from rootlace.runtime.server.http.replies import (
-    LINES,
-    Reports,
-    json_response,
-    report_of,
-    stream_events,
-)
+from rootlace.runtime.server.http.replies import LINES, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
     adapter_of,
+    call_of,
     handling_of,
     handling_without_pin,
     sampling_fields,
@@ -73,12 +57,10 @@ from rootlace.runtime.server.http.request_fields import (
 from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Constraint, Generated, TokenLogprob
+from rootlace.wire.protocol import Generated, TokenLogprob
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
-#
-# Bodies of Ollama's interface.
 
 
 _SERVER = ignored("the server was started with its own setting")
@@ -91,6 +73,7 @@ DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 `repeat_penalty` 1.1, which is about the last 64 tokens there: of all tokens it would be another."""
 
 
+@with_sampling("ollama")
 class OptionsBody(Body):
     """How to sample, but for what `with_sampling` adds; see `DEFAULTS` for what is not given."""
 
@@ -115,12 +98,6 @@ class OptionsBody(Body):
     mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
     tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
     typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
-
-
-if TYPE_CHECKING:
-    Options = OptionsBody
-else:
-    Options = with_sampling(OptionsBody, "ollama")
 
 
 class Function(Body):
@@ -160,7 +137,7 @@ class AnswerBody(HandlingBody, kw_only=True):
 
     model: str
     stream: bool | None = None
-    options: Options | None = None
+    options: OptionsBody | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | str | None = None
     thinking_budget: Budget | None = None
@@ -223,7 +200,7 @@ class EmbeddingsBody(HandlingBody, kw_only=True):
     options: Annotated[dict[str, Any] | None, _SERVER] = None
 
 
-def fields_of(options: Options | None) -> dict[str, Any]:
+def fields_of(options: OptionsBody | None) -> dict[str, Any]:
     """The options by the names of `SamplingParams`."""
     named = {} if options is None else sampling_fields(options, "ollama")
     # What is below 0 is to llama.cpp: greedy, off, no limit, and a seed that is drawn.
@@ -239,7 +216,7 @@ def constraint_of(body: AnswerBody) -> Asked | None:
     if not body.format:
         return None
     schema = {"type": "object"} if body.format == "json" else body.format
-    return Asked(Constraint("json_schema", json_source(schema)), "format")
+    return schema_constraint(schema, "format")
 
 
 def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
@@ -256,14 +233,7 @@ def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
         message: dict[str, Any] = {"role": given.role, "content": given.content or ""}
         if given.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{number}",
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": call.function.arguments,
-                    },
-                }
+                call_of(call.id or f"call_{number}", call.function.name, call.function.arguments)
                 for number, call in enumerate(given.tool_calls)
             ]
         for name, value in (
@@ -354,105 +324,6 @@ class EmbeddedOne(TypedDict):
     """A vector as the model gives it."""
 
     embedding: list[float]
-
-
-class Models:
-    """The handlers."""
-
-    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
-        self._gateway = gateway
-        self._chats = chats
-        self._started = datetime.now(UTC).isoformat()
-
-    async def version(self, request: web.Request) -> web.Response:
-        return json_response(Version(metadata.version("rootlace")))
-
-    async def tags(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[await self._entry()]))
-
-    async def running(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[running_of(self._gateway, await self._entry())]))
-
-    async def show(self, request: web.Request) -> web.Response:
-        body = await read_body(request, ShowBody)
-        _known(self._gateway, body.model or body.name or "")
-        info = self._gateway.model_info
-        template = self._gateway.chat.source
-        able = ["completion", "embedding"]
-        shows = self._chats.tool_prompt(with_tools=True)
-        if shows.lists or self._gateway.config.tools == "auto":
-            able.append("tools")
-        if not (shows.lists or "tools" not in able):
-            able.append("tools-in-own-words")
-        if self._chats.format.always:
-            able.append("thinking")
-        about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
-        architecture = about.architecture or "rootlace"
-        shown: Shown = {
-            "modelfile": "",
-            "parameters": "\n".join(
-                f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
-            ),
-            "template": template or "",
-            "details": _details(about),
-            "model_info": {
-                "general.architecture": architecture,
-                "general.basename": info.name,
-                **({} if about.numbers is None else {"general.parameter_count": about.numbers}),
-                **about.stated,
-                f"{architecture}.context_length": info.context_length,
-                f"{architecture}.vocab_size": info.vocab_size,
-            },
-            "capabilities": able,
-            "modified_at": self._started,
-        }
-        return json_response(shown)
-
-    async def embed(self, request: web.Request) -> web.Response:
-        body = await read_body(request, EmbedBody)
-        model = _known(self._gateway, body.model)
-        size = self._gateway.engine.info.hidden_size
-        if body.dimensions is not None and not 0 < body.dimensions <= size:
-            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
-        reply: Embedded = {"model": model, "embeddings": vectors, "prompt_eval_count": total}
-        return json_response(reply)
-
-    async def embed_one(self, request: web.Request) -> web.Response:
-        body = await read_body(request, EmbeddingsBody)
-        model = _known(self._gateway, body.model)
-        if not body.prompt:  # as Ollama
-            return json_response(EmbeddedOne(embedding=[]))
-        vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
-        return json_response(EmbeddedOne(embedding=vectors[0]))
-
-    async def _vectors(
-        self,
-        body: EmbedBody | EmbeddingsBody,
-        model: str,
-        texts: list[str],
-        names: tuple[str, ...] = (),
-        dimensions: int | None = None,
-        normalise: bool = True,
-    ) -> tuple[list[list[float]], int]:
-        """A vector for each text, and the number of tokens of all; `names` are errors' fields."""
-        found, usage = await vectors(
-            self._gateway,
-            [Prompt(text=text).parts() for text in texts],
-            None,
-            normalise=normalise,
-            dimensions=dimensions,
-            namespace=body.cache_salt,
-            adapter=adapter_of(self._gateway, model),
-            handling=handling_without_pin(body),
-            names=names,
-        )
-        return [vector.values.tolist() for vector in found], usage.prompt_tokens
-
-    async def _entry(self) -> Entry:
-        info = self._gateway.model_info
-        return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
 
 
 def entry_of(name: str, path: str, modified_at: str) -> Entry:
@@ -588,29 +459,106 @@ class _Request:
     top: int | None
 
 
-class Answers:
+class Ollama:
     """The handlers."""
 
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
         self._chats = chats
+        self._started = datetime.now(UTC).isoformat()
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, ChatBody)
+    async def tags(self) -> Entries:
+        return Entries(models=[await self._entry()])
+
+    async def running(self) -> Entries:
+        return Entries(models=[running_of(self._gateway, await self._entry())])
+
+    async def show(self, body: ShowBody) -> Shown:
+        _known(self._gateway, body.model or body.name or "")
+        info = self._gateway.model_info
+        template = self._gateway.chat.source
+        able = ["completion", "embedding"]
+        shows = self._chats.tool_prompt(with_tools=True)
+        if shows.lists or self._gateway.config.tools == "auto":
+            able.append("tools")
+        if not (shows.lists or "tools" not in able):
+            able.append("tools-in-own-words")
+        if self._chats.format.always:
+            able.append("thinking")
+        about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
+        architecture = about.architecture or "rootlace"
+        return {
+            "modelfile": "",
+            "parameters": "\n".join(
+                f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
+            ),
+            "template": template or "",
+            "details": _details(about),
+            "model_info": {
+                "general.architecture": architecture,
+                "general.basename": info.name,
+                **({} if about.numbers is None else {"general.parameter_count": about.numbers}),
+                **about.stated,
+                f"{architecture}.context_length": info.context_length,
+                f"{architecture}.vocab_size": info.vocab_size,
+            },
+            "capabilities": able,
+            "modified_at": self._started,
+        }
+
+    async def embed(self, body: EmbedBody) -> Embedded:
+        model = _known(self._gateway, body.model)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
+        return {"model": model, "embeddings": vectors, "prompt_eval_count": total}
+
+    async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
+        model = _known(self._gateway, body.model)
+        if not body.prompt:  # as Ollama
+            return EmbeddedOne(embedding=[])
+        vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
+        return EmbeddedOne(embedding=vectors[0])
+
+    async def _vectors(
+        self,
+        body: EmbedBody | EmbeddingsBody,
+        model: str,
+        texts: list[str],
+        names: tuple[str, ...] = (),
+        dimensions: int | None = None,
+        normalise: bool = True,
+    ) -> tuple[list[list[float]], int]:
+        """A vector for each text, and the number of tokens of all; `names` are errors' fields."""
+        found, usage = await vectors(
+            self._gateway,
+            [Prompt(text=text).parts() for text in texts],
+            None,
+            normalise=normalise,
+            dimensions=dimensions,
+            namespace=body.cache_salt,
+            adapter=adapter_of(self._gateway, model),
+            handling=handling_without_pin(body),
+            names=names,
+        )
+        return [vector.values.tolist() for vector in found], usage.prompt_tokens
+
+    async def _entry(self) -> Entry:
+        info = self._gateway.model_info
+        return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
+
+    async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.messages:  # that is how Ollama's clients load a model
-            return json_response({**_head(model), **_text(True, ""), **_LOADED})
+            return {**_head(model), **_text(True, ""), **_LOADED}
         messages, tools = messages_of(body.messages), tools_of(body.tools)
         wanted = self._wanted(body, model, messages, tools=tools)
-        return await self._answer(
-            request, body, _asked(body, model, await self._chats.prepare(wanted), True)
-        )
+        prepared = await self._chats.prepare(wanted)
+        return await self._answer(body, model, prepared, chat=True)
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, GenerateBody)
+    async def generate(self, body: GenerateBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.prompt:
-            return json_response({**_head(model), **_text(False, ""), **_LOADED})
+            return {**_head(model), **_text(False, ""), **_LOADED}
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*messages, {"role": "user", "content": body.prompt}]
         wanted = self._wanted(body, model, messages)
@@ -618,7 +566,7 @@ class Answers:
             prepared = self._chats.prepare_text(wanted, Prompt(text=body.prompt).parts())
         else:
             prepared = await self._chats.prepare(wanted)
-        return await self._answer(request, body, _asked(body, model, prepared, False))
+        return await self._answer(body, model, prepared, chat=False)
 
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
@@ -644,12 +592,15 @@ class Answers:
         )
 
     async def _answer(
-        self, request: web.Request, body: AnswerBody, asked: _Request
-    ) -> web.StreamResponse:
+        self, body: AnswerBody, model: str, prepared: Prepared, chat: bool
+    ) -> dict[str, Any] | Stream:
+        params = prepared.job.params
+        top = params.top_logprobs if params.logprobs else None
+        asked = _Request(model, prepared, chat, body.think is not False, top)
         if body.stream is not False:
-            return await stream_events(request, self._stream(asked), LINES)
+            return Stream(self._stream(asked), LINES)
         begun = time.monotonic()
-        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
+        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
         generated = ended.generated
         reply = _text(asked.chat, answer.content)
         target = reply["message"] if asked.chat else reply
@@ -661,7 +612,7 @@ class Answers:
             tokens = generated.outputs[0].logprobs
             rows = rows_of([generated])
             reply["logprobs"] = await call_for(rows, self._logprobs, tokens, asked.top)
-        return json_response({**_head(asked.model), **reply, **_done(generated, begun)})
+        return {**_head(asked.model), **reply, **_done(generated, begun)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], top: int) -> list[ChosenToken]:
         return chat_logprobs(self._gateway.tokenizer, tokens, top)["content"]
@@ -700,12 +651,6 @@ class Answers:
 
 
 _LOADED = {"done": True, "done_reason": "load"}
-
-
-def _asked(body: AnswerBody, model: str, prepared: Prepared, chat: bool) -> _Request:
-    params = prepared.job.params
-    top = params.top_logprobs if params.logprobs else None
-    return _Request(model, prepared, chat, body.think is not False, top)
 
 
 def _head(model: str) -> dict[str, Any]:

@@ -18,26 +18,18 @@ from rootlace.runtime.server.http.batch_store import (
     Batch,
     Deleted,
     File,
+    Listing,
     PageQuery,
     page,
     private,
     room_needed,
 )
-from rootlace.runtime.server.http.body import (
-    RECEIVING,
-    Body,
-    ignored,
-    read_body,
-    read_query,
-)
+from rootlace.runtime.server.http.body import Body, ignored
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.replies import json_response
 from rootlace.runtime.server.server_state import kept_for_others
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 
 # Batches ------------------------------------------------------------------------------------------
-#
-# OpenAI's `/v1/batches`: many requests in a file.
 
 
 MAX_UNFINISHED = 100
@@ -63,8 +55,7 @@ class Batches:
     def __init__(self, service: BatchService) -> None:
         self._service = service
 
-    async def create(self, request: web.Request) -> web.Response:
-        body = await read_body(request, BatchBody)
+    async def create(self, body: BatchBody) -> Batch:
         storage = self._service.storage
         storage.forget_old()
         if body.endpoint not in self._service.answers:
@@ -101,25 +92,20 @@ class Batches:
         with room_needed():
             storage.batches.put(batch)
         self._service.runner.wake()
-        return json_response(batch)
+        return batch
 
-    async def get(self, request: web.Request) -> web.Response:
-        return json_response(self._batch(request))
+    async def get(self, id: str) -> Batch:
+        return self._service.find(self._service.storage.batches, id)
 
-    async def list(self, request: web.Request) -> web.Response:
-        query = read_query(request, PageQuery)
-        return json_response(page(query, self._service.visible(self._service.storage.batches), 20))
+    async def list(self, query: PageQuery) -> Listing[Batch]:
+        return page(query, self._service.visible(self._service.storage.batches), 20)
 
-    async def cancel(self, request: web.Request) -> web.Response:
-        await request.app[RECEIVING].read(request)
-        batch = self._batch(request)
+    async def cancel(self, id: str) -> Batch:
+        batch = await self.get(id)
         if not batch.unfinished:
             raise InvalidRequest(f"the batch is {batch.status} and cannot be cancelled")
         self._service.runner.cancel(batch)
-        return json_response(batch)
-
-    def _batch(self, request: web.Request) -> Batch:
-        return self._service.find(self._service.storage.batches, request.match_info["id"])
+        return batch
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -144,7 +130,7 @@ class Files:
     def __init__(self, service: BatchService) -> None:
         self._service = service
 
-    async def upload(self, request: web.Request) -> web.Response:
+    async def upload(self, request: web.Request) -> File:
         storage = self._service.storage
         storage.forget_old()
         content = storage.files.new_upload(owner())
@@ -166,33 +152,29 @@ class Files:
                 file = storage.files.add(content, filename, "batch", owner())
         finally:
             storage.files.drop(content)
-        return json_response(file)
+        return file
 
-    async def list(self, request: web.Request) -> web.Response:
-        query = read_query(request, FilesQuery)
+    async def list(self, query: FilesQuery) -> Listing[File]:
         files = self._service.visible(self._service.storage.files.records)
         found = [file for file in files if query.purpose in ("", file.purpose)]
-        return json_response(page(query, found, MAX_PAGE))
+        return page(query, found, MAX_PAGE)
 
-    async def get(self, request: web.Request) -> web.Response:
-        return json_response(self._file(request))
+    async def get(self, id: str) -> File:
+        return self._service.find(self._service.storage.files.records, id)
 
-    async def content(self, request: web.Request) -> web.StreamResponse:
-        files = self._service.storage.files
-        file = self._file(request)
-        return web.FileResponse(files.path(file.id), headers={"Content-Type": "application/jsonl"})
+    async def content(self, id: str) -> web.FileResponse:
+        file = await self.get(id)
+        path = self._service.storage.files.path(file.id)
+        return web.FileResponse(path, headers={"Content-Type": "application/jsonl"})
 
-    async def delete(self, request: web.Request) -> web.Response:
+    async def delete(self, id: str) -> Deleted:
         storage = self._service.storage
-        file = self._file(request)
+        file = await self.get(id)
         for batch in storage.batches.all():
             if batch.unfinished and batch.input_file_id == file.id:
                 raise InvalidRequest(f"{batch.id} reads this file: cancel it first")
         storage.files.delete(file.id)
-        return json_response(Deleted(file.id, "file"))
-
-    def _file(self, request: web.Request) -> File:
-        return self._service.find(self._service.storage.files.records, request.match_info["id"])
+        return Deleted(file.id, "file")
 
     async def _receive(
         self, request: web.Request, content: Path

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import Body, convert, ignored, read_body, refused
+from rootlace.runtime.server.http.body import Body, convert, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import (
     Budget,
@@ -28,7 +27,6 @@ from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    whole_answers,
 )
 from rootlace.runtime.server.http.logprobs import (
     ChatLogprobs,
@@ -39,11 +37,10 @@ from rootlace.runtime.server.http.logprobs import (
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
     Envelope,
+    Stream,
     UsageReply,
     envelope,
-    json_response,
     sse,
-    stream_events,
     usage_of,
 )
 from rootlace.runtime.server.http.request_fields import (
@@ -52,6 +49,7 @@ from rootlace.runtime.server.http.request_fields import (
     SamplingBody,
     Tool,
     adapter_of,
+    choice_of,
     chosen_id,
     handling_of,
     openai_fields,
@@ -86,6 +84,7 @@ class Prediction(Body):
     content: str | list[ContentPart]
 
 
+@with_sampling("openai")
 class ChatBody(SamplingBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
@@ -124,9 +123,6 @@ class ChatBody(SamplingBody, kw_only=True):
     ] = None
     verbosity: Annotated[str | None, ignored("ask for it in words")] = None
     moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
-
-
-CHAT_BODY = with_sampling(ChatBody, "openai")
 
 
 class _Named(msgspec.Struct):
@@ -217,18 +213,13 @@ class ChatCompletions:
         self._gateway = gateway
         self._chats = chats
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, CHAT_BODY)
-        if body.stream:
-            asked, direct = await self._parse(body), DirectEvents()
-            head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
-            return await stream_events(request, self._stream(asked, head, direct), direct=direct)
-        return json_response(await self.answer(body))
-
-    async def answer(self, body: ChatBody) -> ChatReply:
-        """The whole reply."""
+    async def handle(self, body: ChatBody) -> ChatReply | Stream:
         asked = await self._parse(body)
-        ended, answers = await whole_answers(self._gateway, asked.prepared)
+        if body.stream:
+            direct = DirectEvents()
+            head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+            return Stream(self._stream(asked, head, direct), direct=direct)
+        ended, answers = await AnswerStream.whole(self._gateway, asked.prepared)
         rows = rows_of([ended.generated])
         choices = await call_for(rows, self._choices, asked, ended, answers)
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
@@ -292,35 +283,34 @@ class ChatCompletions:
     def _choices(
         self, asked: _Request, ended: FinalOutput, answers: Sequence[Answer]
     ) -> list[ChatChoice]:
-        return [self._choice(asked, index, ended, answer) for index, answer in enumerate(answers)]
-
-    def _choice(
-        self, asked: _Request, index: int, ended: FinalOutput, answer: Answer
-    ) -> ChatChoice:
-        """One sample, complete."""
-        output = ended.generated.outputs[index]
-        message: ChatMessage = {
-            "role": "assistant",
-            "content": answer.content,
-            "refusal": None,
-        }
-        if answer.reasoning and asked.thoughts:
-            message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            message["content"] = answer.content or None
-            message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
-        logprobs = None
-        if asked.top is not None:
-            logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": _finish_reason(
-                output, bool(answer.calls) and not ended.cut_calls[index]
-            ),
-            "matched_stop": output.matched,
-        }
+        """The samples, complete."""
+        choices: list[ChatChoice] = []
+        for index, answer in enumerate(answers):
+            output = ended.generated.outputs[index]
+            message: ChatMessage = {
+                "role": "assistant",
+                "content": answer.content,
+                "refusal": None,
+            }
+            if answer.reasoning and asked.thoughts:
+                message["reasoning_content"] = answer.reasoning
+            if answer.calls:
+                message["content"] = answer.content or None
+                message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
+            logprobs = None
+            if asked.top is not None:
+                logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+            called = bool(answer.calls) and not ended.cut_calls[index]
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": logprobs,
+                    "finish_reason": _finish_reason(output, called),
+                    "matched_stop": output.matched,
+                }
+            )
+        return choices
 
     async def _stream(
         self, asked: _Request, fields: Envelope, direct: DirectEvents
@@ -414,17 +404,8 @@ def _call(name: str, arguments: str) -> ToolCallReply:
 
 def _tool_choice(body: ChatBody) -> ToolChoice:
     choice, parallel = body.tool_choice, body.parallel_tool_calls
-    if choice is None or choice == "auto":
-        return ToolChoice(parallel=parallel)
-    if choice == "none":
-        return ToolChoice("none")
-    if choice == "required":
-        return ToolChoice("required", parallel=parallel)
-    if isinstance(choice, str):
-        raise InvalidParameter(
-            "tool_choice",
-            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
-        )
+    if not isinstance(choice, dict):
+        return choice_of(choice, parallel)
     if choice.get("type") == "allowed_tools":
         given = convert(choice, _Allowed, "tool_choice").allowed_tools
         names = tuple(tool.function.name for tool in given.tools)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypedDict
 
-from aiohttp import web
-
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import read_body, refused
-from rootlace.runtime.server.http.constraints import Asked, openai_constraint
+from rootlace.runtime.server.http.body import refused
+from rootlace.runtime.server.http.constraints import openai_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.logprobs import (
     CompletionLogprobs,
@@ -22,11 +20,10 @@ from rootlace.runtime.server.http.logprobs import (
 from rootlace.runtime.server.http.replies import (
     DirectEvents,
     Envelope,
+    Stream,
     UsageReply,
     envelope,
-    json_response,
     sse,
-    stream_events,
     usage_of,
 )
 from rootlace.runtime.server.http.request_fields import (
@@ -44,12 +41,12 @@ from rootlace.runtime.server.http.request_fields import (
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
-from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
-from rootlace.wire.sampling import Handling
+from rootlace.wire.protocol import Chunk, Generated, Output
 
 DEFAULT_MAX_TOKENS = 16
 
 
+@with_sampling("openai")
 class CompletionBody(SamplingBody, kw_only=True):
     """`POST /v1/completions`."""
 
@@ -58,9 +55,6 @@ class CompletionBody(SamplingBody, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: Annotated[str | None, refused("the model cannot infill")] = None
-
-
-COMPLETION_BODY = with_sampling(CompletionBody, "openai")
 
 
 class CompletionChoice(TypedDict):
@@ -86,35 +80,11 @@ class _Request:
 
     model: str
     prompts: list[Prompt]
-    alone: bool
-    """Whether the prompt is not in a list of some."""
-    params: SamplingParams
-    constraint: Asked | None
-    namespace: str
-    handling: Handling
-    adapter: str
+    jobs: list[generation.GenerateRequest]
     echo: bool
     top: int | None
     usage_chunk: bool
     id: str | None
-    begin: bool
-    cache_report: bool
-
-    @property
-    def jobs(self) -> list[generation.GenerateRequest]:
-        return [
-            generation.GenerateRequest(
-                prompt.parts(self.begin),
-                self.params,
-                self.constraint,
-                self.namespace,
-                self.cache_report,
-                self.adapter,
-                self.handling,
-                param="prompt" if self.alone else f"prompt[{index}]",
-            )
-            for index, prompt in enumerate(self.prompts)
-        ]
 
 
 class Completions:
@@ -123,17 +93,11 @@ class Completions:
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, COMPLETION_BODY)
+    async def handle(self, body: CompletionBody) -> CompletionReply | Stream:
+        asked = self._parse(body)
         if body.stream:
             direct = DirectEvents()
-            payloads = self._stream(self._parse(body), direct)
-            return await stream_events(request, payloads, direct=direct)
-        return json_response(await self.answer(body))
-
-    async def answer(self, body: CompletionBody) -> CompletionReply:
-        """The whole reply."""
-        asked = self._parse(body)
+            return Stream(self._stream(asked, direct), direct=direct)
         results = await generation.run(self._gateway, asked.jobs)
         choices = await call_for(rows_of(results), self._choices, asked, results)
         head = envelope("cmpl", "text_completion", asked.model, asked.id)
@@ -158,22 +122,27 @@ class Completions:
         prompts = parse_prompts(body.prompt, "prompt", info.vocab_size)
         params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
-        return _Request(
-            model=model,
-            prompts=prompts,
-            alone=isinstance(body.prompt, str) or isinstance(body.prompt[0], int),
-            params=params,
-            constraint=openai_constraint(body),
-            namespace=body.cache_salt or "",
+        alone = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        job = generation.GenerateRequest(
+            (),
+            params,
+            openai_constraint(body),
+            body.cache_salt or "",
+            bool(body.return_cache_report),
             handling=handling_of(body),
             adapter=adapter_of(self._gateway, model, body.adapter),
-            echo=bool(body.echo),
-            top=body.logprobs,
-            usage_chunk=wants_usage(body),
-            id=chosen_id(body.request_id),
-            begin=body.add_special_tokens is not False,
-            cache_report=bool(body.return_cache_report),
+            param="prompt",
         )
+        jobs = [
+            replace(
+                job,
+                parts=prompt.parts(begin=body.add_special_tokens is not False),
+                param="prompt" if alone else f"prompt[{index}]",
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
+        return _Request(model, prompts, jobs, bool(body.echo), body.logprobs, usage_chunk, chosen)
 
     def _choices(self, asked: _Request, results: list[Generated]) -> list[CompletionChoice]:
         return [
@@ -215,7 +184,7 @@ class Completions:
             head["usage"] = None
         # The prompt's logprobs come first in the text but are known only at the end.
         whole = asked.echo and asked.top is not None
-        n = asked.params.n
+        n = asked.jobs[0].params.n
         offsets: dict[int, TextOffsets] = {}
         results = []
 

@@ -6,22 +6,18 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
-from rootlace.runtime.server.http.batch_store import Deleted, page
+from rootlace.runtime.server.http.batch_store import Deleted, Listing, page
 from rootlace.runtime.server.http.body import (
     MANY,
     Body,
     History,
-    check_refused,
     convert,
     ignored,
-    read_body,
-    read_query,
     refused,
 )
 from rootlace.runtime.server.http.chat_pipeline import Chats
@@ -37,20 +33,18 @@ from rootlace.runtime.server.http.chat_request import (
     blocks_of,
     thinking_arguments,
 )
-from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
     AnswerStream,
     FinalOutput,
     Prepared,
-    whole_answers,
 )
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
-    json_response,
+    Stream,
     report_of,
-    stream_events,
 )
 from rootlace.runtime.server.http.request_fields import (
     ACCOUNT,
@@ -60,13 +54,16 @@ from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     adapter_of,
     call_of,
+    choice_of,
     handling_of,
     sampling_fields,
     text_of,
     with_sampling,
+    wrong_choice,
 )
 from rootlace.runtime.server.http.response_store import (
     PAGE,
+    InputItem,
     InputQuery,
     Items,
     OutputItem,
@@ -77,8 +74,8 @@ from rootlace.runtime.server.http.response_store import (
 )
 from rootlace.runtime.server.http.sglang_sessions import PrefixHolds
 from rootlace.runtime.server.served_model import ServedModel, check_name
+from rootlace.runtime.server.server_state import nothing
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Constraint
 from rootlace.wire.sampling import SamplingParams
 
 # Responses body -----------------------------------------------------------------------------------
@@ -140,6 +137,7 @@ class ReasoningConfig(Body):
     generate_summary: Annotated[str | None, ignored("thoughts are shown as they are")] = None
 
 
+@with_sampling("openai")
 class ResponsesBody(HandlingBody):
     """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` and
     `return_cache_report` are ours."""
@@ -179,9 +177,6 @@ class ResponsesBody(HandlingBody):
     top_logprobs: Annotated[int | None, refused("use /v1/chat/completions", 0)] = None
     context_management: Annotated[Any, refused("the whole conversation is read")] = None
     truncation: Literal["auto", "disabled"] | None = None
-
-
-RESPONSES_BODY = with_sampling(ResponsesBody, "openai")
 
 
 class _Function(msgspec.Struct, tag_field="type", tag="function"):
@@ -247,32 +242,20 @@ def check_include(body: ResponsesBody) -> None:
             )
 
 
-def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
-    tools = body.tools or ()
-    return tuple(Tool(t.name, t.description, t.parameters, t.strict) for t in tools)
-
-
 def tool_choice(body: ResponsesBody) -> ToolChoice:
     """Raises InvalidParameter for a choice of something else than a function."""
     given, parallel = body.tool_choice, body.parallel_tool_calls
     # True is OpenAI's default, which clients send on their own.
     parallel = False if parallel is False else None
-    if given is None or given == "auto":
-        return ToolChoice(parallel=parallel)
-    if given == "none":
-        return ToolChoice("none")
-    if given == "required":
-        return ToolChoice("required", parallel=parallel)
-    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+    if not isinstance(given, dict):
+        return choice_of(given, parallel)
+    if given.get("type") == "allowed_tools":
         wanted = convert(given, _Allowed, "tool_choice")
         names = tuple(tool.name for tool in wanted.tools)
         return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
-    name = given.get("name") if isinstance(given, dict) else None
-    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(name, str):
-        raise InvalidParameter(
-            "tool_choice",
-            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
-        )
+    name = given.get("name")
+    if given.get("type") != "function" or not isinstance(name, str):
+        raise wrong_choice()
     return ToolChoice("required", name)
 
 
@@ -290,7 +273,7 @@ def constraint_of(body: ResponsesBody) -> Asked | None:
         schema = {"type": "object"}
     if schema is None:
         raise InvalidParameter("text.format.schema", "text.format.schema is missing")
-    return Asked(Constraint("json_schema", json_source(schema)), "text.format", form.strict is True)
+    return schema_constraint(schema, "text.format", form.strict is True)
 
 
 def _given(item: Item, field: str, param: str) -> Any:
@@ -384,31 +367,27 @@ class Responses:
         self._store = store
         self._holds = holds
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, RESPONSES_BODY)
+    async def handle(self, body: ResponsesBody) -> ResponseReply | Stream:
         asked = await self._parse(body)
         if body.stream:
-            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        ended, (answer,) = await whole_answers(self._gateway, asked.prepared)
+            return Stream(self._stream(asked), NAMED_EVENTS)
+        ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
         response = self._ended(asked, blocks_of(answer), ended)
         await self._store.flush()
-        return json_response(response)
+        return response
 
-    async def get(self, request: web.Request) -> web.Response:
-        check_refused(read_query(request, ResponseQuery))
-        return json_response(self._store.get(request.match_info["id"], owner=owner()).response)
+    async def get(self, id: str, query: ResponseQuery) -> ResponseReply:
+        return cast(ResponseReply, self._store.get(id, owner=owner()).response)
 
-    async def inputs(self, request: web.Request) -> web.Response:
+    async def inputs(self, id: str, query: InputQuery) -> Listing[InputItem]:
         """What a response was made from: all of its conversation but the answer."""
-        query, response_id = read_query(request, InputQuery), request.match_info["id"]
-        messages = self._store.get(response_id, owner=owner()).messages[:-1]
-        return json_response(page(query, input_items(response_id, messages), PAGE))
+        messages = self._store.get(id, owner=owner()).messages[:-1]
+        return page(query, input_items(id, messages), PAGE)
 
-    async def delete(self, request: web.Request) -> web.Response:
-        response_id = request.match_info["id"]
-        self._store.delete(response_id, owner())
+    async def delete(self, id: str) -> Deleted:
+        self._store.delete(id, owner())
         await self._store.flush()
-        return json_response(Deleted(response_id, "response"))
+        return Deleted(id, "response")
 
     async def _parse(self, body: ResponsesBody) -> _Request:
         model = check_name(self._gateway.model_info, body.model)
@@ -432,7 +411,9 @@ class Responses:
             messages=_with_one_system([*system, *before, *new]),
             fields=fields,
             names={"max_tokens": "max_output_tokens"},
-            tools=tools_of(body),
+            tools=tuple(
+                Tool(t.name, t.description, t.parameters, t.strict) for t in body.tools or ()
+            ),
             choice=tool_choice(body),
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
@@ -517,7 +498,7 @@ class Responses:
         self, asked: _Request, ended: FinalOutput, response: ResponseReply, answer: dict[str, Any]
     ) -> None:
         """Store the response, and hold its branch, of which the one before is the beginning."""
-        let_go: Callable[[], None] = _nothing
+        let_go: Callable[[], None] = nothing
         if ended.opened is not None:
             usage = ended.generated.usage
             tokens = usage.prompt_tokens + usage.completion_tokens
@@ -535,25 +516,11 @@ def _cut(ended: FinalOutput) -> str:
     return "stop" if ended.cut_calls[0] else ""
 
 
-def _nothing() -> None:
-    """There is no branch to let go."""
-
-
 def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHead:
     form = {"type": "text"}
     if body.text is not None and body.text.format is not None:
         given = body.text.format
         form = {name: value for name in given.__struct_fields__ if (value := getattr(given, name))}
-    tools = [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict,
-        }
-        for tool in body.tools or ()
-    ]
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -571,7 +538,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHe
         "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
-        "tools": tools,
+        "tools": [msgspec.structs.asdict(tool) for tool in body.tools or ()],
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
     }

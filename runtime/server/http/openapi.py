@@ -13,50 +13,12 @@ import msgspec
 from aiohttp import web
 from msgspec import inspect
 
-from rootlace.runtime.server.http.body import Standing, standing
-from rootlace.runtime.server.http.errors import Handler
-from rootlace.runtime.server.http.replies import json_response
-
-# Endpoint -----------------------------------------------------------------------------------------
-#
-# An endpoint: what the routes, the OpenAPI document and the message of a 404 know of it.
-
-
-JSON = "application/json"
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """`says` is one line for people. `body` and `query` are the types that its handler decodes,
-    `reply` is the one that it writes. Bodies are JSON where `takes` does not say otherwise, replies
-    where `content` does not. `other_body`: another type that is taken in place of `body`; both are
-    described where they belong."""
-
-    method: str
-    path: str
-    handler: Handler
-    says: str
-    reply: Any = None
-    body: type[msgspec.Struct] | None = None
-    query: type[msgspec.Struct] | None = None
-    content: str = JSON
-    takes: str = JSON
-    other_body: type[msgspec.Struct] | None = None
-
-    @property
-    def bodies(self) -> list[type[msgspec.Struct]]:
-        return [each for each in (self.body, self.other_body) if each is not None]
-
-    @property
-    def streams(self) -> bool:
-        """Whether its reply may be a stream: where one of two bodies is taken, none is answered."""
-        return len(self.bodies) == 1 and "stream" in self.bodies[0].__struct_fields__
-
+from rootlace.runtime.server.http.body import Standing, alternatives, standing
+from rootlace.runtime.server.http.endpoint import PARAMETER, Endpoint, shown_path
 
 # Reference ----------------------------------------------------------------------------------------
 
 
-_PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _NAMES = {
     inspect.StrType: "string",
     inspect.IntType: "integer",
@@ -76,11 +38,6 @@ class Field:
     standing: Standing | None
 
 
-def shown_path(endpoint: Endpoint) -> str:
-    """The path as people write it."""
-    return _PARAMETER.sub(r"{\1}", endpoint.path)
-
-
 _Object = inspect.StructType | inspect.TypedDictType
 
 
@@ -90,7 +47,7 @@ def fields(kind: Any) -> list[Field]:
     Of a type that is one of several objects those of all of them."""
     found = [
         field
-        for info in _alternatives(inspect.type_info(kind))
+        for info in alternatives([inspect.type_info(kind)])
         if isinstance(info, _Object)
         for field in _fields(info, "", deep=True)
     ]
@@ -109,30 +66,19 @@ def _fields(struct: _Object, below: str, deep: bool) -> Iterator[Field]:
 
 def _structs(type_: inspect.Type, path: str) -> Iterator[tuple[_Object, str]]:
     """The objects that a value of the type is made of, and where they stand."""
-    for each in _alternatives(type_):
+    for each in alternatives([type_]):
         if isinstance(each, _Object):
             yield each, path
         elif isinstance(each, inspect.ListType):
-            for item in _alternatives(each.item_type):
+            for item in alternatives([each.item_type]):
                 if isinstance(item, _Object):
                     yield item, f"{path}[]"
 
 
-def _alternatives(type_: inspect.Type) -> list[inspect.Type]:
-    if isinstance(type_, inspect.Metadata):
-        return _alternatives(type_.type)
-    if isinstance(type_, inspect.UnionType):
-        return [each for one in type_.types for each in _alternatives(one)]
-    return [type_]
-
-
 def _shown(type_: inspect.Type) -> str:
     """A type in JSON's words; that a field may be null goes without saying."""
-    names: list[str] = []
-    for each in _alternatives(type_):
-        if isinstance(each, inspect.NoneType):
-            continue
-        names.append(_shown_one(each))
+    found = alternatives([type_])
+    names = [_shown_one(each) for each in found if not isinstance(each, inspect.NoneType)]
     return " or ".join(dict.fromkeys(names)) or "null"
 
 
@@ -156,7 +102,10 @@ def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
         types, ref_template="#/components/schemas/{name}"
     )
     for schema in components.values():
-        _give_examples(schema.get("properties", {}), name)
+        properties = schema.get("properties", {})
+        for field, example in ({"model": name} | _EXAMPLES).items():
+            if field in properties:
+                properties[field]["examples"] = [example]
     for kind, schema in zip(types, schemas, strict=True):
         if names := getattr(kind, "one_of", ()):
             component = components[schema["$ref"].rpartition("/")[2]]
@@ -194,12 +143,6 @@ _EXAMPLES = {
 }
 
 
-def _give_examples(properties: dict[str, Any], model: str) -> None:
-    for name, example in ({"model": model} | _EXAMPLES).items():
-        if name in properties:
-            properties[name]["examples"] = [example]
-
-
 def _alone(name: str, names: Sequence[str]) -> dict[str, Any]:
     """That of the fields `names` this one is given, and no other."""
     kinds: dict[str, Any] = {each: {"type": "null"} for each in names}
@@ -231,7 +174,7 @@ def _operation(
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in _PARAMETER.findall(endpoint.path)
+        for name in PARAMETER.findall(endpoint.path)
     ]
     if endpoint.query is not None:
         parameters += _query_parameters(endpoint.query)
@@ -281,10 +224,10 @@ class Reference:
         self._model = model
         self._endpoints = endpoints
 
-    async def openapi(self, request: web.Request) -> web.Response:
-        return json_response(openapi(self._endpoints, self._model()))
+    async def openapi(self) -> dict[str, Any]:
+        return openapi(self._endpoints, self._model())
 
-    async def page(self, request: web.Request) -> web.Response:
+    async def page(self) -> web.Response:
         policy = "default-src 'none'; style-src 'unsafe-inline'"
         return web.Response(
             text=reference_page(self._endpoints, self._model()),

@@ -61,7 +61,7 @@ class DirectEvents:
     answers the request.
 
     It is open between the first payload, which begins the reply, and the end, while the client
-    reads as fast as we write. `stream_events` opens it.
+    reads as fast as we write. `Stream.send` opens it.
     """
 
     def __init__(self) -> None:
@@ -94,58 +94,65 @@ class DirectEvents:
             writer.transport.write(chunk)
 
 
-async def stream_events(
-    request: web.Request,
-    payloads: AsyncGenerator[Any, None],
-    dialect: Dialect = OPENAI,
-    direct: DirectEvents | None = None,
-) -> web.StreamResponse:
-    """Send each payload as one event, then the end. Bytes are events already, which are sent
-    together: what the system takes for sending is much of what a short event costs.
+@dataclass(frozen=True)
+class Stream:
+    """A reply that is written as it comes: each of `payloads` is an event, then comes the end.
 
-    The reply starts with the first payload, so an error before it still has its own HTTP status; a
-    later error is sent as an event in the endpoint's error shape. However this ends, the client
-    disconnecting included, the generator is closed, which cancels its work. `direct`: where the
-    generator writes payloads that it does not give.
+    Payloads that are bytes are events already, which are sent together: what the system takes for
+    sending is much of what a short event costs. `direct`: where the generator writes payloads that
+    it does not give.
     """
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": dialect.content_type,
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-        }
-    )
-    async with aclosing(payloads):
-        try:
-            async for payload in payloads:
-                data = payload if isinstance(payload, bytes) else dialect.encode(payload)
-                if not data:
-                    continue
-                if response.prepared:
+
+    payloads: AsyncGenerator[Any, None]
+    dialect: Dialect = OPENAI
+    direct: DirectEvents | None = None
+
+    async def send(self, request: web.Request) -> web.StreamResponse:
+        """Answer `request`.
+
+        The reply starts with the first payload, so an error before it still has its own HTTP
+        status; a later error is sent as an event in the endpoint's error shape. However this ends,
+        the client disconnecting included, the generator is closed, which cancels its work.
+        """
+        dialect, direct = self.dialect, self.direct
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": dialect.content_type,
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        async with aclosing(self.payloads) as payloads:
+            try:
+                async for payload in payloads:
+                    data = payload if isinstance(payload, bytes) else dialect.encode(payload)
+                    if not data:
+                        continue
+                    if response.prepared:
+                        await response.write(data)
+                        continue
+                    writer = await response.prepare(request)
                     await response.write(data)
-                    continue
-                writer = await response.prepare(request)
-                await response.write(data)
-                if direct is not None:
-                    direct.begin(writer)
-        except ConnectionResetError:
-            raise
-        except Exception as error:
-            if not response.prepared:
+                    if direct is not None:
+                        direct.begin(writer)
+            except ConnectionResetError:
                 raise
-            if not isinstance(error, RootlaceError):
-                log.exception("%s %s failed while streaming", request.method, request.path)
-            said = dialect.encode(error_body(error, request.path))
-            if direct is not None:
-                said, direct.last = direct.last + said, b""
-            await response.write(said)
-        finally:
-            if direct is not None:
-                direct.end()
-    if not response.prepared:
-        await response.prepare(request)
-    await response.write_eof(dialect.end if direct is None else direct.last + dialect.end)
-    return response
+            except Exception as error:
+                if not response.prepared:
+                    raise
+                if not isinstance(error, RootlaceError):
+                    log.exception("%s %s failed while streaming", request.method, request.path)
+                said = dialect.encode(error_body(error, request.path))
+                if direct is not None:
+                    said, direct.last = direct.last + said, b""
+                await response.write(said)
+            finally:
+                if direct is not None:
+                    direct.end()
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write_eof(dialect.end if direct is None else direct.last + dialect.end)
+        return response
 
 
 # Replies ------------------------------------------------------------------------------------------

@@ -6,17 +6,18 @@ Sections: handling, model, prompts, sampling, OpenAI's body, messages, conversat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
+from rootlace.runtime.server.http.chat_request import ToolChoice
 from rootlace.runtime.server.http.connections import SENSIBLE_ID, note_warning
 from rootlace.runtime.server.http.constraints import OpenAIConstraintBody
 from rootlace.runtime.server.http.errors import InvalidParameter
@@ -37,8 +38,6 @@ from rootlace.wire.sampling import (
 )
 
 # Handling -----------------------------------------------------------------------------------------
-#
-# The fields that say how a request is served; they follow from `rootlace.wire.handling`.
 
 
 _WAITED: ContextVar[float] = ContextVar("waited", default=0.0)
@@ -52,14 +51,6 @@ class HandlingBody(Body, kw_only=True):
     cache: Cache | None = None
 
 
-class Handled(Protocol):
-    """A body with these fields."""
-
-    priority: Priority | None
-    timeout: Seconds | None
-    cache: Cache | None
-
-
 @contextmanager
 def waited(seconds: float) -> Iterator[None]:
     """What is read in this block has waited so long already, which its timeout includes."""
@@ -70,7 +61,7 @@ def waited(seconds: float) -> Iterator[None]:
         _WAITED.reset(token)
 
 
-def handling_of(body: Handled) -> Handling:
+def handling_of(body: HandlingBody | SamplingBody) -> Handling:
     """What the body asks for; what it leaves out is the default."""
     if body.priority is None and body.timeout is None and body.cache is None:
         return PLAIN
@@ -78,7 +69,7 @@ def handling_of(body: Handled) -> Handling:
     return remaining(handling, _WAITED.get())
 
 
-def handling_without_pin(body: Handled) -> Handling:
+def handling_without_pin(body: HandlingBody) -> Handling:
     """The same where there is not one prompt that could be pinned. Raises InvalidParameter."""
     handling = handling_of(body)
     if handling.cache.pin:
@@ -205,17 +196,21 @@ def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def with_sampling(body: type[T], api: Api) -> type[T]:
-    """`body` with a field for each sampling parameter that `api` takes; null is its default."""
+def with_sampling(api: Api) -> Callable[[type[T]], type[T]]:
+    """Give a body a field for each sampling parameter that `api` takes; null is its default."""
     fields = [
         (name, parameter.type | parameter.single | None, None)
         for parameter in PARAMETERS.values()
         for name in parameter.fields(api)
     ]
-    whole = msgspec.defstruct(
-        body.__name__, fields, bases=(body,), kw_only=True, forbid_unknown_fields=True
-    )
-    assert issubclass(whole, body)
+
+    def whole(body: type[T]) -> type[T]:
+        found = msgspec.defstruct(
+            body.__name__, fields, bases=(body,), kw_only=True, forbid_unknown_fields=True
+        )
+        assert issubclass(found, body)
+        return found
+
     return whole
 
 
@@ -388,8 +383,6 @@ def wants_usage(body: SamplingBody) -> bool:
 
 
 # Messages -----------------------------------------------------------------------------------------
-#
-# OpenAI's messages and tools, as bodies carry them.
 
 
 CLIENTS_RUN = "tools are run by the client"
@@ -510,6 +503,22 @@ def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
         return ()
     functions = [tool.function for tool in tools]
     return tuple([ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions])
+
+
+def choice_of(choice: str | None, parallel: bool | None) -> ToolChoice:
+    """`tool_choice`, where it is a word. Raises InvalidParameter for any other."""
+    if choice is None or choice == "auto":
+        return ToolChoice(parallel=parallel)
+    if choice == "none":
+        return ToolChoice("none")
+    if choice == "required":
+        return ToolChoice("required", parallel=parallel)
+    raise wrong_choice()
+
+
+def wrong_choice() -> InvalidParameter:
+    says = "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools"
+    return InvalidParameter("tool_choice", says)
 
 
 def text_of(content: str | list[ContentPart], param: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from rootlace.runtime.server.http.batch_store import PageQuery
 from rootlace.runtime.server.http.body import ignored, refused
 from rootlace.runtime.server.http.chat_request import Begin, Block, BlockEvent, CachedPrefix, More
-from rootlace.runtime.server.http.errors import ResponseNotFound
+from rootlace.runtime.server.http.errors import NotFound
 from rootlace.wire.errors import InvalidRequest
 
 # Response disk ------------------------------------------------------------------------------------
@@ -147,8 +147,6 @@ def _json(value: Any) -> bytes:
 
 
 # Response items -----------------------------------------------------------------------------------
-#
-# What a response consists of: its items, whole and as they grow.
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -453,17 +451,17 @@ class ResponseStore:
         owner: str = "",
         salt: str | None = None,
     ) -> Stored:
-        """Raises ResponseNotFound, about the field `param`, for one that is not kept. `salt`: the
+        """Raises NotFound, about the field `param`, for one that is not kept. `salt`: the
         one it was made with; None takes any."""
         own = self._of.get(owner)
         found = own.stored.get(response_id) if own else None
         if own is None or found is None or salt not in (None, found.salt):
-            raise ResponseNotFound(response_id, param)
+            raise NotFound(f"the response {response_id!r} is not kept here (any more)", param)
         own.stored.move_to_end(response_id)
         return found
 
     def delete(self, response_id: str, owner: str = "") -> None:
-        """Raises ResponseNotFound for one that is not kept."""
+        """Raises NotFound for one that is not kept."""
         self.get(response_id, owner=owner)
         self._forget(owner, response_id)
 

@@ -1,5 +1,5 @@
-"""`POST /v1/score` and `POST /v1/rerank`: how likely labels are behind texts, and how well texts
-answer others."""
+"""`POST /select`, `/v1/embeddings`, `/v1/score` and `/v1/rerank`: how likely choices and labels are
+behind texts, vectors of texts, and how well texts answer others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypedDict
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.contracts.messages import Pooling
-from rootlace.runtime.server.http.body import SOME, Body, ignored, read_body, refused
+from rootlace.runtime.server.http.body import SOME, Body, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import behind_prompts, vectors
-from rootlace.runtime.server.http.replies import PromptTokens, envelope, json_response
+from rootlace.runtime.server.http.replies import PromptTokens, envelope
 from rootlace.runtime.server.http.request_fields import (
     MAX_PROMPTS,
     HandlingBody,
@@ -80,48 +79,7 @@ class Selection(msgspec.Struct):
     meta_info: PromptUsage
 
 
-class Selections:
-    """The endpoint's handler."""
-
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
-
-    async def handle(self, request: web.Request) -> web.Response:
-        body = await read_body(request, SelectBody)
-        model = check_name(self._gateway.model_info, body.model)
-        check_texts(body.choices, "choices")
-        size = self._gateway.model_info.vocab_size
-        if body.text is not None:
-            (prompt,) = parse_prompts([body.text], "text", size)
-            if not body.text and not self._gateway.tokenizer.encode(""):
-                raise InvalidParameter("text", "text is empty: no choice follows nothing")
-        else:
-            (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
-
-        select = Select(
-            0,
-            0,
-            tuple(body.choices),
-            method=body.method or "token_length_normalized",
-            temperature=body.temperature or 0.0,
-        )
-        (found,) = await behind_prompts(
-            self._gateway,
-            [(prompt.parts(), select)],
-            1,
-            namespace=body.cache_salt or "",
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            handling=handling_without_pin(body),
-            param=lambda index: "input_ids" if body.text is None else "text",
-        )
-        assert isinstance(found, Selected)
-        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
-        return json_response(Selection(found.choice, found.index, list(found.scores), used))
-
-
 # Embeddings ---------------------------------------------------------------------------------------
-#
-# `POST /v1/embeddings`: vectors of texts.
 
 
 class EmbeddingBody(HandlingBody, kw_only=True):
@@ -161,51 +119,6 @@ class EmbeddingReply(TypedDict):
     model: str
     data: list[Embedding]
     usage: EmbeddingUsage
-
-
-class Embeddings:
-    """The endpoint's handler."""
-
-    def __init__(self, gateway: ServedModel) -> None:
-        self._gateway = gateway
-
-    async def handle(self, request: web.Request) -> web.Response:
-        return json_response(await self.answer(await read_body(request, EmbeddingBody)))
-
-    async def answer(self, body: EmbeddingBody) -> EmbeddingReply:
-        """The whole reply."""
-        model = check_name(self._gateway.model_info, body.model)
-        size = self._gateway.engine.info.hidden_size
-        if body.dimensions is not None and not 0 < body.dimensions <= size:
-            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
-        prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
-        found, usage = await vectors(
-            self._gateway,
-            [prompt.parts() for prompt in prompts],
-            body.pooling,
-            normalise=body.normalize is not False,
-            dimensions=body.dimensions,
-            namespace=body.cache_salt,
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            handling=handling_without_pin(body),
-        )
-        return {
-            "object": "list",
-            "model": model,
-            "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": _encoded(vector, body.encoding_format),
-                }
-                for index, vector in enumerate(found)
-            ],
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "total_tokens": usage.prompt_tokens,
-                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-            },
-        }
 
 
 def _encoded(vector: Vector, form: str | None) -> list[float] | str:
@@ -353,11 +266,72 @@ class Scores:
         self._gateway = gateway
         self._chats = chats
 
-    async def score(self, request: web.Request) -> web.Response:
-        body = await read_body(request, ScoreBody)
+    async def select(self, body: SelectBody) -> Selection:
+        model = check_name(self._gateway.model_info, body.model)
+        check_texts(body.choices, "choices")
+        size = self._gateway.model_info.vocab_size
+        if body.text is not None:
+            (prompt,) = parse_prompts([body.text], "text", size)
+            if not body.text and not self._gateway.tokenizer.encode(""):
+                raise InvalidParameter("text", "text is empty: no choice follows nothing")
+        else:
+            (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
+
+        select = Select(
+            0,
+            0,
+            tuple(body.choices),
+            method=body.method or "token_length_normalized",
+            temperature=body.temperature or 0.0,
+        )
+        (found,) = await behind_prompts(
+            self._gateway,
+            [(prompt.parts(), select)],
+            1,
+            namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
+            param=lambda index: "input_ids" if body.text is None else "text",
+        )
+        assert isinstance(found, Selected)
+        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
+        return Selection(found.choice, found.index, list(found.scores), used)
+
+    async def embed(self, body: EmbeddingBody) -> EmbeddingReply:
+        model = check_name(self._gateway.model_info, body.model)
+        prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
+        found, usage = await vectors(
+            self._gateway,
+            [prompt.parts() for prompt in prompts],
+            body.pooling,
+            normalise=body.normalize is not False,
+            dimensions=body.dimensions,
+            namespace=body.cache_salt,
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
+        )
+        return {
+            "object": "list",
+            "model": model,
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": _encoded(vector, body.encoding_format),
+                }
+                for index, vector in enumerate(found)
+            ],
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "total_tokens": usage.prompt_tokens,
+                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            },
+        }
+
+    async def score(self, body: ScoreBody) -> LabelScores | PairScores:
         model = check_name(self._gateway.model_info, body.model)
         if body.text_1 is not None or body.text_2 is not None:
-            return json_response(await self._pairs(body, model))
+            return await self._pairs(body, model)
         labels = self._labels(body)
         place = self._place(body, model)
         prompts = self._prompts(body)
@@ -374,10 +348,9 @@ class Scores:
             scored = await self._append(ids, body.label_token_ids, place)
         softmax = bool(body.apply_softmax)
         scores = [_probabilities(one.logprobs, softmax) for one in scored]
-        return json_response(LabelScores(scores, model, _usage(scored)))
+        return LabelScores(scores, model, _usage(scored))
 
-    async def rerank(self, request: web.Request) -> web.Response:
-        body = await read_body(request, RerankBody)
+    async def rerank(self, body: RerankBody) -> Ranking:
         model = check_name(self._gateway.model_info, body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         if not texts:
@@ -393,8 +366,7 @@ class Scores:
             Ranked(index, scores[index], Document(texts[index]) if shown else msgspec.UNSET)
             for index in order
         ]
-        reply = Ranking(f"rerank-{uuid.uuid4().hex}", model, method, results, usage)
-        return json_response(reply)
+        return Ranking(f"rerank-{uuid.uuid4().hex}", model, method, results, usage)
 
     async def _pairs(self, body: ScoreBody, model: str) -> PairScores:
         first, second = _listed(body.text_1, "text_1"), _listed(body.text_2, "text_2")
@@ -458,10 +430,8 @@ class Scores:
             inputs,
             pooling,
             normalise=pooling is None,
-            namespace=place["namespace"],
-            adapter=place["adapter"],
-            handling=place["handling"],
             names=names,
+            **place,
         )
         return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 

@@ -17,22 +17,14 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import Body, ignored, read_body, refused
+from rootlace.runtime.server.http.body import Body, ignored, refused
 from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
-from rootlace.runtime.server.http.replies import (
-    Drafted,
-    Reports,
-    drafts_of,
-    json_response,
-    report_of,
-    stream_events,
-)
+from rootlace.runtime.server.http.replies import Drafted, Reports, Stream, drafts_of, report_of
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
@@ -60,6 +52,7 @@ from rootlace.wire.protocol import (
 T = TypeVar("T")
 
 
+@with_sampling("generate")
 class SamplingParamsBody(ConstraintBody):
     """`sampling_params` of `/generate`, but for what `with_sampling` adds.
 
@@ -87,7 +80,7 @@ class GenerateBody(HandlingBody):
     one_of: ClassVar = ("text", "input_ids")
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    sampling_params: Any = None  # typed below
+    sampling_params: SamplingParamsBody | list[SamplingParamsBody] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
@@ -203,8 +196,7 @@ class Aborts:
                 if not self._running[key]:
                     del self._running[key]
 
-    async def handle(self, request: web.Request) -> web.Response:
-        body = await read_body(request, AbortBody)
+    async def handle(self, body: AbortBody) -> Aborted:
         if not body.rid and not body.abort_all:
             raise InvalidParameter("rid", "give rid, or abort_all")
         asker = owner()
@@ -216,20 +208,13 @@ class Aborts:
         ]
         for abort in found:
             abort()
-        return json_response(Aborted(len(found)))
+        return Aborted(len(found))
 
 
 # Generate -----------------------------------------------------------------------------------------
 
 
-_SAMPLING = with_sampling(SamplingParamsBody, "generate")
 _NAMES = sglang_names()
-GENERATE_BODY: type[GenerateBody] = msgspec.defstruct(  # type: ignore[assignment]
-    "GenerateBody",
-    [("sampling_params", _SAMPLING | list[_SAMPLING] | None, None)],  # type: ignore[valid-type]
-    bases=(GenerateBody,),
-    forbid_unknown_fields=True,
-)
 
 
 @dataclass(frozen=True)
@@ -239,9 +224,11 @@ class _Asked:
     prompt: Prompt
     job: generation.GenerateRequest
     rid: str
-    logprobs: bool
-    top: int
     texts: bool
+
+    def id_of(self, index: int) -> str:
+        """That of one of its samples."""
+        return f"{self.rid}-{index}" if index else self.rid
 
 
 class Generate:
@@ -252,18 +239,18 @@ class Generate:
         self._aborts = aborts
         self._sessions = sessions
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, body: GenerateBody) -> dict[str, Any] | list[dict[str, Any]] | Stream:
         begun = time.monotonic()
-        body = await read_body(request, GENERATE_BODY)
         asked, turn = await self._in_session(body, self._parse(body))
         if body.stream:
-            return await stream_events(request, self._stream(body, asked, turn, begun))
+            return Stream(self._stream(body, asked, turn, begun))
         with self._running(body, asked, turn) as shots:
             results = await shots.results()
-            self._end(turn, results[0], shots)
+            if turn is not None:
+                self._sessions.end(turn, results[0].outputs[0], shots)
         elapsed = time.monotonic() - begun
         replies = await call_for(rows_of(results), _replies, asked, results, elapsed)
-        return json_response(replies if _is_batch(body, asked) else replies[0])
+        return replies if _is_batch(body, asked) else replies[0]
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
         model = check_name(self._gateway.model_info, body.model)
@@ -274,7 +261,7 @@ class Generate:
         else:
             prompts = parse_prompts(body.input_ids or [], "input_ids", vocab_size)
         count = len(prompts)
-        sampling = _per_prompt(body.sampling_params, count, "sampling_params", _SAMPLING())
+        sampling = _per_prompt(body.sampling_params, count, "sampling_params", SamplingParamsBody())
         rids = _per_prompt(body.rid, count, "rid", "")
         logprobs = _per_prompt(body.return_logprob, count, "return_logprob", False)
         starts = _per_prompt(body.logprob_start_len, count, "logprob_start_len", -1)
@@ -289,7 +276,8 @@ class Generate:
             listed = isinstance(body.sampling_params, list)
             param = f"sampling_params[{i}]" if listed else "sampling_params"
             settings = sampling[i]
-            fields = _fields(settings)
+            fields = sampling_fields(settings, "generate")
+            fields["max_tokens"] = settings.max_new_tokens
             if logprobs[i]:
                 fields["logprobs"] = True
                 fields["top_logprobs"] = tops[i]
@@ -315,7 +303,7 @@ class Generate:
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)
-            asked.append(_Asked(prompt, job, rid, logprobs[i], tops[i], texts))
+            asked.append(_Asked(prompt, job, rid, texts))
         check_samples(sum(one.job.params.n for one in asked), "sampling_params")
         return asked
 
@@ -351,13 +339,6 @@ class Generate:
                 turn.abort = partial(shots.abort, 0)
             yield shots
 
-    def _end(
-        self, turn: Turn | None, result: Generated, shots: generation.GenerationStream
-    ) -> None:
-        """The session has the request from now on."""
-        if turn is not None:
-            self._sessions.end(turn, result.outputs[0], shots)
-
     async def _stream(
         self, body: GenerateBody, asked: list[_Asked], turn: Turn | None, begun: float
     ) -> AsyncGenerator[object, None]:
@@ -382,14 +363,12 @@ class Generate:
                     sample = grown.setdefault(choice, _Grown(counts[prompt]))
                     replies = {choice: sample.add(one, event, cached.get(prompt, 0))}
                 else:
-                    self._end(turn, event, shots)
+                    if turn is not None:
+                        self._sessions.end(turn, event.outputs[0], shots)
                     elapsed = time.monotonic() - begun
                     made = await call_for(rows_of([event]), _replies, [one], [event], elapsed)
                     replies = dict(enumerate(made, first[prompt]))
                 for choice, reply in replies.items():
-                    index = choice - first[prompt]
-                    if index:
-                        reply["meta_info"]["id"] = f"{one.rid}-{index}"
                     yield {**reply, "index": choice} if batch else reply
 
     async def _prompt_tokens(self, prompt: Prompt) -> int:
@@ -413,13 +392,13 @@ class _Grown:
         self.text += chunk.text
         self.ids += chunk.token_ids
         meta: dict[str, Any] = {
-            "id": asked.rid,
+            "id": asked.id_of(chunk.index),
             "finish_reason": None,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.ids),
             "cached_tokens": cached,
         }
-        if asked.logprobs:
+        if asked.job.params.logprobs:
             for name, new in _logprobs("output", chunk.logprobs, asked).items():
                 meta[name] = self.logprobs[name] = [*self.logprobs.get(name, ()), *new]
             meta["output_token_logprobs_length"] = len(self.logprobs["output_token_logprobs"])
@@ -430,20 +409,18 @@ def _replies(
     asked: Sequence[_Asked], results: Sequence[Generated], elapsed: float
 ) -> list[dict[str, Any]]:
     """Every sample of every prompt."""
-    replies = []
-    for one, result in zip(asked, results, strict=True):
-        for index, output in enumerate(result.outputs):
-            reply = _reply(one, result, output, elapsed)
-            if index:
-                reply["meta_info"]["id"] = f"{one.rid}-{index}"
-            replies.append(reply)
-    return replies
+    return [
+        _reply(one, result, index, elapsed)
+        for one, result in zip(asked, results, strict=True)
+        for index in range(len(result.outputs))
+    ]
 
 
-def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> dict[str, Any]:
+def _reply(asked: _Asked, result: Generated, index: int, elapsed: float) -> dict[str, Any]:
     """One finished sample."""
+    output = result.outputs[index]
     meta: dict[str, Any] = {
-        "id": asked.rid,
+        "id": asked.id_of(index),
         "finish_reason": _finish_reason(output),
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": len(output.token_ids),
@@ -454,7 +431,7 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
     if drafts := drafts_of([result.usage]):
         meta["drafts"] = drafts
     meta |= report_of(result)
-    if asked.logprobs:
+    if asked.job.params.logprobs:
         for side, tokens in (("input", result.prompt_logprobs), ("output", output.logprobs)):
             for name, rows in _logprobs(side, tokens, asked).items():
                 meta[name] = in_parts(rows)
@@ -482,7 +459,7 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
             for token in tokens
         ]
     }
-    if asked.top:
+    if asked.job.params.top_logprobs:
         found[f"{side}_top_logprobs"] = [
             None
             if token.logprob is None
@@ -492,16 +469,12 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
     return found
 
 
-def _fields(body: SamplingParamsBody) -> dict[str, Any]:
-    return {**sampling_fields(body, "generate"), "max_tokens": body.max_new_tokens}
-
-
 def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingParams:
     """Those of a prompt; errors name the field below `param`, the path of their object."""
     try:
         return make_params(fields, model, _NAMES)
     except InvalidParameter as error:
-        if (error.param or "").partition("[")[0] in _SAMPLING.__struct_fields__:
+        if (error.param or "").partition("[")[0] in SamplingParamsBody.__struct_fields__:
             raise InvalidParameter(f"{param}.{error.param}", f"{param}.{error}") from None
         raise
 

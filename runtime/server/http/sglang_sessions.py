@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime.server.auth import owner
-from rootlace.runtime.server.http.body import Body, ignored, read_body
+from rootlace.runtime.server.http.body import Body, ignored
 from rootlace.runtime.server.http.chat_pipeline import check_length
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import GenerationStream
-from rootlace.runtime.server.http.replies import Status, json_response
+from rootlace.runtime.server.http.replies import Status
 from rootlace.runtime.server.http.request_fields import Prompt
 from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.served_model import ServedModel, check_name
+from rootlace.runtime.server.server_state import nothing
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.protocol import Output
 
@@ -125,10 +125,6 @@ _Key = tuple[str, str]
 """A session's: the name of the API key, and the id."""
 
 
-def _nothing() -> None:
-    """Nothing runs, or is held."""
-
-
 @dataclass(eq=False)
 class Turn:
     """A request of a session: the tokens of its prompt and, as far as they came, of its output."""
@@ -141,8 +137,8 @@ class Turn:
     done: bool = False
     counted: int = 0
     """As how many it was counted for `MAX_TOKENS`."""
-    abort: Callable[[], None] = _nothing
-    let_go: Callable[[], None] = _nothing
+    abort: Callable[[], None] = nothing
+    let_go: Callable[[], None] = nothing
     """Have the cache treat it like any other."""
 
     @property
@@ -170,9 +166,8 @@ class Sessions:
         """The sessions of one line."""
         self._tokens = 0
 
-    async def open(self, request: web.Request) -> web.Response:
+    async def open(self, body: OpenSessionBody) -> str:
         """Its reply is the session's id."""
-        body = await read_body(request, OpenSessionBody)
         check_name(self._gateway.model_info, body.model)
         key = owner(), body.session_id or uuid.uuid4().hex
         if key in self._turns:
@@ -181,16 +176,15 @@ class Sessions:
         if body.streaming:
             self._lines.add(key)
         self._bound()
-        return json_response(key[1])
+        return key[1]
 
-    async def close(self, request: web.Request) -> web.Response:
-        body = await read_body(request, CloseSessionBody)
+    async def close(self, body: CloseSessionBody) -> Status:
         check_name(self._gateway.model_info, body.model)
         key = owner(), body.session_id
         if key not in self._turns:
             raise InvalidParameter("session_id", f"there is no session {body.session_id!r}")
         self._close(key)
-        return json_response(Status("closed"))
+        return Status("closed")
 
     async def begin(self, params: SessionParams, prompt: Prompt, rid: str) -> Turn:
         """A new turn. Raises InvalidParameter for a session or request that is not there, or cannot
@@ -262,7 +256,7 @@ class Sessions:
         try:
             yield
         finally:
-            turn.abort = _nothing  # and not what keeps the whole request in memory
+            turn.abort = nothing  # and not what keeps the whole request in memory
             if not turn.done and self._has(turn):
                 self._forget(self._turns[turn.key].pop(turn.rid))
 

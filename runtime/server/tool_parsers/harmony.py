@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from rootlace.runtime.server.tool_parsers.base import (
     CallArguments,
     CallBegin,
+    Calls,
     Content,
     Delta,
+    Format,
     Reasoning,
     first_tag,
     pieces,
@@ -37,41 +39,40 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?(?P<name>[\w.-]+)")
 _CHANNEL = re.compile(r"(?:<\|channel\|>|^)\s*(?P<name>analysis|commentary|final)\b")
 
 
-@dataclass(frozen=True)
-class Harmony:
-    """The format; see `format.Format`."""
+_CALL = "<|channel|>commentary to=functions."
+_CALLS = Calls(
+    begin=_CALL,
+    opening=_CALL,
+    between=f" <|constrain|>json{_MESSAGE}",
+    end="<|call|>",
+    around=("", "<|start|>assistant", ""),
+    header=_HEADER,
+)
 
-    always = True
-    bare = False
-    trigger = "<|channel|>commentary to=functions."
-    end = "<|call|>"
-    around = ("", "<|start|>assistant", "")
+
+@dataclass(frozen=True)
+class Harmony(Format):
+    """The format; see `base.Format`."""
+
+    calls: Calls = _CALLS
+
+    @property
+    def always(self) -> bool:
+        return True
 
     def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> HarmonyParser:
         return HarmonyParser(prompt_end.endswith(_MESSAGE), tools, reasoning)
 
-    def begin(self, name: str) -> str:
-        return f"{self.trigger}{name} <|constrain|>json{_MESSAGE}"
-
-    def begin_alone(self, name: str) -> tuple[str, str] | None:
-        return None
-
-    def leave_thoughts(self, prompt_end: str) -> str:
-        return ""
-
     def thoughts(self, prompt_end: str) -> Thoughts | None:
         begin, end = f"<|channel|>analysis{_MESSAGE}", "<|end|>"
         return Thoughts(end, begin, gap="<|start|>assistant", close=end)
-
-    def no_thoughts(self) -> str:
-        return ""
 
     def answer_prefix(self, prompt_end: str) -> str:
         return f"<|channel|>final{_MESSAGE}"
 
 
 class HarmonyParser:
-    """Parses an answer; see `format.Parser`. `opened`: it begins within a message for the user.
+    """Parses an answer; see `base.Parser`. `opened`: it begins within a message for the user.
 
     Text between messages is content, too. What ends a message is no text wherever it stands.
     """

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.tool_parsers.base import (
     DEEPSEEK,
     DEEPSEEK_31,
@@ -28,7 +29,6 @@ from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import (
     FORMS,
     ChatFormat,
-    Part,
     RoleFormat,
     Text,
     ToolFormat,
@@ -37,8 +37,6 @@ from rootlace.wire.protocol import (
 )
 
 # Choose -------------------------------------------------------------------------------------------
-#
-# Which format a chat template shows its model to have.
 
 
 _PROBE_NAME, _PROBE_KEY = "probe_the_name", "probe_the_arguments"
@@ -51,7 +49,7 @@ _PROBE = re.compile(
 _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
-def format_of(template: Template) -> Format:
+def format_of(template: ChatTemplate) -> Format:
     """The format that the template writes earlier answers in; Hermes's if it shows none."""
     source = template.source or ""
     if "<|channel|>" in source and "<|message|>" in source:
@@ -60,7 +58,7 @@ def format_of(template: Template) -> Format:
     return Tagged(_calls(template, source), think)
 
 
-def _calls(template: Template, source: str) -> Calls:
+def _calls(template: ChatTemplate, source: str) -> Calls:
     if "<｜tool▁call▁begin｜>" in source:
         return DEEPSEEK if "```json" in source else DEEPSEEK_31
     if "[TOOL_CALLS]" in source:
@@ -72,7 +70,7 @@ def _calls(template: Template, source: str) -> Calls:
     return _as_written(template)
 
 
-def _as_written(template: Template) -> Calls:
+def _as_written(template: ChatTemplate) -> Calls:
     """Hermes's calls, with the white space that the template has around a call's name."""
     function = {"name": _PROBE_NAME, "arguments": {_PROBE_KEY: 1}}
     call = {"id": "call_0", "type": "function", "function": function}
@@ -103,22 +101,6 @@ _ARGUMENTS = {"probe_the_key": "probe the value"}
 Message = dict[str, Any]
 
 
-class Template(Protocol):
-    """What is asked of a chat template. `source` is None where the model has none, and `format` is
-    how it writes a conversation without tools."""
-
-    source: str | None
-    format: ChatFormat
-
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        /,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> tuple[Part, ...]: ...
-
-
 class ToolPrompt:
     """Writes conversations with tools for a template, which is asked once what it has a place for.
 
@@ -127,14 +109,14 @@ class ToolPrompt:
     behind what the assistant says, as `format` writes them; and results in a turn of the user.
     """
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self.template = template
         self.format: Format = format_of(template)
         source = template.source
         user = {"role": "user", "content": "?"}
         asked = [user, _called(dict(_ARGUMENTS))]
         result = {"role": "tool", "tool_call_id": "probe0000", "name": _NAME, "content": _RESULT}
-        self.lists = _NAME in self._text([user], [_tool(_NAME)])
+        self.lists = _NAME in _text(self.template, [user], [_tool(_NAME)])
         self.encodes = False
         """Whether the template takes the arguments of calls as JSON text."""
         self.calls = self._writes_call(asked)
@@ -150,8 +132,9 @@ class ToolPrompt:
         written = _text(template, [*asked, result], generate=False).partition(_RESULT)
         self.results = known and bool(written[1])
         self._result_end = written[2] if self.results else RESULT[1]
-        self._system = _SYSTEM in self._text([{"role": "system", "content": _SYSTEM}, user])
-        self._alternates = not self._text([user, user])
+        system = {"role": "system", "content": _SYSTEM}
+        self._system = _SYSTEM in _text(template, [system, user])
+        self._alternates = not _text(template, [user, user])
         self._default = _default_system(template.format)
         self._listed = tool_format(template, self.format)
 
@@ -246,15 +229,11 @@ class ToolPrompt:
         return {**result, "content": enclosed(content, self._result_end)}
 
     def _writes_call(self, messages: list[Message]) -> bool:
-        text = self._text(messages)
+        text = _text(self.template, messages)
         return _NAME in text and _ARGUMENTS["probe_the_key"] in text
 
-    def _text(self, messages: list[Message], tools: list[Message] | None = None) -> str:
-        """What the template makes of it; empty where it refuses."""
-        return _text(self.template, messages, tools)
 
-
-def chat_format(template: Template, with_tools: Template, refuse: str = "") -> ChatFormat:
+def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = "") -> ChatFormat:
     """How programs write conversations: as `template` does, and tools as `with_tools` does. With
     `refuse`, tools that it has no place for are refused for that reason."""
     prompt = ToolPrompt(with_tools)
@@ -269,7 +248,7 @@ def chat_format(template: Template, with_tools: Template, refuse: str = "") -> C
     return msgspec.structs.replace(form, tools=listed)
 
 
-def tool_format(template: Template, form: Format) -> ToolFormat:
+def tool_format(template: ChatTemplate, form: Format) -> ToolFormat:
     """As the template lists tools behind the content of a system message; in words of our own where
     it does so elsewhere, or not at all."""
     begin, _, between = form.begin(_NAME).partition(_NAME)
@@ -312,7 +291,7 @@ def _tool(name: str) -> dict[str, Any]:
 _TOOLS = [_tool("probe_a"), _tool("probe_b")]
 
 
-def _listing(template: Template) -> str:
+def _listing(template: ChatTemplate) -> str:
     """What stands behind the system message's content because of the tools."""
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "?"}]
     usual = _text(template, messages).partition(_SYSTEM)[2]
@@ -321,11 +300,12 @@ def _listing(template: Template) -> str:
 
 
 def _text(
-    template: Template,
+    template: ChatTemplate,
     messages: list[Message],
     tools: list[Message] | None = None,
     generate: bool = True,
 ) -> str:
+    """What the template makes of it; empty where it refuses."""
     try:
         parts = template.render(messages, tools=tools, add_generation_prompt=generate)
     except InvalidRequest:

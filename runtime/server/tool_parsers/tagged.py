@@ -11,12 +11,12 @@ from functools import cached_property
 import msgspec
 
 from rootlace.runtime.server.tool_parsers.base import (
-    HERMES,
     CallArguments,
     CallBegin,
     Calls,
     Content,
     Delta,
+    Format,
     JsonEnd,
     Reasoning,
     first_tag,
@@ -24,7 +24,6 @@ from rootlace.runtime.server.tool_parsers.base import (
     possible_begin,
 )
 from rootlace.wire.protocol import Thoughts
-from rootlace.wire.tool_calls import Around
 
 # No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
 # what is looked at again with every new piece.
@@ -36,48 +35,19 @@ _OBJECT = re.compile(
 
 
 @dataclass(frozen=True)
-class Tagged:
+class Tagged(Format):
     """A format of tagged calls and thoughts; `think` are the tags around thoughts."""
 
-    calls: Calls
     think: tuple[str, str] | None = None
 
     @cached_property
     def always(self) -> bool:
         return self.think is not None
 
-    @property
-    def trigger(self) -> str:
-        begin, opening = self.calls.begin, self.calls.opening
-        return begin if opening.startswith(begin) else opening
-
-    @property
-    def bare(self) -> bool:
-        return self.calls.bare
-
-    @property
-    def end(self) -> str:
-        return self.calls.end
-
-    @property
-    def around(self) -> Around:
-        return self.calls.around
-
     def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> TaggedParser:
         think = self.think if reasoning else None
         thinking = think is not None and prompt_end.rstrip().endswith(think[0])
         return TaggedParser(self.calls if tools else None, tools, think, thinking)
-
-    def begin(self, name: str) -> str:
-        spelt = name if self.calls.header else msgspec.json.encode(name).decode()[1:-1]
-        return self.calls.opening + spelt + self.calls.between
-
-    def begin_alone(self, name: str) -> tuple[str, str] | None:
-        tag, begin = self.calls.begin, self.begin(name)
-        if begin.startswith(tag):
-            return None
-        _, found, behind = begin.partition(tag)
-        return tag, tag + (behind if found else begin)
 
     def leave_thoughts(self, prompt_end: str) -> str:
         if self.think is None or not prompt_end.rstrip().endswith(self.think[0]):
@@ -95,9 +65,6 @@ class Tagged:
     def no_thoughts(self) -> str:
         return "" if self.think is None else f"{self.think[0]}\n\n{self.think[1]}\n\n"
 
-    def answer_prefix(self, prompt_end: str) -> str:
-        return self.leave_thoughts(prompt_end)
-
 
 class _State(Enum):
     TEXT = auto()
@@ -110,7 +77,7 @@ class _State(Enum):
 
 
 class TaggedParser:
-    """Parses an answer; see `format.Parser`. A call is given as it is written."""
+    """Parses an answer; see `base.Parser`. A call is given as it is written."""
 
     def __init__(
         self,
@@ -419,7 +386,3 @@ def _whole_call(source: str) -> _Whole | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return _Whole(call.name, "{}" if arguments == "null" else arguments, bool(given))
-
-
-PLAIN = Tagged(HERMES)
-"""Of text that is no answer."""

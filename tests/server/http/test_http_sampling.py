@@ -16,9 +16,9 @@ from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.model.checkpoint.source import FolderSource, ModelSource, model_source
 from rootlace.runtime.server.http.body import decode_body
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.openai_chat import CHAT_BODY
-from rootlace.runtime.server.http.openai_completions import COMPLETION_BODY
-from rootlace.runtime.server.http.sglang_generate import GENERATE_BODY
+from rootlace.runtime.server.http.openai_chat import ChatBody
+from rootlace.runtime.server.http.openai_completions import CompletionBody
+from rootlace.runtime.server.http.sglang_generate import GenerateBody
 from rootlace.runtime.server.model_texts import ModelTexts, check_sampling, load_sampling
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Append, Generate, Open
@@ -352,14 +352,14 @@ def read(kind: Any, body: dict[str, Any]) -> Any:
 def test_integral_numbers_wherever_they_stand() -> None:
     given = {"stop_token_ids": [3.0, 4], "logit_bias": {"5": 1}, "seed": -7.0, "n": 1.0}
     for prompt, expected in (([1.0, 2], [1, 2]), ([[1.0, 2], [3.0]], [[1, 2], [3]])):
-        body = read(COMPLETION_BODY, {**given, "prompt": prompt})
+        body = read(CompletionBody, {**given, "prompt": prompt})
         assert body.prompt == expected and body.stop_token_ids == (3, 4)
         assert (body.seed, body.n, body.logit_bias) == (-7, 1, {5: 1.0})
     within = {
         "sampling_params": [{"max_new_tokens": 3.0}],
         "session_params": {"id": "s", "offset": -1.0},
     }
-    body = read(GENERATE_BODY, {"text": ["x"], **within})
+    body = read(GenerateBody, {"text": ["x"], **within})
     assert body.sampling_params[0].max_new_tokens == 3 and body.session_params.offset == -1
 
 
@@ -367,18 +367,18 @@ def test_numbers_that_are_no_integers_stay_what_they_are() -> None:
     """A schema is the client's own; what is wrong is told of the place where it stands."""
     schema = {"const": 3.0, "multipleOf": 0.5}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    body = read(CHAT_BODY, {"messages": HELLO, "max_tokens": 3.0, "n": 1.0, "tools": [tool]})
+    body = read(ChatBody, {"messages": HELLO, "max_tokens": 3.0, "n": 1.0, "tools": [tool]})
     assert (body.max_tokens, body.n) == (3, 1)
     found = body.tools[0].function.parameters
     assert found == schema and type(found["const"]) is float
     for wrong in (3.5, 1e300, True, "3"):
         with pytest.raises(InvalidParameter, match=r"^max_tokens: expected `int") as raised:
-            read(CHAT_BODY, {"messages": HELLO, "n": 1.0, "max_tokens": wrong, "seed": 2.0})
+            read(ChatBody, {"messages": HELLO, "n": 1.0, "max_tokens": wrong, "seed": 2.0})
         assert raised.value.param == "max_tokens"
     with pytest.raises(InvalidParameter, match=r"^prompt"):
-        read(COMPLETION_BODY, {"prompt": [1.0, 2.5]})
+        read(CompletionBody, {"prompt": [1.0, 2.5]})
     with pytest.raises(InvalidParameter, match="max_token"):  # unknown, beside a number to be read
-        read(CHAT_BODY, {"messages": HELLO, "seed": 2.0, "max_token": 3.0})
+        read(ChatBody, {"messages": HELLO, "seed": 2.0, "max_token": 3.0})
 
 
 async def test_the_responses_say_what_they_were_sampled_with(serve: Serve) -> None:

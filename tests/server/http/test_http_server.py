@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rootlace.runtime.processes import JsonFormatter
 from rootlace.runtime.server.generate import observe
 from rootlace.runtime.server.http import admin, generation
-from rootlace.runtime.server.http.app import make_app, make_runner
+from rootlace.runtime.server.http.app import make_runner
 from rootlace.runtime.server.http.errors import reply_to
 from rootlace.runtime.server.served_model import INLINE_CHARACTERS
 from rootlace.runtime.server.server_state import Drain
@@ -355,7 +355,7 @@ async def test_text_that_is_not_unicode(served: Served) -> None:
 
 def test_every_path_is_documented() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
-    app = make_app(FakeGateway())  # type: ignore[arg-type]
+    app = make_runner(FakeGateway()).app  # type: ignore[arg-type]
     for resource in app.router.resources():
         path = resource.canonical.replace("{name}", "{id}")
         assert f"{path}`" in page, f"docs/http.md does not name {path}"
