@@ -7,16 +7,12 @@ Each kernel has the bits of its reference, in `reference/layers.py` and `referen
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from rootlace.kernels.triton.launching import (
-    TYPE_NAMES,
     Launch,
-    Variant,
     architecture,
     as_bits,
     padded,
@@ -57,18 +53,6 @@ def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tenso
     return out
 
 
-def _feed_variants(arch: int) -> list[Variant]:
-    return [
-        Variant(
-            "i64",
-            feed_tokens_kernel,
-            dict.fromkeys(("ids_ptr", "feeds_ptr", "out_ptr"), "*i64"),
-            {"BLOCK": FEED_BLOCK},
-            ("ids_ptr", "feeds_ptr", "found_ptr", "out_ptr"),
-        )
-    ]
-
-
 # Embedding ----------------------------------------------------------------------------------------
 #
 # Token embedding, a gather of rows: `reference/layers.py`. Bit for bit what it copies.
@@ -106,24 +90,6 @@ def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
             num_warps=launch.num_warps,
         )
     return out
-
-
-def _embedding_variants(arch: int) -> list[Variant]:
-    launch = settings("embedding", arch)
-    return [
-        Variant(
-            TYPE_NAMES[dtype],
-            embedding_kernel,
-            {
-                **dict.fromkeys(("weight_ptr", "out_ptr"), f"*{TYPE_NAMES[dtype]}"),
-                "ids_ptr": "*i64",
-            },
-            {"BLOCK": launch.blocks["BLOCK"]},
-            ("weight_ptr", "out_ptr", "width", "stride"),
-            num_warps=launch.num_warps,
-        )
-        for dtype in (torch.bfloat16, torch.float32)
-    ]
 
 
 # Copy slots ---------------------------------------------------------------------------------------
@@ -168,26 +134,6 @@ def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) 
         BLOCK=block,
         num_warps=launch.num_warps,
     )
-
-
-def _copy_variants(arch: int) -> list[Variant]:
-    launch = settings("copy_slots", arch)
-    return [
-        Variant(
-            "fp8" if dtype == torch.uint8 else TYPE_NAMES[dtype],
-            copy_slots_kernel,
-            {
-                "cache_ptr": f"*{TYPE_NAMES[dtype]}",
-                "source_ptr": "*i64",
-                "target_ptr": "*i64",
-                "layer_stride": "i64",
-            },
-            {"BLOCK": launch.blocks["BYTES"] // dtype.itemsize},
-            ("cache_ptr", "width", "layer_stride"),
-            num_warps=launch.num_warps,
-        )
-        for dtype in (torch.bfloat16, torch.uint8)
-    ]
 
 
 # Gated --------------------------------------------------------------------------------------------
@@ -253,33 +199,6 @@ def _gated(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
             num_warps=launch.num_warps,
         )
     return out
-
-
-def _gated_variants(arch: int) -> list[Variant]:
-    """Both activations; widths that are multiples of 16 are read in vectors, others are not."""
-    launch = settings("gated", arch)
-    arrays, sizes = ("gate_up_ptr", "out_ptr"), ("width", "stride")
-    return [
-        Variant(
-            f"{'gelu' if gelu else 'silu'}, {TYPE_NAMES[dtype]}{'' if even else ', odd width'}",
-            gated_kernel,
-            dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"),
-            {"GELU": gelu, "BLOCK": launch.blocks["BLOCK"]},
-            (*arrays, *sizes) if even else arrays,
-            num_warps=launch.num_warps,
-        )
-        for dtype, gelu, even in (
-            (torch.bfloat16, False, True),
-            (torch.bfloat16, True, True),
-            (torch.float32, False, True),
-            (torch.bfloat16, False, False),
-        )
-    ]
-
-
-def _pointwise_variants(arch: int) -> list[Variant]:
-    parts = (_feed_variants, _embedding_variants, _copy_variants, _gated_variants)
-    return [variant for part in parts for variant in part(arch)]
 
 
 # Root mean square layer norm, alone and with the residual's addition: `reference/layers.py`.
@@ -393,50 +312,3 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 def _launch(width: int, arch: int) -> Launch:
     return settings("rms_norm", arch, width=padded(width))
-
-
-def _norm_variants(arch: int) -> list[Variant]:
-    """Widths of small and large models, one that is no power of two, and the widest row."""
-    cases = (
-        (torch.bfloat16, 2048),
-        (torch.bfloat16, 4096),
-        (torch.bfloat16, 5120),
-        (torch.float16, 4096),
-        (torch.bfloat16, WIDEST_NORM),
-        (torch.float32, 16384),
-    )
-    return [
-        _variant(arch, kernel, arrays, strides, dtype, width)
-        for dtype, width in cases
-        for kernel, arrays, strides in (
-            (rms_norm_kernel, ("x_ptr", "weight_ptr", "out_ptr"), ("x_stride",)),
-            (
-                add_rms_norm_kernel,
-                ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "total_ptr"),
-                ("x_stride", "residual_stride"),
-            ),
-        )
-    ]
-
-
-def _variant(
-    arch: int,
-    kernel: Any,
-    arrays: tuple[str, ...],
-    strides: tuple[str, ...],
-    dtype: torch.dtype,
-    width: int,
-) -> Variant:
-    sizes = ("width", *strides)
-    return Variant(
-        f"{TYPE_NAMES[dtype]}, {width} columns",
-        kernel,
-        {**dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"), "eps": "fp32"},
-        {"BLOCK": padded(width)},
-        (*arrays, *sizes),
-        num_warps=_launch(width, arch).num_warps,
-    )
-
-
-def variants(arch: int) -> list[Variant]:
-    return [*_norm_variants(arch), *_pointwise_variants(arch)]
