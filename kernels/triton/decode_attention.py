@@ -53,6 +53,71 @@ def to_half(query):
     return (wide / unit).to(tl.float16), unit
 
 
+@triton.jit
+def _attended(
+    query, cache, score_scale, soft_cap, table, first, last, row_first, head, column,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, FP8: tl.constexpr, BITS: tl.constexpr, NATIVE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Attention of queries [M, D] to a head's keys at the positions first : last: float32 [M, D],
+    and log-sum-exps [M] in base 2. With WINDOW a query sees positions from its `row_first` [M] on.
+    `cache`: keys, values, and the scales of both."""
+    k_cache, v_cache, k_scales, v_scales = cache
+    factor = score_scale
+    if FP8:
+        factor = score_scale * tl.load(k_scales + head)
+        if query.dtype != tl.float32:
+            query, divisor = to_half(query)
+            factor *= divisor
+
+    acc = tl.zeros(query.shape, tl.float32)
+    total = tl.zeros([query.shape[0]], tl.float32)
+    peak = tl.full([query.shape[0]], float("-inf"), tl.float32)
+    # Every tile has a position that is seen, but for a window's: its maximum is a number.
+    begin = first_tile(first, BLOCK_SIZE, BLOCK_N)
+    block = blocks_of(table, begin, last, BLOCK_SIZE, BLOCK_N)
+    for start in range(begin, last, BLOCK_N):
+        position = start + tl.arange(0, BLOCK_N)
+        seen = (position >= first) & (position < last)
+        slot = slots_of(block, position, BLOCK_SIZE)
+        block = blocks_of(table, start + BLOCK_N, last, BLOCK_SIZE, BLOCK_N)
+        k = load_heads(
+            k_cache, k_scales, slot, head, column, seen, query.dtype,
+            KV_HEADS, DIM, FP8, BITS, NATIVE,
+        )  # fmt: skip
+        v = load_heads(
+            v_cache, v_scales, slot, head, column, seen, query.dtype,
+            KV_HEADS, DIM, FP8, BITS, NATIVE,
+        )  # fmt: skip
+        score = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32))
+        # Hiding positions by a sum costs nothing: it is fused with the product by the factor.
+        hidden = tl.where(seen, 0.0, float("-inf"))
+        if CAPPED:
+            score = soft_cap * tanh(score * factor) + hidden[None, :]
+        else:
+            score = score * factor + hidden[None, :]
+        if WINDOW:
+            score = tl.where(position[None, :] >= row_first[:, None], score, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(score, 1))
+        if WINDOW:  # a row may see nothing of a tile: a finite peak, no weights
+            new_peak = tl.maximum(new_peak, -1e30)
+        weight = tl.exp2(score - new_peak[:, None])
+        shrink = tl.exp2(peak - new_peak)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
+        peak = new_peak
+
+    if WINDOW:  # a row that saw nothing: zeros, with a log-sum-exp that is as good as -inf
+        total = tl.where(total == 0.0, 1.0, total)
+    norm = 1.0 / total
+    if FP8:
+        norm *= tl.load(v_scales + head)
+    acc *= norm[:, None]
+    log_sum = peak + tl.log2(total)
+    return acc, log_sum
+
+
 @triton.jit(
     do_not_specialize=["items_at"],
     do_not_specialize_on_alignment=["numbers"],
@@ -104,50 +169,11 @@ def decode_kernel(
             mask=exists,
             other=0,
         )
-        factor = score_scale
-        if FP8:
-            factor = score_scale * tl.load(k_scales + head)
-            if query.dtype != tl.float32:
-                query, divisor = to_half(query)
-                factor *= divisor
-
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        # Every tile has a position that is seen, so that its maximum is a number.
-        begin = first_tile(first, BLOCK_SIZE, BLOCK_N)
-        block = blocks_of(table, begin, last, BLOCK_SIZE, BLOCK_N)
-        for start in range(begin, last, BLOCK_N):
-            position = start + tl.arange(0, BLOCK_N)
-            seen = (position >= first) & (position < last)
-            slot = slots_of(block, position, BLOCK_SIZE)
-            block = blocks_of(table, start + BLOCK_N, last, BLOCK_SIZE, BLOCK_N)
-            k = load_heads(
-                k_cache, k_scales, slot, head, column, seen, query.dtype,
-                KV_HEADS, DIM, FP8, BITS, NATIVE,
-            )  # fmt: skip
-            v = load_heads(
-                v_cache, v_scales, slot, head, column, seen, query.dtype,
-                KV_HEADS, DIM, FP8, BITS, NATIVE,
-            )  # fmt: skip
-            score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
-            hidden = tl.where(seen, 0.0, float("-inf"))
-            if CAPPED:
-                score = soft_cap * tanh(score * factor) + hidden[None, :]
-            else:
-                score = score * factor + hidden[None, :]
-            new_peak = tl.maximum(peak, tl.max(score, 1))
-            weight = tl.exp2(score - new_peak[:, None])
-            shrink = tl.exp2(peak - new_peak)
-            total = total * shrink + tl.sum(weight, 1)
-            acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
-            peak = new_peak
-
-        norm = 1.0 / total
-        if FP8:
-            norm *= tl.load(v_scales + head)
-        acc *= norm[:, None]
-        log_sum = peak + tl.log2(total)
+        acc, log_sum = _attended(
+            query, (k_cache, v_cache, k_scales, v_scales), score_scale, soft_cap,
+            table, first, last, first, head, column,
+            KV_HEADS, DIM, BLOCK_SIZE, False, CAPPED, FP8, BITS, NATIVE, BLOCK_N,
+        )  # fmt: skip
         if part >= 0:
             place = part * (KV_HEADS * GROUP) + heads
             tl.store(part_out + place[:, None] * DIM + column[None, :], acc, mask=exists)
@@ -278,58 +304,14 @@ def tree_kernel(
             mask=stored,
             other=0,
         )
+        row_first = first
         if WINDOW:
             row_first = tl.load(numbers + STARTS + 2 * rows + 1 + row, mask=exists, other=0)
-        factor = score_scale
-        if FP8:
-            factor = score_scale * tl.load(k_scales + head)
-            if query.dtype != tl.float32:
-                query, divisor = to_half(query)
-                factor *= divisor
-
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        begin = first_tile(first, BLOCK_SIZE, BLOCK_N)
-        block = blocks_of(table, begin, last, BLOCK_SIZE, BLOCK_N)
-        for start in range(begin, last, BLOCK_N):
-            position = start + tl.arange(0, BLOCK_N)
-            seen = (position >= first) & (position < last)
-            slot = slots_of(block, position, BLOCK_SIZE)
-            block = blocks_of(table, start + BLOCK_N, last, BLOCK_SIZE, BLOCK_N)
-            k = load_heads(
-                k_cache, k_scales, slot, head, column, seen, query.dtype,
-                KV_HEADS, DIM, FP8, BITS, NATIVE,
-            )  # fmt: skip
-            v = load_heads(
-                v_cache, v_scales, slot, head, column, seen, query.dtype,
-                KV_HEADS, DIM, FP8, BITS, NATIVE,
-            )  # fmt: skip
-            score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
-            # Hiding positions by a sum costs nothing: it is fused with the product by the factor.
-            hidden = tl.where(seen, 0.0, float("-inf"))
-            if CAPPED:
-                score = soft_cap * tanh(score * factor) + hidden[None, :]
-            else:
-                score = score * factor + hidden[None, :]
-            if WINDOW:
-                score = tl.where(position[None, :] >= row_first[:, None], score, float("-inf"))
-            new_peak = tl.maximum(peak, tl.max(score, 1))
-            if WINDOW:  # a row may see nothing of a tile: a finite peak, no weights
-                new_peak = tl.maximum(new_peak, -1e30)
-            weight = tl.exp2(score - new_peak[:, None])
-            shrink = tl.exp2(peak - new_peak)
-            total = total * shrink + tl.sum(weight, 1)
-            acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
-            peak = new_peak
-
-        if WINDOW:  # a row that saw nothing: zeros, with a log-sum-exp that is as good as -inf
-            total = tl.where(total == 0.0, 1.0, total)
-        norm = 1.0 / total
-        if FP8:
-            norm *= tl.load(v_scales + head)
-        acc *= norm[:, None]
-        log_sum = peak + tl.log2(total)
+        acc, log_sum = _attended(
+            query, (k_cache, v_cache, k_scales, v_scales), score_scale, soft_cap,
+            table, first, last, row_first, head, column,
+            KV_HEADS, DIM, BLOCK_SIZE, WINDOW, CAPPED, FP8, BITS, NATIVE, BLOCK_N,
+        )  # fmt: skip
         part = (tl.load(numbers + STARTS + row, mask=exists, other=0) + ordinal).to(tl.int64)
         place = part * (KV_HEADS * GROUP) + heads
         tl.store(part_out + place[:, None] * DIM + column[None, :], acc, mask=stored)

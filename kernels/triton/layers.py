@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.triton.launching import (
-    Launch,
     architecture,
     as_bits,
     padded,
@@ -212,89 +211,66 @@ WIDEST_NORM = 32768
 
 
 @triton.jit
-def norm_row(x, weight, width, eps):
-    """weight * (x / sqrt(mean(x^2) + eps)) of a row x, zero from `width` on, in its dtype."""
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    quotient = round_to(wide * scale, x.dtype).to(tl.float32)
-    return round_to(quotient * weight.to(tl.float32), x.dtype)
-
-
-@triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, width, x_stride, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    normed = norm_row(x, weight, width, eps)
-    tl.store(out_ptr + row * width + column, normed, mask=inside)
-
-
-@triton.jit
-def add_rms_norm_kernel(
+def rms_norm_kernel(
     x_ptr,
-    residual_ptr,
+    residual_ptr,  # or nothing
     weight_ptr,
     out_ptr,
-    total_ptr,
+    total_ptr,  # with a residual
     width,
     x_stride,
     residual_stride,
     eps,
     BLOCK: tl.constexpr,
 ):
+    """weight * (x / sqrt(mean(x^2) + eps)) of a row of x, or of its sum with the residual's."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
-    residual = tl.load(residual_ptr + row * residual_stride + column, mask=inside, other=0.0)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    total = round_to(residual.to(tl.float32) + x.to(tl.float32), x.dtype)
-    tl.store(total_ptr + row * width + column, total, mask=inside)
-    normed = norm_row(total, weight, width, eps)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + row * residual_stride + column, mask=inside, other=0.0)
+        x = round_to(residual.to(tl.float32) + x.to(tl.float32), x.dtype)
+        tl.store(total_ptr + row * width + column, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    quotient = round_to(wide * scale, x.dtype).to(tl.float32)
+    normed = round_to(quotient * weight.to(tl.float32), x.dtype)
     tl.store(out_ptr + row * width + column, normed, mask=inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise the last axis. x [..., H], weight [H], same dtype -> [..., H]."""
-    rows = _rows(x)
-    width = rows.shape[1]
-    out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
-    if out.numel():
-        launch = _launch(width, architecture(x.device))
-        rms_norm_kernel[(len(rows),)](
-            rows,
-            weight.contiguous(),
-            out,
-            width,
-            rows.stride(0),
-            eps,
-            BLOCK=padded(width),
-            num_warps=launch.num_warps,
-        )
-    return out
+    out, _ = _normed(_rows(x), None, weight, eps)
+    return out.view(x.shape)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`s = residual + x`; returns (rms_norm(s), s). Both inputs [T, H]; neither is changed."""
-    x, residual = _rows(x), _rows(residual)
+    return _normed(_rows(x), _rows(residual), weight, eps)
+
+
+def _normed(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(The norm, what is normed)."""
     width = x.shape[1]
     out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
-    total = torch.empty_like(out)
+    total = x if residual is None else torch.empty_like(out)
     if out.numel():
-        launch = _launch(width, architecture(x.device))
-        add_rms_norm_kernel[(len(x),)](
+        launch = settings("rms_norm", architecture(x.device), width=padded(width))
+        rms_norm_kernel[(len(x),)](
             x,
             residual,
             weight.contiguous(),
             out,
-            total,
+            None if residual is None else total,
             width,
             x.stride(0),
-            residual.stride(0),
+            0 if residual is None else residual.stride(0),
             eps,
             BLOCK=padded(width),
             num_warps=launch.num_warps,
@@ -308,7 +284,3 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"rows of {x.shape[-1]} columns; at most {WIDEST_NORM} are supported")
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def _launch(width: int, arch: int) -> Launch:
-    return settings("rms_norm", arch, width=padded(width))

@@ -23,6 +23,9 @@ from rootlace.kernels.triton.launching import architecture, padded, settings
 # numbers.
 #
 # Masses are sums of weights w = exp((x - max x) / T), in float64.
+#
+# Inside of kernels, arguments that belong together are one tuple: `source` is (logits_ptr, stride,
+# mask_ptr, mask_row_ptr, words, vocab), `asked` is (temperature_ptr, top_k_ptr, top_p_ptr, vocab).
 
 MAX_VOCAB = 1 << 24
 """A rank (`rank_of`) has 24 bits for the token."""
@@ -31,10 +34,10 @@ EVERYTHING = tl.constexpr(-(1 << 62))
 
 
 @triton.jit
-def load_logits(
-    logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, inside, MASKED: tl.constexpr
-):
+def load_logits(source, row, ids, MASKED: tl.constexpr):
     """float32 logits of tokens `ids` of a row; -inf outside, and where the row's mask forbids."""
+    logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab = source
+    inside = ids < vocab
     x = tl.load(logits_ptr + row.to(tl.int64) * stride + ids, mask=inside, other=float("-inf"))
     x = x.to(tl.float32)
     if MASKED:
@@ -114,8 +117,9 @@ def largest_of(best_ptr, row, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def cut_parameters(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab):
+def cut_parameters(row, finite, asked):
     """(whether the row has a cut to be searched for, top_k, top_p)."""
+    temperature_ptr, top_k_ptr, top_p_ptr, vocab = asked
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
     cut = (top_k < vocab) | (top_p < 1.0)
@@ -180,7 +184,8 @@ def edit_logits_kernel(
     tile, row = tl.program_id(0), tl.program_id(1)
     ids = tile * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab
-    x = load_logits(logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, inside, MASKED)
+    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+    x = load_logits(source, row, ids, MASKED)
     out = out_ptr + row.to(tl.int64) * vocab
     tl.store(out + ids, x, mask=inside)
     begin, end = tile * BLOCK, tile * BLOCK + BLOCK

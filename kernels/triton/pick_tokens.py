@@ -75,9 +75,8 @@ def tile_stats_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_logits(
-        logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
-    )
+    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+    x = load_logits(source, row, ids, MASKED)
     place = row * tiles + tile
     rank = tl.max(rank_of(x, ids), 0)
     tl.store(best_ptr + place, rank)
@@ -134,9 +133,8 @@ def row_pick_kernel(
             min_p = tl.full([], 0.0, tl.float64)
             if CUT:
                 min_p = tl.load(min_p_ptr + row)
-                searched, _top_k, _top_p = cut_parameters(
-                    row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
-                )
+                asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+                searched, _top_k, _top_p = cut_parameters(row, finite, asked)
                 if searched | (min_p > 0):
                     cut = tl.load(cut_ptr + row)
                     masses = tl.load(kept_ptr + row * tiles + tile, mask=tile < tiles, other=0.0)
@@ -149,11 +147,10 @@ def row_pick_kernel(
             before = tl.max(tl.where(tile < chosen, reached, 0.0), 0)
             # Part by part: the first token beyond the target, or else the last with mass.
             first, last = vocab, 0
+            source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
             for start in range(0, TILE, PART):
                 ids = chosen * TILE + start + tl.arange(0, PART)
-                x = load_logits(
-                    logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
-                )
+                x = load_logits(source, row, ids, MASKED)
                 weights = kept_weights(x, ids, largest, inverse, cut, min_p)
                 upto = before + tl.cumsum(weights, 0)
                 beyond = (upto > target) & (weights > 0)

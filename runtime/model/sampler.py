@@ -191,14 +191,26 @@ _RECORD = np.dtype(
 
 
 @dataclass(frozen=True)
-class Asked:
-    """`arrays` differ in contents from step to step; what else it says decides what is launched."""
+class SamplingPlan:
+    """Host work of sampling the rows of one step. `arrays` are what is read on the device, whose
+    contents differ from step to step; all else says what is launched."""
 
     arrays: dict[str, np.ndarray]
     choice: Choice
     logprobs: bool
     lists: bool
     """Whether some row has biases, bans or penalties: arrays whose lengths differ."""
+    masked: bool = False
+    tables: AutomatonTables | None = None
+    generation: int = 0
+
+    @property
+    def kind(self) -> Hashable | None:
+        """Plans of one kind, and for one number of rows, are launched alike on arrays of equal
+        shapes: what was captured for one serves the others. None: not to be captured."""
+        if self.lists:
+            return None  # their lengths differ from step to step
+        return self.choice, self.logprobs, self.generation if self.masked else None
 
 
 class RowArrays:
@@ -210,9 +222,9 @@ class RowArrays:
         self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))[0]
         self._known: dict[int, tuple[SamplingParams, bytes, int]] = {}
 
-    def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> Asked:
+    def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> SamplingPlan:
         """For `count` rows, of which those behind the given ones are empty: greedy, and with their
-        logits as they are. `bans`: banned tokens are listed; they are not in the masks."""
+        logits as they are; without masks. `bans`: banned tokens are listed, not in the masks."""
         records, flags = self._records(rows, count)
         arrays = {p.name: records[p.name] for p in DRAWS}
         arrays["seed"] = records["seed"]
@@ -226,7 +238,7 @@ class RowArrays:
             arrays |= {p.name: records[p.name] for p in PENALTIES}
         lists = biased or bool(flags & PENALISED)
         choice: Choice = "cut" if flags & CUT else "random" if flags & DRAWN else "greedy"
-        return Asked(arrays, choice, bool(flags & LOGPROBS), lists)
+        return SamplingPlan(arrays, choice, bool(flags & LOGPROBS), lists)
 
     def _records(self, rows: Sequence[SampleRow], count: int) -> tuple[np.ndarray, int]:
         """([count]: each row's parameters, by name, and its `flags`; what any of them asks for).
@@ -377,28 +389,6 @@ class Constraints(Protocol):
         `source`. Raises RuntimeError if a row's mask is not filled."""
 
 
-@dataclass(frozen=True)
-class SamplingPlan:
-    """Host work of sampling the rows of one step. `arrays` are what is read on the device; all
-    else says what is launched."""
-
-    arrays: dict[str, np.ndarray]
-    choice: Choice
-    logprobs: bool
-    lists: bool
-    masked: bool
-    tables: AutomatonTables | None
-    generation: int
-
-    @property
-    def kind(self) -> Hashable | None:
-        """Plans of one kind, and for one number of rows, are launched alike on arrays of equal
-        shapes: what was captured for one serves the others. None: not to be captured."""
-        if self.lists:
-            return None  # their lengths differ from step to step
-        return self.choice, self.logprobs, self.generation if self.masked else None
-
-
 class Sampler:
     """Samples one token per row. Not thread-safe."""
 
@@ -416,22 +406,15 @@ class Sampler:
         Raises RuntimeError if a row's mask is not filled.
         """
         constraints = self._constraints
-        asked = self._rows.of(rows, count, not constraints.bans)
-        arrays = asked.arrays
+        plan = self._rows.of(rows, count, not constraints.bans)
         masked = any(
             row.mask is not None or row.automaton is not None or (constraints.bans and row.banned)
             for row in rows
         )
         if masked:
-            arrays |= constraints.arrays(rows, count)
-        return SamplingPlan(
-            arrays=arrays,
-            choice=asked.choice,
-            logprobs=asked.logprobs,
-            lists=asked.lists,
-            masked=masked,
-            tables=constraints.tables,
-            generation=constraints.generation,
+            plan.arrays.update(constraints.arrays(rows, count))
+        return replace(
+            plan, masked=masked, tables=constraints.tables, generation=constraints.generation
         )
 
     def plan_like(self, plan: SamplingPlan, count: int) -> SamplingPlan:
