@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, Protocol, Self, overload
 
 from rootlace.language.expressions import (
@@ -243,32 +244,10 @@ class _Role:
             self._state.append(RoleEnd(self._role))
 
 
-class _Scope:
-    """`with s.var_scope("x"): ...`: what is appended inside becomes the variable."""
-
-    def __init__(self, state: State, name: str) -> None:
-        self._state = state
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._start = self._state.branch.position()
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None:
-            self._state.branch.name_from(self._start, self._name)
-
-
-class _Copy:
-    """`with s.copy() as c: ...`: a fork that ends with the block; its variables come back."""
-
-    def __init__(self, forks: Forks) -> None:
-        self._forks = forks
-
-    def __enter__(self) -> Any:
-        return self._forks.__enter__()[0]
-
-    def __exit__(self, *error: Any) -> None:
-        self._forks.__exit__(*error)
+@contextmanager
+def _first_of(forks: Forks) -> Iterator[Any]:
+    with forks:
+        yield forks[0]
 
 
 class Mark:
@@ -352,9 +331,12 @@ class State:
         self.append(message)
         return message
 
-    def var_scope(self, name: str) -> _Scope:
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
         """A block whose text becomes the variable `name`."""
-        return _Scope(self, name)
+        start = self.branch.position()
+        yield
+        self.branch.name_from(start, name)
 
     def fork(
         self,
@@ -407,9 +389,9 @@ class State:
                 return
             self.rollback(mark)
 
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
-        """A fork for a `with` block."""
-        return _Copy(self.fork(1, position_ids_offset))
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+        """A fork for a `with` block, with which it ends; its variables come back."""
+        return _first_of(self.fork(1, position_ids_offset))
 
     def set_var(self, name: str, value: Any) -> None:
         """Make `value` the variable `name`; also `s[name] = value`."""

@@ -402,13 +402,6 @@ def items_at(rows: int) -> int:
     return -(-(HEADER + 3 * rows + 1) // FIELDS) * FIELDS
 
 
-def max_numbers(rows: int, blocks_per_row: int, rule: SplitRule) -> int:
-    """The longest `DecodePlan.numbers` of a family, if a row has at most so many blocks."""
-    items = rows * (rule.slots_per_row + 1)
-    shared = rows * rule.slots_per_row  # a shared item has a partial result of its own at least
-    return items_at(rows) + FIELDS * (items + shared) + rows * (blocks_per_row + rule.slots_per_row)
-
-
 @dataclass(frozen=True)
 class _Rows:
     """The rows of a step as plain numbers, int64 [R] each."""
