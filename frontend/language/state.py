@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, Self, overload
 
 from rootlace.language.expressions import (
@@ -244,10 +244,18 @@ class _Role:
             self._state.append(RoleEnd(self._role))
 
 
-@contextmanager
-def _first_of(forks: Forks) -> Iterator[Any]:
-    with forks:
-        yield forks[0]
+class _Copy:
+    """`with s.copy() as c: ...`: a fork that ends with the block; its variables come back. (A
+    generator would end it at a line of `contextlib`.)"""
+
+    def __init__(self, forks: Forks) -> None:
+        self._forks = forks
+
+    def __enter__(self) -> Any:
+        return self._forks.__enter__()[0]
+
+    def __exit__(self, *error: Any) -> None:
+        self._forks.__exit__(*error)
 
 
 class Mark:
@@ -389,9 +397,9 @@ class State:
                 return
             self.rollback(mark)
 
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> AbstractContextManager[Any]:
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
         """A fork for a `with` block, with which it ends; its variables come back."""
-        return _first_of(self.fork(1, position_ids_offset))
+        return _Copy(self.fork(1, position_ids_offset))
 
     def set_var(self, name: str, value: Any) -> None:
         """Make `value` the variable `name`; also `s[name] = value`."""
@@ -619,11 +627,7 @@ class AsyncProgramState(State):
         return Awaited(f"s.get({name!r})", value)
 
     def keys(self) -> Awaited:
-        async def names() -> list[str]:
-            await self.sync()
-            return list(self.branch.variables)
-
-        return Awaited("s.keys()", names)
+        return self._whole("s.keys()", lambda: list(self.branch.variables))
 
     def __iter__(self) -> NoReturn:
         # Without it, Python would ask for s[0], s[1] and so on without end.
@@ -654,20 +658,15 @@ class AsyncProgramState(State):
         return Awaited(f"s.get_meta_info({name!r})", meta)
 
     def text(self, name: str | None = None) -> Awaited:
-        async def text() -> Any:
-            if name is not None:
-                return (await self._read(name)).written()
-            await self.sync()
-            return self.branch.text()
+        async def written(name: str) -> Any:
+            return (await self._read(name)).written()
 
-        return Awaited(f"s.text({'' if name is None else repr(name)})", text)
+        if name is None:
+            return self._whole("s.text()", self.branch.text)
+        return Awaited(f"s.text({name!r})", written, name)
 
     def messages(self) -> Awaited:
-        async def messages() -> list[dict[str, str]]:
-            await self.sync()
-            return self.branch.messages()
-
-        return Awaited("s.messages()", messages)
+        return self._whole("s.messages()", self.branch.messages)
 
     def call_tools(self, timeout: float | None = None) -> Awaited:
         """The calls of one turn run side by side, ordinary functions in threads."""
@@ -695,8 +694,13 @@ class AsyncProgramState(State):
         await branch.wait_for_async(branch.pending())
 
     def error(self) -> Awaited:
-        async def error() -> BaseException | None:
-            await self.sync()
-            return self.branch.error()
+        return self._whole("s.error()", self.branch.error)
 
-        return Awaited("s.error()", error)
+    def _whole(self, what: str, value: Callable[[], Any]) -> Awaited:
+        """A value that is read once all that was appended is over."""
+
+        async def read() -> Any:
+            await self.sync()
+            return value()
+
+        return Awaited(what, read)
