@@ -104,61 +104,6 @@ def _begins(known: _Counted, owner: object, token_ids: np.ndarray, prompt_len: i
     )
 
 
-# Edit lists ---------------------------------------------------------------------------------------
-#
-# Biases, bans and penalties of a step's rows as lists in compressed rows (`LogitEdits`).
-
-
-Entries = tuple[np.ndarray, np.ndarray]
-_NONE: Entries = (np.empty(0, np.int32), np.empty(0, np.float32))
-_UNSEEN: Entries = (np.empty(0, np.int32), np.empty(0, np.int32))
-
-
-class EditLists:
-    """Makes these lists. Not thread-safe."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._seen = SeenTokens(vocab_size)
-
-    def biases(self, rows: Sequence[SampleRow], count: int, bans: bool) -> dict[str, np.ndarray]:
-        """Biases, and bans if they are to be listed: for `count` rows, of which those behind the
-        given ones have none. Ids outside the vocabulary are left out."""
-        start, token, bias = _joined([self._biases(row, bans) for row in rows], count)
-        return {"bias_start": start, "bias_token": token, "bias": bias}
-
-    def seen(
-        self, rows: Sequence[SampleRow], wanted: np.ndarray, count: int
-    ) -> dict[str, np.ndarray]:
-        """The tokens of those rows for which `wanted` is not 0, and how often each is in the
-        output."""
-        entries = [
-            self._seen.count(row.params, row.token_ids, row.prompt_len) if penalised else _UNSEEN
-            for row, penalised in zip(rows, wanted.tolist(), strict=False)
-        ]
-        start, token, seen = _joined(entries, count)
-        return {"seen_start": start, "seen_token": token, "seen_count": seen}
-
-    def _biases(self, row: SampleRow, bans: bool) -> Entries:
-        entries = dict(row.params.logit_bias)
-        if bans:
-            entries.update(dict.fromkeys(row.banned, -np.inf))
-        if not entries:
-            return _NONE
-        tokens = sorted(token for token in entries if 0 <= token < self._vocab_size)
-        return np.array(tokens, np.int32), np.array([entries[t] for t in tokens], np.float32)
-
-
-def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start int32 [count + 1], tokens, values) of the rows' entries."""
-    start = np.zeros(count + 1, np.int32)
-    lengths = [len(tokens) for tokens, _ in entries]
-    start[1 : len(entries) + 1] = np.cumsum(lengths)
-    start[len(entries) + 1 :] = sum(lengths)
-    tokens = np.concatenate([tokens for tokens, _ in entries])
-    return start, tokens, np.concatenate([values for _, values in entries])
-
-
 # Row arrays ---------------------------------------------------------------------------------------
 #
 # What rows ask for, as arrays: how their tokens are drawn, and what changes their logits first.
@@ -167,6 +112,22 @@ def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray,
 # parameter that acts on logits by a number (`rootlace.wire.sampling` describes each) becomes an
 # array of its name. Masks are apart (`sampler.Constraints`): where they lie depends
 # on what the kernels read.
+
+
+Entries = tuple[np.ndarray, np.ndarray]
+_NONE: Entries = (np.empty(0, np.int32), np.empty(0, np.float32))
+_UNSEEN: Entries = (np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(start int32 [count + 1], tokens, values) of the rows' entries, for `count` rows, of which
+    those behind the given ones have none."""
+    start = np.zeros(count + 1, np.int32)
+    lengths = [len(tokens) for tokens, _ in entries]
+    start[1 : len(entries) + 1] = np.cumsum(lengths)
+    start[len(entries) + 1 :] = sum(lengths)
+    tokens = np.concatenate([tokens for tokens, _ in entries])
+    return start, tokens, np.concatenate([values for _, values in entries])
 
 
 DRAWN, CUT, BIASED, PENALISED, LOGPROBS = 1, 2, 4, 8, 16
@@ -218,7 +179,7 @@ class RowArrays:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._lists = EditLists(vocab_size)
+        self._seen = SeenTokens(vocab_size)
         self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))[0]
         self._known: dict[int, tuple[SamplingParams, bytes, int]] = {}
 
@@ -232,13 +193,32 @@ class RowArrays:
         arrays["position"] = np.array(positions + [0] * (count - len(rows)), np.int64)
         biased = bool(flags & BIASED) or (bans and any(row.banned for row in rows))
         if biased:
-            arrays |= self._lists.biases(rows, count, bans)
+            start, token, bias = _joined([self._biases(row, bans) for row in rows], count)
+            arrays |= {"bias_start": start, "bias_token": token, "bias": bias}
         if flags & PENALISED:
-            arrays |= self._lists.seen(rows, records["flags"] & PENALISED, count)
+            entries = [
+                self._seen.count(row.params, row.token_ids, row.prompt_len)
+                if own & PENALISED
+                else _UNSEEN
+                for row, own in zip(rows, records["flags"].tolist(), strict=False)
+            ]
+            start, token, seen = _joined(entries, count)
+            arrays |= {"seen_start": start, "seen_token": token, "seen_count": seen}
             arrays |= {p.name: records[p.name] for p in PENALTIES}
         lists = biased or bool(flags & PENALISED)
         choice: Choice = "cut" if flags & CUT else "random" if flags & DRAWN else "greedy"
         return SamplingPlan(arrays, choice, bool(flags & LOGPROBS), lists)
+
+    def _biases(self, row: SampleRow, bans: bool) -> Entries:
+        """A row's biases, and its bans if they are to be listed. Ids outside the vocabulary are
+        left out."""
+        entries = dict(row.params.logit_bias)
+        if bans:
+            entries.update(dict.fromkeys(row.banned, -np.inf))
+        if not entries:
+            return _NONE
+        tokens = sorted(token for token in entries if 0 <= token < self._vocab_size)
+        return np.array(tokens, np.int32), np.array([entries[t] for t in tokens], np.float32)
 
     def _records(self, rows: Sequence[SampleRow], count: int) -> tuple[np.ndarray, int]:
         """([count]: each row's parameters, by name, and its `flags`; what any of them asks for).
