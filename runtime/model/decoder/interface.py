@@ -38,41 +38,6 @@ if TYPE_CHECKING:
     from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 
 
-# Adapted tokens -----------------------------------------------------------------------------------
-#
-# Which tokens of a step belong to which adapter.
-
-
-@dataclass(frozen=True)
-class AdaptedTokens:
-    """The tokens that go through one adapter, by its number: flat ones, and which of the step's
-    wanted ones they are; int64."""
-
-    adapter: int
-    tokens: np.ndarray
-    wanted: np.ndarray
-
-
-def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
-    """int32 [T]: -1 for a token without adapter."""
-    return np.repeat(plan.adapters, np.diff(plan.row_start))
-
-
-def adapted_tokens(plan: StepPlan, wanted: np.ndarray) -> Sequence[AdaptedTokens]:
-    """The groups of a step, none where nobody asks for an adapter. `wanted`: flat tokens."""
-    if not len(plan.adapters):
-        return ()
-    of_token = adapter_of_tokens(plan)
-    of_wanted = of_token[wanted]
-    return [
-        AdaptedTokens(
-            number, np.flatnonzero(of_token == number), np.flatnonzero(of_wanted == number)
-        )
-        for number in np.unique(of_token).tolist()
-        if number >= 0
-    ]
-
-
 # Decoders -----------------------------------------------------------------------------------------
 
 
@@ -274,9 +239,10 @@ class StepInputBuilder:
         if len(plan.duplicate_tokens):
             tokens = (np.arange(plan.num_tokens), plan.duplicate_tokens)
             arrays["write_tokens"] = np.concatenate(tokens)
-        for group in adapted_tokens(plan, arrays["wanted"]):
-            arrays[f"adapter {group.adapter}"] = group.tokens
-            arrays[f"adapter {group.adapter} wanted"] = group.wanted
+        of_token = adapter_of_tokens(plan) if len(plan.adapters) else np.empty(0, np.int32)
+        for n in sorted(set(of_token.tolist()) - {-1}):
+            arrays[f"adapter {n}"] = np.flatnonzero(of_token == n)
+            arrays[f"adapter {n} wanted"] = np.flatnonzero(of_token[arrays["wanted"]] == n)
         return arrays
 
     def on_device(
@@ -332,6 +298,11 @@ def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarra
     which = np.repeat(np.arange(len(rows)), rows)
     offset = np.arange(len(which)) - np.repeat(np.cumsum(rows) - rows, rows)
     return source[which] * block_size + offset, target[which] * block_size + offset
+
+
+def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
+    """int32 [T]: -1 for a token without adapter."""
+    return np.repeat(plan.adapters, np.diff(plan.row_start))
 
 
 def wanted_tokens(plan: StepPlan) -> np.ndarray:

@@ -336,18 +336,10 @@ OF_KIND: dict[str, dict[str, Kind]] = {
         ORIGINAL: SIZE.or_none(),
     },
 }
-"""The supported rope types, each with the keys that it has beside those."""
+"""The supported rope types, each with the keys that it has beside those; it cannot do without those
+that may not be null."""
 
-NEEDED: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
-"""The parameters that each of them cannot do without."""
-KINDS = {kind: kind for kind in NEEDED}
+KINDS = {kind: kind for kind in OF_KIND}
 NONE: Mapping[str, Kind] = {}
 
 
@@ -464,8 +456,8 @@ def _kind(
     those that follow from others are added. `original`: what the file says outside of them; `own`:
     keys of the family's own."""
     name, kind = _named_kind(config, where, parameters, kinds)
-    for needed in NEEDED[kind]:
-        if parameters.get(needed) is None:
+    for needed, values in OF_KIND[kind].items():
+        if not values.fits(None) and parameters.get(needed) is None:
             config.refuse(where, f"rope_type {name!r} needs {needed}")
     _check(config, where, parameters, name, COMMON | OF_KIND[kind] | dict(own))
     context = config.size("max_position_embeddings")
