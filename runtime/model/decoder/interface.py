@@ -19,11 +19,10 @@ from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
-    GatedMlp,
     Latent,
+    Mlp,
     ModelSpec,
     Norm,
-    PlainMlp,
     Rope,
     Support,
     WeightNames,
@@ -148,9 +147,9 @@ BOTH_SUPPORT: Support = {
     "attention.latent": lambda value: value is None or type(value) is Latent,
     **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
     **any_value("attention.latent.query_rank", "attention.latent.eps"),
-    "mlp": kind(GatedMlp, PlainMlp),
+    "mlp": kind(Mlp),
     "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
-    **any_value("mlp.inner_size", "mlp.bias"),
+    **any_value("mlp.inner_size", "mlp.gated", "mlp.bias"),
     "rope": kind(Rope),
     **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
     **any_value("rope.unrotated_layers", "rope.local_theta"),
@@ -187,7 +186,7 @@ def _unfit(spec: ModelSpec) -> str | None:
     if spec.norm.bias and spec.norm.kind != "layer":
         return f"norm.bias is not known with norm.kind {spec.norm.kind!r}"
     if activation not in (GATED if spec.mlp.gated else PLAIN):
-        return f"mlp.activation {activation!r} is not known in a {type(spec.mlp).__name__}"
+        return f"mlp.activation {activation!r} is not known with mlp.gated {spec.mlp.gated}"
     if spec.experts is not None and not spec.mlp.gated:
         return "experts without gates are not known"
     if spec.attention.growth and spec.attention.latent:

@@ -24,11 +24,10 @@ from rootlace.runtime.model.families.spec import (
     Activation,
     Attention,
     Experts,
-    GatedMlp,
+    Mlp,
     ModelSpec,
     Norm,
     Placement,
-    PlainMlp,
     Rope,
     WeightNames,
 )
@@ -102,7 +101,7 @@ def decoder(
     config: ConfigReader,
     attention: Attention,
     names: WeightNames = LLAMA,
-    mlp: GatedMlp | PlainMlp | None = None,
+    mlp: Mlp | None = None,
     *,
     rope: Rope | None = None,
     context: int | None = None,
@@ -199,12 +198,27 @@ def biases(config: ConfigReader) -> dict[str, Any]:
 
 def gated_mlp(
     config: ConfigReader, bias: bool = False, key: str = "hidden_act", default: str = "silu"
-) -> GatedMlp:
+) -> Mlp:
     """An MLP whose activation is what `key` says, `default` where it is not there."""
-    activation = ACTIVATIONS.get(config.get(key, TEXT, default))
+    activation = _activation(config, key, default, ACTIVATIONS)
+    return Mlp(config.size("intermediate_size"), activation, True, bias)
+
+
+def plain_mlp(
+    config: ConfigReader, bias: bool, default: str = "gelu", inner_size: int | None = None
+) -> Mlp:
+    """An MLP without a gate; `inner_size` None: what `intermediate_size` says."""
+    activation = _activation(config, "hidden_act", default, PLAIN_ACTIVATIONS)
+    return Mlp(inner_size or config.size("intermediate_size"), activation, False, bias)
+
+
+def _activation(
+    config: ConfigReader, key: str, default: str, known: Mapping[str, Activation]
+) -> Activation:
+    activation = known.get(config.get(key, TEXT, default))
     if activation is None:
-        config.refuse(key, f"only {', '.join(ACTIVATIONS)} are supported")
-    return GatedMlp(config.size("intermediate_size"), activation, bias)
+        config.refuse(key, f"only {', '.join(known)} are supported")
+    return activation
 
 
 def read_experts(
@@ -228,20 +242,6 @@ def read_experts(
         config.refuse("num_experts_per_tok", f"there are {found} experts")
     layers = tuple(range(config.layers())) if layers is None else layers
     return Experts(layers, found, chosen, config.size(size_key), **features)
-
-
-def plain_mlp(
-    config: ConfigReader,
-    bias: bool,
-    key: str = "hidden_act",
-    default: str = "gelu",
-    inner_size: int | None = None,
-) -> PlainMlp:
-    """An MLP without a gate; `inner_size` None: what `intermediate_size` says."""
-    activation = PLAIN_ACTIVATIONS.get(config.get(key, TEXT, default))
-    if activation is None:
-        config.refuse(key, f"only {', '.join(PLAIN_ACTIVATIONS)} are supported")
-    return PlainMlp(inner_size or config.size("intermediate_size"), activation, bias)
 
 
 def layer_norm(
