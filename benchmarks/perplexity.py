@@ -36,7 +36,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.families.spec import GatedMlp, ModelSpec
+from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv_pool import plan_of_rows
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.protocol import SamplingParams
@@ -95,7 +95,7 @@ def off_grid(weights: ModelWeights, spec: ModelSpec) -> ModelWeights:
     attention = spec.attention
     groups = attention.num_heads // attention.num_kv_heads
     norm_fits = (spec.norm.kind, spec.norm.placement, spec.norm.offset) == ("rms", "before", 0.0)
-    if not norm_fits or not isinstance(spec.mlp, GatedMlp):
+    if not norm_fits or not spec.mlp.gated:
         raise ValueError("only models with a gate and plain RMS norms before their parts")
 
     def factors(count: int) -> torch.Tensor:

@@ -13,9 +13,9 @@ from rootlace.kernels import Dense
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.quantised.layouts import Shape
 from rootlace.runtime.model.checkpoint.weights import (
+    ExpertWeights,
     LayerWeights,
     ModelWeights,
-    layer_of,
     layer_parts,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -58,7 +58,11 @@ def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype) ->
             found[name] = ones(rows)
             if part.bias:
                 biases[name] = small(rows)
-        return layer_of(found, biases)
+        experts: list[ExpertWeights] = []
+        while f"experts.{len(experts)}.down" in found:
+            own = f"experts.{len(experts)}"
+            experts.append(ExpertWeights(found.pop(f"{own}.gate_up"), found.pop(f"{own}.down")))
+        return LayerWeights(**found, experts=tuple(experts), norm_biases=biases)
 
     layers = tuple(layer(index) for index in range(spec.num_layers))
     head = embedding = normal(spec.vocab_size, spec.hidden_size, 0.05)

@@ -15,6 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from rootlace.kernels.weights import Weight
 
@@ -50,7 +51,7 @@ class HostPlan(Protocol):
     @property
     def arrays(self) -> list[np.ndarray]: ...
 
-    def bind(self, tensors: list[torch.Tensor]) -> Any:
+    def bind(self, tensors: list[Tensor]) -> Any:
         """The plan for `paged_attention`; `tensors` are the `arrays` on the device."""
 
 
@@ -72,8 +73,8 @@ class PlanAttention(Protocol):
 class KVScales:
     """Factors of one layer's stored keys and values: float32 [Nk] each."""
 
-    k: torch.Tensor
-    v: torch.Tensor
+    k: Tensor
+    v: Tensor
 
 
 ALIGNMENT = 16
@@ -112,63 +113,23 @@ class PagedAttention(Protocol):
 
     def __call__(
         self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
         plan: Any,
         *,
         scale: float | None = None,
         soft_cap: float = 0.0,
         scales: KVScaling | None = None,
         want_lse: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
-
-
-class FeedTokens(Protocol):
-    """token_ids int64 [T] -> int64 [T], where feeds int64 [T] is not negative the feeds[i]-th of
-    `found` int32 [S] instead (0 for -1, which is no token)."""
-
-    def __call__(
-        self, token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tensor
-    ) -> torch.Tensor: ...
-
-
-class Embedding(Protocol):
-    """Rows of weight [V, H] named by ids int64 [T] -> [T, H]."""
-
-    def __call__(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor: ...
+    ) -> tuple[Tensor, Tensor | None]: ...
 
 
 class Linear(Protocol):
     """x [T, inputs] times a weight of one of the kinds in `KernelSet.weights` -> [T, outputs] of
     x's dtype: `out`, if given, which is contiguous."""
 
-    def __call__(
-        self, x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None
-    ) -> torch.Tensor: ...
-
-
-class RmsNorm(Protocol):
-    """x [..., H] over its root mean square, times weight [H] -> [..., H], all of one dtype."""
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
-
-
-class AddRmsNorm(Protocol):
-    """(RmsNorm of the sum, the sum) of x and residual [T, H], neither of which is changed."""
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-class LayerNorm(Protocol):
-    """x [..., H] less its mean over its standard deviation, times weight [H], plus bias [H] ->
-    [..., H], all of one dtype."""
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor: ...
+    def __call__(self, x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor: ...
 
 
 class RopeAndWrite(Protocol):
@@ -184,19 +145,19 @@ class RopeAndWrite(Protocol):
 
     def __call__(
         self,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        slots: torch.Tensor,
-        tokens: torch.Tensor | None = None,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slots: Tensor,
+        tokens: Tensor | None = None,
         *,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
         eps: float = 0.0,
         scales: KVScaling | None = None,
-    ) -> torch.Tensor: ...
+    ) -> Tensor: ...
 
 
 class WriteKV(Protocol):
@@ -205,41 +166,13 @@ class WriteKV(Protocol):
 
     def __call__(
         self,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        slots: torch.Tensor,
-        tokens: torch.Tensor | None = None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slots: Tensor,
+        tokens: Tensor | None = None,
     ) -> None: ...
-
-
-class CopySlots(Protocol):
-    """Copy slots `source` of cache [L, B, S, Nk, D] to slots `target` (int64 [M] each), in place.
-
-    No target may also be a source, or appear twice.
-    """
-
-    def __call__(self, cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None: ...
-
-
-class GatedActivation(Protocol):
-    """act(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
-
-    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor: ...
-
-
-class ClampedActivation(Protocol):
-    """`GatedActivation` with a sigmoid of `alpha` times the gate, of what is within `limit`:
-    `reference/layers.py` says which."""
-
-    def __call__(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor: ...
-
-
-class PlainActivation(Protocol):
-    """act(x) of x [T, I] -> [T, I]."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 Array: TypeAlias = Any
@@ -270,7 +203,7 @@ class LogitEdits:
 class EditLogits(Protocol):
     """One pass over logits float32 or bfloat16 [R, V] -> float32 [R, V], new."""
 
-    def __call__(self, logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor: ...
+    def __call__(self, logits: Tensor, edits: LogitEdits) -> Tensor: ...
 
 
 Choice = Literal["greedy", "random", "cut"]
@@ -304,23 +237,21 @@ class PickTokens(Protocol):
 
     def __call__(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         rows: PickRows,
         choice: Choice,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+        out: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 class TokenLogprobs(Protocol):
     """log_softmax(logits)[r, tokens[r]], logits float32 or bfloat16 [R, V], tokens int [R] ->
     float32 [R] (`out`, if given); NaN where the token is -1."""
 
-    def __call__(
-        self, logits: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor: ...
+    def __call__(self, logits: Tensor, tokens: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
-Scores: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+Scores: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 
 
 class ScoreTokens(Protocol):
@@ -328,7 +259,7 @@ class ScoreTokens(Protocol):
     [N], NaN for a token of -1; the `top` best tokens of the row int32 [N, min(top, V)], best first,
     equal ones by id; their log-probabilities float32)."""
 
-    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores: ...
+    def __call__(self, logits: Tensor, tokens: Tensor, top: int) -> Scores: ...
 
 
 @dataclass(frozen=True)
@@ -349,12 +280,12 @@ class AutomatonTables:
     After token t state s goes on in `next_state[next_start[s] + token_class[class_row[s], t]]`.
     """
 
-    mask_of: torch.Tensor  # [S] int32, the row of `masks` that says what may follow a state
-    class_row: torch.Tensor  # [S] int32
-    next_start: torch.Tensor  # [S] int32
-    next_state: torch.Tensor  # [N] int32
-    token_class: torch.Tensor  # [A, V] int32
-    masks: torch.Tensor  # [M, W] int32
+    mask_of: Tensor  # [S] int32, the row of `masks` that says what may follow a state
+    class_row: Tensor  # [S] int32
+    next_start: Tensor  # [S] int32
+    next_state: Tensor  # [N] int32
+    token_class: Tensor  # [A, V] int32
+    masks: Tensor  # [M, W] int32
 
 
 class StepAutomata(Protocol):
@@ -369,12 +300,12 @@ class StepAutomata(Protocol):
 
     def __call__(
         self,
-        states: torch.Tensor,
-        source: torch.Tensor,
-        tokens: torch.Tensor,
-        rows: torch.Tensor,
+        states: Tensor,
+        source: Tensor,
+        tokens: Tensor,
+        rows: Tensor,
         tables: AutomatonTables,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -385,22 +316,37 @@ class KernelSet:
     name: str
     weights: frozenset[str]
     linear: Linear
-    feed_tokens: FeedTokens
-    embedding: Embedding
-    rms_norm: RmsNorm
-    add_rms_norm: AddRmsNorm
-    layer_norm: LayerNorm
+    feed_tokens: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """token_ids int64 [T], feeds int64 [T], found int32 [S] -> int64 [T]: token_ids, but where
+    feeds is not negative the feeds[i]-th of `found` (0 for -1, which is no token)."""
+    embedding: Callable[[Tensor, Tensor], Tensor]
+    """weight [V, H], ids int64 [T] -> the rows of weight that ids name [T, H]."""
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """x [..., H], weight [H], eps -> x over its root mean square, times weight [..., H], all of one
+    dtype."""
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    """x and residual [T, H], neither of which is changed, weight [H], eps -> (`rms_norm` of their
+    sum, the sum)."""
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    """x [..., H], weight, bias [H], eps -> x less its mean over its standard deviation, times
+    weight, plus bias [..., H], all of one dtype."""
     rope_and_write: RopeAndWrite
     write_kv: WriteKV
-    copy_slots: CopySlots
+    copy_slots: Callable[[Tensor, Tensor, Tensor], None]
+    """Copy slots `source` of cache [L, B, S, Nk, D] to slots `target` (int64 [M] each), in place:
+    arguments are cache, source, target. No target may also be a source, or appear twice."""
     plan_attention: PlanAttention
     paged_attention: PagedAttention
-    silu_mul: GatedActivation
-    gelu_mul: GatedActivation
-    clamped_mul: ClampedActivation
-    relu: PlainActivation
-    gelu: PlainActivation
-    gelu_tanh: PlainActivation
+    silu_mul: Callable[[Tensor], Tensor]
+    """act(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
+    gelu_mul: Callable[[Tensor], Tensor]
+    clamped_mul: Callable[[Tensor, float, float], Tensor]
+    """gate_up, alpha, limit: as `silu_mul` with a sigmoid of `alpha` times the gate, of what is
+    within `limit`: `reference/layers.py` says which."""
+    relu: Callable[[Tensor], Tensor]
+    """act(x) of x [T, I] -> [T, I]."""
+    gelu: Callable[[Tensor], Tensor]
+    gelu_tanh: Callable[[Tensor], Tensor]
     step_automata: StepAutomata
     edit_logits: EditLogits
     pick_tokens: PickTokens

@@ -5,10 +5,11 @@
     python scripts/compile_kernels.py --json out.json
     python scripts/compile_kernels.py --into-cache --processes 14   # for what runs here next
 
-Each module of `rootlace.kernels.triton` lists in `variants(arch)` the specialisations it launches.
-They are compiled to machine code, and what the assembler says of each is printed: registers per
-thread, shared memory per program, bytes spilled to memory, and which of the matrix units' PTX
-instructions it uses. The exit status is 1, and the kernel is named, if one
+`kernel_launches.py` writes down what serving launches of each module of `rootlace.kernels.triton`;
+another module lists its specialisations in `variants(arch)`. They are compiled to machine code, and
+what the assembler says of each is printed: registers per thread, shared memory per program, bytes
+spilled to memory, and which of the matrix units' PTX instructions it uses. The
+exit status is 1, and the kernel is named, if one
 
 - does not compile;
 - spills registers to memory;
@@ -53,7 +54,10 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import MockTensor
 
 import rootlace.kernels.triton as kernels
-from rootlace.kernels.triton.launching import Variant
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from kernel_launches import NAMES, Variant, variants
 
 SHARED_MEMORY = {
     80: 163 << 10,
@@ -67,19 +71,6 @@ SHARED_MEMORY = {
 capabilities), by compute capability."""
 MATRIX_UNITS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
 """PTX instructions of the matrix units, newest first."""
-POINTED = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-    "fp8e4nv": torch.float8_e4m3fn,
-    "i8": torch.int8,
-    "i16": torch.int16,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "u8": torch.uint8,
-}
-"""The types that pointers of signatures point at."""
 LOG_WIDTH = 140
 """Columns of the table where nobody says how wide the output is."""
 SERIALIZED = "wgmma.mma_async instructions are serialized"
@@ -124,7 +115,7 @@ def kernel_modules(names: Sequence[str]) -> list[str]:
 
 
 def _concerned(module: ModuleType) -> bool:
-    return hasattr(module, "variants") or bool(launched(module))
+    return bool(variants_of(module, 90) or launched(module))
 
 
 def launched(module: ModuleType) -> dict[str, Any]:
@@ -144,7 +135,9 @@ def launched(module: ModuleType) -> dict[str, Any]:
 
 
 def variants_of(module: ModuleType, arch: int) -> list[Variant]:
-    return list(module.variants(arch)) if hasattr(module, "variants") else []
+    if hasattr(module, "variants"):
+        return list(module.variants(arch))
+    return variants(arch).get(module.__name__, [])
 
 
 def never_compiled(modules: Sequence[str], arch: int) -> list[str]:
@@ -235,9 +228,10 @@ def warm(job: Job) -> str:
         triton.runtime.driver.set_active(NoGPU(job.arch))
     variant = variants_of(importlib.import_module(job.module), job.arch)[job.index]
     given: dict[str, Any] = dict(variant.constants)
+    pointed = {kind: dtype for dtype, kind in NAMES.items()}
     for name, kind in variant.signature.items():
         if kind.startswith("*"):
-            given[name] = MockTensor(POINTED[kind[1:]])
+            given[name] = MockTensor(pointed[kind[1:]])
         elif kind.startswith("fp"):
             given[name] = 0.5
         elif name not in given:

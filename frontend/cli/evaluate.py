@@ -72,7 +72,7 @@ def evaluate(
     try:
         other = None if compare is None else read_results(compare)
         planned = [(name, _task(name, given)) for name in tasks]
-        ended = [_shown(Path(name)) for name, task in planned if task is None]
+        ended = [(Path(name), read_results(Path(name))) for name, task in planned if task is None]
         asked = [task for _, task in planned if task is not None]
         if asked:
             with ExitStack() as stack:
@@ -109,12 +109,6 @@ def _task(name: str, changes: dict[str, Any]) -> Task | None:
         meant = f"; did you mean {near[0]}?" if near else f" ({', '.join(ready)})"
         fail(f"{name} is neither a file nor a ready task{meant}")
     return read_task(name, changes)
-
-
-def _shown(folder: Path) -> tuple[Path, Results]:
-    from rootlace.evaluation.run import read_results
-
-    return folder, read_results(folder)
 
 
 def _run(

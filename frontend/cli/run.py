@@ -54,7 +54,11 @@ def run(
     """Run an @rl.function from a Python file."""
     arguments = parse_arguments(arg or [])
     program = load_program(target)
-    _check_arguments(program, arguments)
+    # Check before a runtime is started. Other names may be sampling defaults.
+    try:
+        program.body((), {k: v for k, v in arguments.items() if k in program.arg_names})
+    except TypeError as error:
+        fail(str(error))
     if trace is not None and not trace.resolve().parent.is_dir():
         fail(f"--trace {trace}: there is no such folder")
     with connected(model, url, api_key) as backend:
@@ -83,14 +87,6 @@ def parse_arguments(given: list[str]) -> dict[str, Any]:
         except ValueError:
             arguments[name] = value
     return arguments
-
-
-def _check_arguments(program: Function, arguments: dict[str, Any]) -> None:
-    """Check before a runtime is started. Other names may be sampling defaults."""
-    try:
-        program.body((), {k: v for k, v in arguments.items() if k in program.arg_names})
-    except TypeError as error:
-        fail(str(error))
 
 
 def load_program(target: str) -> Function:

@@ -198,7 +198,12 @@ def _serve_until_signal(models: Sequence[RuntimeConfig], sources: list[ModelSour
 
     def announce(listening: Listening) -> None:
         sources.clear()
-        _announce(listening, models)
+        gateways = [model.gateway for model in models]
+        names = [repr(one.served_name or Path(one.model).name) for one in gateways]
+        version = metadata.version("rootlace")
+        typer.echo(f"rootlace {version} serves {', '.join(names)} (Ctrl-C stops it)")
+        typer.echo(f"  HTTP      {listening.http_address}")
+        typer.echo(f"  programs  {listening.program_address}")
 
     try:
         asyncio.run(_run(models, announce))
@@ -224,15 +229,6 @@ async def _run(models: Sequence[RuntimeConfig], ready: Callable[[Listening], Non
     loop.add_signal_handler(signal.SIGINT, stop_now)
     loop.add_signal_handler(signal.SIGTERM, on_term)
     await serve_until(models, ready, stop, drain)
-
-
-def _announce(listening: Listening, models: Sequence[RuntimeConfig]) -> None:
-    gateways = [model.gateway for model in models]
-    names = [repr(one.served_name or Path(one.model).name) for one in gateways]
-    version = metadata.version("rootlace")
-    typer.echo(f"rootlace {version} serves {', '.join(names)} (Ctrl-C stops it)")
-    typer.echo(f"  HTTP      {listening.http_address}")
-    typer.echo(f"  programs  {listening.program_address}")
 
 
 keys = typer.Typer(

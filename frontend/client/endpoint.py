@@ -66,6 +66,61 @@ class Answer(Completion):
         return event
 
 
+def send(connection: Channel, make: Callable[[int], protocol.Op]) -> Answer:
+    """Send one operation that belongs to no branch."""
+    answer = Answer()
+    connection.send(make(connection.next_op()), answer)
+    connection.count_round_trip()
+    connection.flush()
+    return answer
+
+
+Make = Callable[[int, int], protocol.Op]
+"""Makes an operation of its own number and that of its branch."""
+
+
+def compute(
+    connection: Channel,
+    parts: Sequence[protocol.Part],
+    program: str = "",
+    adapter: str | None = None,
+    last: Make = protocol.Prefill,
+) -> tuple[int, list[Answer]]:
+    """Open a branch that has `parts` and on which `last` is done: its number, and what is then to
+    be waited for. Raises InvalidRequest, and leaves no branch, if they cannot be sent."""
+    branch = connection.next_branch()
+    makes: list[Make] = [
+        partial(protocol.Open, program=program, adapter=adapter),
+        partial(protocol.Append, parts=tuple(parts)),
+        last,
+    ]
+    answers = []
+    try:
+        for make in makes:
+            answers.append(Answer())
+            connection.send(make(connection.next_op(), branch), answers[-1])
+    except InvalidRequest:
+        close(connection, branch)
+        raise
+    return branch, answers
+
+
+def close(connection: Channel, branch: int, cancel: bool = False) -> None:
+    """Give the branch back once it is computed, or at once with `cancel`; its KV stays cached."""
+    if cancel:
+        connection.send(protocol.Cancel(connection.next_op(), branch), Answer())
+    connection.send(protocol.Close(connection.next_op(), branch), Answer())
+    connection.flush()
+
+
+def cache(connection: Channel, texts: Sequence[protocol.Text], adapter: str | None = None) -> None:
+    """Compute `texts` and keep nothing but their KV in the cache. Waits; raises typed errors."""
+    branch, answers = compute(connection, texts, adapter=adapter)
+    close(connection, branch)
+    for answer in answers:
+        answer.get()
+
+
 # Vectors ------------------------------------------------------------------------------------------
 #
 # Vectors of texts, asked for outside of any program.
@@ -79,7 +134,6 @@ def ask(
     connection: Channel,
     texts: Sequence[Content],
     pooling: VectorKind | None,
-    *,
     normalise: bool,
     namespace: str,
     adapter: str,
@@ -90,12 +144,9 @@ def ask(
         raise InvalidRequest("texts is a single text, not a list of them")
     inputs = tuple(_input(one, index) for index, one in enumerate(texts))
     normalise = normalise and pooling != "labels"
-    answer = Answer()
-    op = connection.next_op()
-    connection.send(protocol.Embed(op, inputs, pooling, normalise, namespace, adapter), answer)
-    connection.count_round_trip()
-    connection.flush()
-    return answer
+    return send(
+        connection, lambda op: protocol.Embed(op, inputs, pooling, normalise, namespace, adapter)
+    )
 
 
 def _input(content: Content, index: int) -> protocol.Text | protocol.Tokens:
@@ -119,53 +170,6 @@ def vectors_of(event: protocol.Event) -> list[list[float]]:
             numbers.byteswap()
         found.append(numbers.tolist())
     return found
-
-
-# Cached text --------------------------------------------------------------------------------------
-#
-# Text whose KV is computed before a program asks for it.
-
-
-def compute(
-    connection: Channel,
-    texts: Sequence[protocol.Text],
-    program: str = "",
-    adapter: str | None = None,
-) -> tuple[int, list[Answer]]:
-    """Open a branch and have `texts` computed in it: its id, and what is then to be waited for.
-
-    Raises InvalidRequest, and leaves no branch, if they cannot be sent.
-    """
-    branch = connection.next_branch()
-    answers = []
-    try:
-        for op in (
-            protocol.Open(connection.next_op(), branch, program=program, adapter=adapter),
-            protocol.Append(connection.next_op(), branch, tuple(texts)),
-            protocol.Prefill(connection.next_op(), branch),
-        ):
-            answers.append(Answer())
-            connection.send(op, answers[-1])
-    except InvalidRequest:
-        close(connection, branch)
-        raise
-    return branch, answers
-
-
-def close(connection: Channel, branch: int, cancel: bool = False) -> None:
-    """Give the branch back once it is computed, or at once with `cancel`; its KV stays cached."""
-    if cancel:
-        connection.send(protocol.Cancel(connection.next_op(), branch), Answer())
-    connection.send(protocol.Close(connection.next_op(), branch), Answer())
-    connection.flush()
-
-
-def cache(connection: Channel, texts: Sequence[protocol.Text], adapter: str | None = None) -> None:
-    """Compute `texts` and keep nothing but their KV in the cache. Waits; raises typed errors."""
-    branch, answers = compute(connection, texts, adapter=adapter)
-    close(connection, branch)
-    for answer in answers:
-        answer.get()
 
 
 # Endpoint -----------------------------------------------------------------------------------------
@@ -244,12 +248,7 @@ class RuntimeEndpoint:
 
     def ask(self, op_type: Callable[..., protocol.Op]) -> protocol.Event:
         """Send one operation that belongs to no branch and wait for its answer."""
-        connection = self.connect()
-        answer = Answer()
-        connection.send(op_type(op=connection.next_op()), answer)
-        connection.count_round_trip()
-        connection.flush()
-        return answer.get()
+        return send(self.connect(), op_type).get()
 
     def embed(
         self,
@@ -267,14 +266,7 @@ class RuntimeEndpoint:
         are whatever `normalise` says; None: what the model's folder says it was trained for, the
         last token's if it does not say. Raises typed errors.
         """
-        answer = ask(
-            self.connect(),
-            texts,
-            pooling,
-            normalise=normalise,
-            namespace=namespace,
-            adapter=adapter,
-        )
+        answer = ask(self.connect(), texts, pooling, normalise, namespace, adapter)
         return vectors_of(answer.get())
 
     async def async_embed(
@@ -287,14 +279,7 @@ class RuntimeEndpoint:
         adapter: str = "",
     ) -> list[list[float]]:
         """`embed` for an event loop."""
-        answer = ask(
-            self.connect(),
-            texts,
-            pooling,
-            normalise=normalise,
-            namespace=namespace,
-            adapter=adapter,
-        )
+        answer = ask(self.connect(), texts, pooling, normalise, namespace, adapter)
         return vectors_of(await answer.get_async())
 
     def flush_cache(self, empty_cache: bool = True) -> None:

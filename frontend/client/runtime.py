@@ -14,11 +14,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 from rootlace.client.channel import Channel
-from rootlace.client.endpoint import Answer, RuntimeEndpoint, cache
+from rootlace.client.endpoint import RuntimeEndpoint, cache, close, compute
 from rootlace.language import sampling
 from rootlace.language.expressions import Expression, Gen, items
 from rootlace.language.sampling import keyword, with_keywords
@@ -191,28 +192,16 @@ def first_uses(what: Expression) -> list[Gen]:
 
 def generate_once(connection: Channel, asked: Sequence[Gen]) -> None:
     """Generate a few tokens for each. Raises the runtime's typed errors."""
-    answers = [answer for each in asked for answer in _generate(connection, each)]
-    connection.flush()
+    answers = []
+    for each in asked:
+        options = {"temperature": 0.0, **each.options, "max_tokens": _TOKENS, "min_tokens": 0}
+        found = sampling.resolve({}, options)
+        generate = partial(protocol.Generate, params=found.params, constraint=found.constraint)
+        branch, sent = compute(connection, [Text("Hello")], last=generate)
+        close(connection, branch)
+        answers += sent
     for answer in answers:
         answer.get()
-
-
-def _generate(connection: Channel, expression: Gen) -> list[Answer]:
-    options = {"temperature": 0.0, **expression.options, "max_tokens": _TOKENS, "min_tokens": 0}
-    asked = sampling.resolve({}, options)
-    branch = connection.next_branch()
-    answers = []
-    for op in (
-        protocol.Open(connection.next_op(), branch),
-        protocol.Append(connection.next_op(), branch, (protocol.Text("Hello"),)),
-        protocol.Generate(
-            connection.next_op(), branch, params=asked.params, constraint=asked.constraint
-        ),
-        protocol.Close(connection.next_op(), branch),
-    ):
-        answers.append(Answer())
-        connection.send(op, answers[-1])
-    return answers
 
 
 # Runtime ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -113,15 +113,6 @@ class Abilities:
     """Reason why the service cannot continue a message that has begun."""
 
 
-class Service(Protocol):
-    """A service, asked by one thread per request. Raises typed errors."""
-
-    @property
-    def abilities(self) -> Abilities: ...
-
-    def generate(self, request: ChatRequest, tell: Tell) -> Reply: ...
-
-
 def options_of(params: protocol.SamplingParams, abilities: Abilities) -> dict[str, Any]:
     """Sampling parameters by the service's names; those that are not named stay unsaid. Raises
     InvalidRequest for one that it does not have."""
@@ -169,25 +160,26 @@ def read_branch(parts: Sequence[protocol.Part]) -> tuple[list[Message], str]:
     return found, opened
 
 
-def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As OpenAI's interface has them: the content is a text, or with images a list of parts."""
-    return [{"role": each.role, "content": _openai_content(each)} for each in messages]
+def written(
+    messages: Sequence[Message], of_image: Callable[[protocol.Image], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """As services take them: the content is a text, or with images a list of parts."""
+
+    def content(message: Message) -> str | list[dict[str, Any]]:
+        if all(isinstance(piece, str) for piece in message.content):
+            return message.text
+        return [
+            {"type": "text", "text": piece} if isinstance(piece, str) else of_image(piece)
+            for piece in message.content
+        ]
+
+    return [{"role": each.role, "content": content(each)} for each in messages]
 
 
-def _openai_content(message: Message) -> str | list[dict[str, Any]]:
-    if all(isinstance(piece, str) for piece in message.content):
-        return message.text
-    return [
-        {"type": "text", "text": piece}
-        if isinstance(piece, str)
-        else {"type": "image_url", "image_url": {"url": data_url(piece)}}
-        for piece in message.content
-    ]
-
-
-def data_url(image: protocol.Image) -> str:
+def openai_image(image: protocol.Image) -> dict[str, Any]:
     """An address that holds the image itself, unless it has one of its own."""
-    return image.url or f"data:{image.media_type};base64,{encoded(image)}"
+    url = image.url or f"data:{image.media_type};base64,{encoded(image)}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def encoded(image: protocol.Image) -> str:
@@ -312,7 +304,7 @@ Said = protocol.Generated | protocol.Selected
 
 
 class ServiceBackend(RuntimeEndpoint):
-    """Runs programs on a `service`, each request in a thread of its own, at most `concurrency` of
+    """Runs programs on a service, each request in a thread of its own, at most `concurrency` of
     them at a time.
 
     What the service cannot be asked for fails at the line of the program that asks, with the
@@ -321,21 +313,15 @@ class ServiceBackend(RuntimeEndpoint):
     Both ask again, up to three times, where the answer is something else.
     """
 
+    _abilities: Abilities
+
     def __init__(
-        self,
-        service: Service,
-        url: str,
-        model: str,
-        *,
-        emulate: Collection[str],
-        concurrency: int,
-        timeout: float,
+        self, url: str, model: str, emulate: Collection[str], concurrency: int, timeout: float
     ) -> None:
         for name in emulate:
             if isinstance(emulate, str) or name not in EMULATED:
                 raise InvalidRequest(f"emulate= takes a list of {', '.join(EMULATED)}")
         self._address = url
-        self._service = service
         self._emulate = frozenset(emulate)
         self._timeout = timeout
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix=f"rootlace {url}")
@@ -343,6 +329,10 @@ class ServiceBackend(RuntimeEndpoint):
         info = protocol.ModelInfo(model, url, 1 << 31, 0, 1 << 31, 1, CHAT, images=True)
         self._closed = False
         self._channel = LocalChannel(info, self._answer, check=_check)
+
+    def _reply(self, request: ChatRequest, tell: Tell) -> Reply:
+        """Ask the service, in a thread. Raises typed errors."""
+        raise NotImplementedError
 
     def connect(self) -> Channel:
         return self._channel
@@ -412,7 +402,7 @@ class ServiceBackend(RuntimeEndpoint):
     def _request(
         self, branch: BranchText, timeout: float | None, params: protocol.SamplingParams
     ) -> ChatRequest:
-        abilities = self._service.abilities
+        abilities = self._abilities
         options_of(params, abilities)
         messages, opened = read_branch(branch.parts)
         request = ChatRequest(params, timeout=timeout or self._timeout)
@@ -442,12 +432,12 @@ class ServiceBackend(RuntimeEndpoint):
             if op.stream and text:
                 self._channel.tell(protocol.Chunk(op.op, index, text))
 
-        if self._service.abilities.samples:
-            reply = self._service.generate(request, tell)
+        if self._abilities.samples:
+            reply = self._reply(request, tell)
         else:
             reply = _joined(
                 [
-                    self._service.generate(request, lambda _, text, at=at: tell(at, text))  # type: ignore[misc]
+                    self._reply(request, lambda _, text, at=at: tell(at, text))  # type: ignore[misc]
                     for at in range(op.params.n)
                 ]
             )
@@ -463,7 +453,7 @@ class ServiceBackend(RuntimeEndpoint):
         if not request.messages or request.begun:
             raise InvalidRequest("what is emulated is asked for at the begin of an answer")
         one = replace(request.told(hint), params=msgspec.structs.replace(request.params, n=1))
-        reply = self._service.generate(one, _ignore)
+        reply = self._reply(one, _ignore)
         return reply.samples[0].text.strip(), reply.usage
 
     def _select(self, request: ChatRequest, op: protocol.Select) -> protocol.Selected:

@@ -9,15 +9,15 @@ from rootlace.client.service_backend import (
     Abilities,
     ChatRequest,
     HttpService,
-    Message,
     Reply,
     Sample,
     ServiceBackend,
     Tell,
     encoded,
-    openai_messages,
+    openai_image,
     options_of,
     response_format,
+    written,
 )
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
@@ -60,29 +60,9 @@ class OpenAIBackend(ServiceBackend):
         timeout: float = 600.0,
     ) -> None:
         http = HttpService(url, {"Authorization": f"Bearer {api_key}"} if api_key else {})
-        name = model or _first_model(http, timeout)
-        super().__init__(
-            _OpenAI(http, name, continues),
-            http.url,
-            name,
-            emulate=emulate,
-            concurrency=concurrency,
-            timeout=timeout,
-        )
-
-
-def _first_model(http: HttpService, timeout: float) -> str:
-    listed = http.get("/models", timeout).get("data") or []
-    if not listed:
-        raise ServerUnavailable(f"{http.url} serves no model")
-    return str(listed[0]["id"])
-
-
-class _OpenAI:
-    """The service."""
-
-    def __init__(self, http: HttpService, model: str, continues: bool) -> None:
-        self.abilities = Abilities(
+        self._http = http
+        self._model = model or _first_model(http, timeout)
+        self._abilities = Abilities(
             # Servers of open models take more than OpenAI's own, which refuses the rest itself.
             names_in("openai"),
             completions=True,
@@ -90,14 +70,13 @@ class _OpenAI:
             advice="this server cannot go on with one; if it can, say so: "
             "OpenAIBackend(continues=True)",
         )
-        self._http = http
-        self._model = model
+        super().__init__(http.url, self._model, emulate, concurrency, timeout)
 
-    def generate(self, request: ChatRequest, tell: Tell) -> Reply:
-        body = {"model": self._model, **openai_body(request, self.abilities)}
+    def _reply(self, request: ChatRequest, tell: Tell) -> Reply:
+        body = {"model": self._model, **openai_body(request, self._abilities)}
         path = "/completions"
         if request.messages:
-            path, body["messages"] = "/chat/completions", openai_messages(request.messages)
+            path, body["messages"] = "/chat/completions", written(request.messages, openai_image)
             if request.begun:
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
         else:
@@ -105,6 +84,13 @@ class _OpenAI:
         reply = Reply([Sample() for _ in range(request.params.n)])
         self._http.post(path, body, request.timeout, lambda said: take_openai(said, reply, tell))
         return reply
+
+
+def _first_model(http: HttpService, timeout: float) -> str:
+    listed = http.get("/models", timeout).get("data") or []
+    if not listed:
+        raise ServerUnavailable(f"{http.url} serves no model")
+    return str(listed[0]["id"])
 
 
 def openai_body(request: ChatRequest, abilities: Abilities) -> dict[str, Any]:
@@ -161,6 +147,8 @@ class AnthropicBackend(ServiceBackend):
     sampling options all but `max_tokens`, `temperature`, `top_p`, `top_k` and `stop`.
     """
 
+    _abilities = Abilities(names_in("anthropic"), continues=True, samples=False)
+
     def __init__(
         self,
         model: str,
@@ -171,36 +159,20 @@ class AnthropicBackend(ServiceBackend):
         concurrency: int = 16,
         timeout: float = 600.0,
     ) -> None:
-        http = HttpService(url, {"x-api-key": api_key or "", "anthropic-version": _VERSION})
-        super().__init__(
-            _Anthropic(http, model),
-            http.url,
-            model,
-            emulate=emulate,
-            concurrency=concurrency,
-            timeout=timeout,
-        )
-
-
-class _Anthropic:
-    """The service."""
-
-    abilities = Abilities(names_in("anthropic"), continues=True, samples=False)
-
-    def __init__(self, http: HttpService, model: str) -> None:
-        self._http = http
+        self._http = HttpService(url, {"x-api-key": api_key or "", "anthropic-version": _VERSION})
         self._model = model
+        super().__init__(self._http.url, model, emulate, concurrency, timeout)
 
-    def generate(self, request: ChatRequest, tell: Tell) -> Reply:
+    def _reply(self, request: ChatRequest, tell: Tell) -> Reply:
         told = [each for each in request.messages if each.role != "system"]
         system = "\n\n".join(each.text for each in request.messages if each.role == "system")
-        options = options_of(request.params, self.abilities)
+        options = options_of(request.params, self._abilities)
         if options.get("top_k", 1) <= 0:
             del options["top_k"]  # only what is not said is off there
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.params.max_tokens or _MOST,
-            "messages": [{"role": each.role, "content": _blocks(each)} for each in told],
+            "messages": written(told, _block),
             **options,
             "stream": request.stream,
         }
@@ -214,21 +186,9 @@ class _Anthropic:
         return reply
 
 
-def _blocks(message: Message) -> str | list[dict[str, Any]]:
-    if all(isinstance(piece, str) for piece in message.content):
-        return message.text
-    return [
-        {"type": "text", "text": piece}
-        if isinstance(piece, str)
-        else {"type": "image", "source": _source(piece)}
-        for piece in message.content
-    ]
-
-
-def _source(image: protocol.Image) -> dict[str, str]:
-    if image.url:
-        return {"type": "url", "url": image.url}
-    return {"type": "base64", "media_type": image.media_type, "data": encoded(image)}
+def _block(image: protocol.Image) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": image.media_type, "data": encoded(image)}
+    return {"type": "image", "source": {"type": "url", "url": image.url} if image.url else source}
 
 
 def _take(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
@@ -301,6 +261,8 @@ class LiteLLMBackend(ServiceBackend):
     does not have.
     """
 
+    _abilities = Abilities(_OPTIONS, advice="LiteLLM has no way to go on with one")
+
     def __init__(
         self,
         model: str,
@@ -310,22 +272,6 @@ class LiteLLMBackend(ServiceBackend):
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
-        super().__init__(
-            _LiteLLM(model, options),
-            "litellm",
-            model,
-            emulate=emulate,
-            concurrency=concurrency,
-            timeout=timeout,
-        )
-
-
-class _LiteLLM:
-    """The service."""
-
-    abilities = Abilities(_OPTIONS, advice="LiteLLM has no way to go on with one")
-
-    def __init__(self, model: str, options: dict[str, Any]) -> None:
         try:
             import litellm
         except ImportError:
@@ -334,12 +280,13 @@ class _LiteLLM:
             ) from None
         self._complete = litellm.completion
         self._given = {"model": model, **options}
+        super().__init__("litellm", model, emulate, concurrency, timeout)
 
-    def generate(self, request: ChatRequest, tell: Tell) -> Reply:
+    def _reply(self, request: ChatRequest, tell: Tell) -> Reply:
         asked = {
             **self._given,
-            **openai_body(request, self.abilities),
-            "messages": openai_messages(request.messages),
+            **openai_body(request, self._abilities),
+            "messages": written(request.messages, openai_image),
             "timeout": request.timeout,
         }
         reply = Reply([Sample() for _ in range(request.params.n)])

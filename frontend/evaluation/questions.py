@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -153,13 +153,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class _Row:
     place: str
     """FILE:LINE"""
-    fields: dict[str, Any]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Row) and self.place == other.place
-
-    def __hash__(self) -> int:
-        return hash(self.place)
+    fields: dict[str, Any] = field(compare=False)
 
 
 def read_questions(task: Task) -> list[Question]:
@@ -186,9 +180,9 @@ def read_questions(task: Task) -> list[Question]:
         if shots.same and value not in chosen:
             raise InvalidRequest(f"{row.place}: {shots.same}: there are no examples of {value!r}")
         if value not in before:
-            examples_of = [_of(row, task, "") for row in chosen.get(value, ())]
-            before[value] = fixed + "".join(_example(one, task) for one in examples_of)
-        questions.append(_of(row, task, before[value]))
+            shown = [_named(one.place, _question, one, task, "") for one in chosen.get(value, ())]
+            before[value] = fixed + "".join(_example(one, task) for one in shown)
+        questions.append(_named(row.place, _question, row, task, before[value]))
     return questions
 
 
@@ -236,11 +230,6 @@ def _chosen(pool: Sequence[_Row], shots: Shots) -> list[_Row]:
     if shots.seed is None:
         return list(pool[: shots.count])
     return random.Random(shots.seed).sample(pool, shots.count)
-
-
-def _of(row: _Row, task: Task, before: str) -> Question:
-    question: Question = _named(row.place, _question, row, task, before)
-    return question
 
 
 def _question(row: _Row, task: Task, before: str) -> Question:

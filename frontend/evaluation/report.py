@@ -128,14 +128,17 @@ def comparison_table(first: str, second: str, found: Sequence[Difference]) -> Ta
     shown.title = Text(f"this: {first}\nthe other: {second}", style="bold")
     shown.title_justify = "left"
     for one in found:
-        interval = f"{one.difference.low:+.3f} to {one.difference.high:+.3f}"
-        shown.add_row(
-            Text(one.metric),
-            *(f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
-            *(interval, f"{one.difference.rows:,}"),
-            *(str(one.better), str(one.worse), f"{one.chance:.3g}"),
-        )
+        shown.add_row(Text(one.metric), *_compared(one))
     return shown
+
+
+def _compared(one: Difference) -> tuple[str, ...]:
+    interval = f"{one.difference.low:+.3f} to {one.difference.high:+.3f}"
+    return (
+        *(f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
+        *(interval, f"{one.difference.rows:,}"),
+        *(str(one.better), str(one.worse), f"{one.chance:.3g}"),
+    )
 
 
 # Page ---------------------------------------------------------------------------------------------
@@ -182,18 +185,12 @@ def _html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _estimates(groups: dict[str, dict[str, Estimate]]) -> str:
-    rows = [
-        (
-            escape(group),
-            escape(metric),
-            f"{one.mean:.4f}",
-            f"{one.error:.4f}",
-            _interval(one),
-            f"{one.rows:,}",
-        )
-        for group, estimates in groups.items()
-        for metric, one in estimates.items()
-    ]
+    rows = []
+    for group, estimates in groups.items():
+        for metric, one in estimates.items():
+            mean, error, interval, count = _cells(one)
+            picture = f"{interval} {_interval(one)}"
+            rows.append((escape(group), escape(metric), mean, error, picture, count))
     return _html_table(("", "metric", "value", "± error", "95 % interval", "rows"), rows)
 
 
@@ -201,7 +198,6 @@ def _interval(one: Estimate) -> str:
     """A picture from 0 to 1."""
     low, mean, high = (f"{2 + 196 * value:.1f}" for value in (one.low, one.mean, one.high))
     return (
-        f"{one.low:.3f} to {one.high:.3f} "
         '<svg viewBox="0 0 200 12" role="img"><line x1="2" x2="198" y1="6" y2="6"/>'
         f'<line class="in" x1="{low}" x2="{high}" y1="6" y2="6"/><circle cx="{mean}" cy="6" r="4"/>'
         "</svg>"
@@ -209,15 +205,7 @@ def _interval(one: Estimate) -> str:
 
 
 def _differences(found: Sequence[Difference]) -> str:
-    rows = [
-        (
-            escape(one.metric),
-            *(f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
-            f"{one.difference.low:+.3f} to {one.difference.high:+.3f}",
-            *(f"{one.difference.rows:,}", str(one.better), str(one.worse), f"{one.chance:.3g}"),
-        )
-        for one in found
-    ]
+    rows = [(escape(one.metric), *_compared(one)) for one in found]
     head = ("", "this", "the other", "difference", "95 % interval")
     return _html_table((*head, "rows", "better", "worse", "p"), rows)
 

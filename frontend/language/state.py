@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, Self, overload
 
 from rootlace.language.expressions import (
@@ -243,23 +244,9 @@ class _Role:
             self._state.append(RoleEnd(self._role))
 
 
-class _Scope:
-    """`with s.var_scope("x"): ...`: what is appended inside becomes the variable."""
-
-    def __init__(self, state: State, name: str) -> None:
-        self._state = state
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._start = self._state.branch.position()
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None:
-            self._state.branch.name_from(self._start, self._name)
-
-
 class _Copy:
-    """`with s.copy() as c: ...`: a fork that ends with the block; its variables come back."""
+    """`with s.copy() as c: ...`: a fork that ends with the block; its variables come back. (A
+    generator would end it at a line of `contextlib`.)"""
 
     def __init__(self, forks: Forks) -> None:
         self._forks = forks
@@ -352,9 +339,12 @@ class State:
         self.append(message)
         return message
 
-    def var_scope(self, name: str) -> _Scope:
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
         """A block whose text becomes the variable `name`."""
-        return _Scope(self, name)
+        start = self.branch.position()
+        yield
+        self.branch.name_from(start, name)
 
     def fork(
         self,
@@ -408,7 +398,7 @@ class State:
             self.rollback(mark)
 
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
-        """A fork for a `with` block."""
+        """A fork for a `with` block, with which it ends; its variables come back."""
         return _Copy(self.fork(1, position_ids_offset))
 
     def set_var(self, name: str, value: Any) -> None:
@@ -637,11 +627,7 @@ class AsyncProgramState(State):
         return Awaited(f"s.get({name!r})", value)
 
     def keys(self) -> Awaited:
-        async def names() -> list[str]:
-            await self.sync()
-            return list(self.branch.variables)
-
-        return Awaited("s.keys()", names)
+        return self._whole("s.keys()", lambda: list(self.branch.variables))
 
     def __iter__(self) -> NoReturn:
         # Without it, Python would ask for s[0], s[1] and so on without end.
@@ -672,20 +658,15 @@ class AsyncProgramState(State):
         return Awaited(f"s.get_meta_info({name!r})", meta)
 
     def text(self, name: str | None = None) -> Awaited:
-        async def text() -> Any:
-            if name is not None:
-                return (await self._read(name)).written()
-            await self.sync()
-            return self.branch.text()
+        async def written(name: str) -> Any:
+            return (await self._read(name)).written()
 
-        return Awaited(f"s.text({'' if name is None else repr(name)})", text)
+        if name is None:
+            return self._whole("s.text()", self.branch.text)
+        return Awaited(f"s.text({name!r})", written, name)
 
     def messages(self) -> Awaited:
-        async def messages() -> list[dict[str, str]]:
-            await self.sync()
-            return self.branch.messages()
-
-        return Awaited("s.messages()", messages)
+        return self._whole("s.messages()", self.branch.messages)
 
     def call_tools(self, timeout: float | None = None) -> Awaited:
         """The calls of one turn run side by side, ordinary functions in threads."""
@@ -713,8 +694,13 @@ class AsyncProgramState(State):
         await branch.wait_for_async(branch.pending())
 
     def error(self) -> Awaited:
-        async def error() -> BaseException | None:
-            await self.sync()
-            return self.branch.error()
+        return self._whole("s.error()", self.branch.error)
 
-        return Awaited("s.error()", error)
+    def _whole(self, what: str, value: Callable[[], Any]) -> Awaited:
+        """A value that is read once all that was appended is over."""
+
+        async def read() -> Any:
+            await self.sync()
+            return value()
+
+        return Awaited(what, read)

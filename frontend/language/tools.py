@@ -263,39 +263,30 @@ def _call_beginning_with(begin: str, form: ToolFormat) -> re.Pattern[str]:
 
 def run_call(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     """The call with its result. Exceptions of the tool are told to the model."""
-    began = time.perf_counter()
-    done = _run(call, tools, timeout)
-    return replace(done, seconds=time.perf_counter() - began)
-
-
-def _run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     tool = tools.find(call.name)
     if call.error is not None or tool is None:
         return call if call.error is not None else _unknown(call, tools)
+    began = time.perf_counter()
     try:
         text = json.dumps(call.arguments, ensure_ascii=False)
         here = timeout is None and not tool.is_async
         value = tool.call(text) if here else _in_thread(lambda: _outcome(tool.call(text)), timeout)
         if inspect.isawaitable(value):  # an async function behind a decorator
             value = _in_thread(lambda: _outcome(value), None)
-        return replace(call, result=as_text(value))
+        done = replace(call, result=as_text(value))
     except Exception as error:
-        return _failed(call, error)
+        done = _failed(call, error)
+    return replace(done, seconds=time.perf_counter() - began)
 
 
 async def run_call_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     """`run_call` on an event loop; ordinary functions run in threads."""
-    began = time.perf_counter()
-    done = await _run_async(call, tools, timeout)
-    return replace(done, seconds=time.perf_counter() - began)
-
-
-async def _run_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     tool = tools.find(call.name)
     if call.error is not None or tool is None:
         return call if call.error is not None else _unknown(call, tools)
     import asyncio
 
+    began = time.perf_counter()
     text = json.dumps(call.arguments, ensure_ascii=False)
 
     async def outcome() -> Any:
@@ -304,9 +295,10 @@ async def _run_async(call: ToolCall, tools: Tools, timeout: float | None) -> Too
 
     try:
         async with asyncio.timeout(timeout) as limit:
-            return replace(call, result=as_text(await outcome()))
+            done = replace(call, result=as_text(await outcome()))
     except Exception as error:
-        return _failed(call, _OutOfTime(timeout) if limit.expired() else error)
+        done = _failed(call, _OutOfTime(timeout) if limit.expired() else error)
+    return replace(done, seconds=time.perf_counter() - began)
 
 
 def _unknown(call: ToolCall, tools: Tools) -> ToolCall:

@@ -361,30 +361,30 @@ class _Batch:
         done = self.done(index)
         if done is not None:
             return done
-        run = self.start()
-        state = ProgramState(Branch(run))
-        try:
+        with self._row(index) as (run, state):
             complete(run, body, state)
-        except Exception:
-            # It is in `run.error`, for `state.error()` and for whoever reads from the state.
-            assert run.error is not None
-        if self._journal is not None:
-            self._journal.add(index, state)
         return state
 
     async def run_one_async(self, index: int, body: Body) -> ProgramState:
         done = self.done(index)
         if done is not None:
             return done
+        with self._row(index) as (run, state):
+            await complete_async(run, body, state)
+        return state
+
+    @contextmanager
+    def _row(self, index: int) -> Iterator[tuple[ProgramRun, ProgramState]]:
+        """A run that has a row to itself, and its state, which is kept in the end."""
         run = self.start()
         state = ProgramState(Branch(run))
         try:
-            await complete_async(run, body, state)
+            yield run, state
         except Exception:
+            # It is in `run.error`, for `state.error()` and for whoever reads from the state.
             assert run.error is not None
         if self._journal is not None:
             self._journal.add(index, state)
-        return state
 
 
 def bodies(function: Definition, batch: Sequence[Any]) -> list[Body]:

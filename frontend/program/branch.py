@@ -124,6 +124,8 @@ class Branch:
         self._start = self.transcript.start
         self._caller: Branch | None = None
         self._became: Branch | None = None
+        self.wait_for, self.wait_for_async = run.wait_for, run.wait_for_async
+        self.wait_for_any, self.wait_for_any_async = run.wait_for_any, run.wait_for_any_async
 
     def fork(self, size: int, adapter: str | None = None) -> list[Branch]:
         """`size` branches that start where this one stands, with its adapter or another one."""
@@ -431,18 +433,6 @@ class Branch:
         if self.run.watched_from_outside():
             return (self.run.ended,)
         return () if self.remote.last is None else (self.remote.last,)
-
-    def wait_for(self, pending: Iterable[Pending]) -> None:
-        self.run.wait_for(pending)
-
-    async def wait_for_async(self, pending: Iterable[Pending]) -> None:
-        await self.run.wait_for_async(pending)
-
-    def wait_for_any(self, pending: Sequence[Pending]) -> None:
-        self.run.wait_for_any(pending)
-
-    async def wait_for_any_async(self, pending: Sequence[Pending]) -> None:
-        await self.run.wait_for_any_async(pending)
 
     def text(self) -> StateText:
         self._raise_failure()

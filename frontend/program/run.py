@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rootlace.client.channel import Completion, Signal, wait_for_event
+from rootlace.client.endpoint import Answer, RuntimeEndpoint
 from rootlace.language.failures import Failure, call_site
 from rootlace.language.sampling import read_handling
 from rootlace.language.variables import Pending
@@ -16,10 +17,6 @@ from rootlace.program.operations import Budget, Operation, Quoting, Recording
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.errors import Cancelled, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import Part, Text
-
-if TYPE_CHECKING:
-    from rootlace.client.endpoint import RuntimeEndpoint
-
 
 # Prefix -------------------------------------------------------------------------------------------
 #
@@ -266,15 +263,6 @@ class ProgramRun:
 # Remote branch ------------------------------------------------------------------------------------
 
 
-class _Ignored(Completion):
-    """The sink of a close or cancel, of which a failure is ignored."""
-
-    __slots__ = ()
-
-    def __call__(self, event: protocol.Event) -> None:
-        self.finish()
-
-
 class RemoteBranch:
     """Sends a branch's operations and keeps its first failure; never waits for the server.
 
@@ -384,7 +372,7 @@ class RemoteBranch:
         operation.failure = failure = self.failed(operation, error)
         operation.finish()
         # What follows would continue a text without this operation: the branch is broken.
-        self._run.connection.send(protocol.Cancel(self.next_op(), self.id), _Ignored())
+        self._run.connection.send(protocol.Cancel(self.next_op(), self.id), Answer())
         raise failure.exception()
 
     # ------------------------------------------------------------ what the I/O thread reports
@@ -427,7 +415,7 @@ class RemoteBranch:
     def cancel(self) -> None:
         """Abort what runs and what is queued. From any thread."""
         if self._opened and self.last is not None and not self.last.done:
-            self._run.connection.send(protocol.Cancel(self.next_op(), self.id), _Ignored())
+            self._run.connection.send(protocol.Cancel(self.next_op(), self.id), Answer())
 
     def drop(self) -> None:
         """Close a branch without holders; called by the garbage collector."""
@@ -465,4 +453,4 @@ class RemoteBranch:
             if not operation.done:
                 operation.add_callback(self._send_close)
                 return
-        self._run.connection.send(protocol.Close(self.next_op(), self.id), _Ignored())
+        self._run.connection.send(protocol.Close(self.next_op(), self.id), Answer())

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from rootlace.client.channel import Channel
-from rootlace.client.endpoint import Answer, RuntimeEndpoint, endpoint_of
+from rootlace.client.endpoint import RuntimeEndpoint, close, compute, endpoint_of
 from rootlace.client.machine import Ask, BranchText, LocalChannel
 from rootlace.language.tools import as_text
 from rootlace.wire import protocol
@@ -388,16 +388,13 @@ def _key(branch: BranchText, op: Ask) -> str:
 
 
 def _ask(real: Channel, branch: BranchText, op: Ask) -> Said:
-    number = real.next_branch()
-    plain: dict[str, Any] = {"op": real.next_op(), "branch": number}
-    if isinstance(op, protocol.Generate):
-        plain["stream"] = False
-    answer = Answer()
-    real.send(protocol.Open(real.next_op(), number), Answer())
-    real.send(protocol.Append(real.next_op(), number, tuple(branch.parts)), Answer())
-    real.send(msgspec.structs.replace(op, **plain), answer)
-    real.send(protocol.Close(real.next_op(), number), Answer())
-    real.flush()
-    event = answer.get()
+    plain: dict[str, Any] = {"stream": False} if isinstance(op, protocol.Generate) else {}
+
+    def again(number: int, on: int) -> protocol.Op:
+        return msgspec.structs.replace(op, op=number, branch=on, **plain)
+
+    opened, answers = compute(real, branch.parts, last=again)
+    close(real, opened)
+    event = answers[-1].get()
     assert isinstance(event, Said)
     return event

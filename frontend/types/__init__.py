@@ -18,7 +18,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -70,6 +70,22 @@ DURATION = rf"^P({_N}D({_CLOCK})?|{_CLOCK})$"
 
 
 Schema = dict[str, Any]
+Found = TypeVar("Found")
+
+
+def _once_per_type(make: Callable[[Any], Found]) -> Callable[[Any], Found]:
+    """`make` once for each type; anew where some annotation of the type cannot be hashed."""
+    kept = functools.lru_cache(maxsize=512)(make)
+
+    @functools.wraps(make)
+    def found(kind: Any) -> Found:
+        try:
+            return kept(kind)
+        except TypeError:  # what `make` does not like raises again
+            return make(kind)
+
+    return found
+
 
 _KEY_PATTERNS: dict[type, str] = {
     inspect.IntType: INT_KEY,
@@ -78,13 +94,6 @@ _KEY_PATTERNS: dict[type, str] = {
     inspect.UUIDType: UUID_KEY,
     inspect.DateType: f"^{DATE}$",
 }
-
-
-def _msgspec_schema(kind: Any) -> Schema:
-    """See `types.schema_of`. Raises what msgspec raises for a type it does not know, and
-    InvalidConstraint for one whose values cannot be read back."""
-    msgspec.json.Decoder(kind)  # refuses what could be described but not read
-    return _Builder().build(inspect.type_info(kind))
 
 
 def name_of(kind: Any) -> str:
@@ -356,13 +365,10 @@ def is_pydantic(kind: Any) -> bool:
         return True
     if "pydantic" not in sys.modules and "annotated_types" not in sys.modules:
         return False
-    try:
-        return _has_own(kind)
-    except TypeError:  # not hashable
-        return _has_own.__wrapped__(kind)
+    return _has_own(kind)
 
 
-@functools.lru_cache(maxsize=512)
+@_once_per_type
 def _has_own(kind: Any) -> bool:
     return any(_is_own(part) for part in _parts(kind, set()))
 
@@ -403,18 +409,6 @@ def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
         yield from _parts(part, seen)
 
 
-def _pydantic_schema(kind: Any) -> Schema:
-    """See `types.schema_of`. Raises what pydantic raises, and what the model's own hooks do."""
-    return _sharpened(_pydantic_described(kind))
-
-
-def _parse_pydantic(kind: Any, text: str) -> Any:
-    """See `types.parse_as`. Raises ValueError."""
-    if is_model(kind):
-        return kind.model_validate_json(text)
-    return _adapter(kind).validate_json(text)
-
-
 def _pydantic_described(kind: Any) -> Schema:
     if is_model(kind) and not hasattr(kind, "__pydantic_core_schema__"):
         schema = kind.model_json_schema()
@@ -425,16 +419,9 @@ def _pydantic_described(kind: Any) -> Schema:
     return typing.cast(Schema, schema)
 
 
-@functools.lru_cache(maxsize=256)
-def _cached_adapter(kind: Any) -> Any:
-    return importlib.import_module("pydantic").TypeAdapter(kind)
-
-
+@_once_per_type
 def _adapter(kind: Any) -> Any:
-    try:
-        return _cached_adapter(kind)
-    except TypeError:  # not hashable; what pydantic does not like raises again
-        return importlib.import_module("pydantic").TypeAdapter(kind)
+    return importlib.import_module("pydantic").TypeAdapter(kind)
 
 
 @functools.cache
@@ -659,8 +646,9 @@ def schema_of(kind: Any) -> Schema:
         raise InvalidConstraint(f"type must be a type, not the string {kind!r}")
     try:
         if is_pydantic(kind):
-            return _pydantic_schema(kind)
-        return _msgspec_schema(kind)
+            return _sharpened(_pydantic_described(kind))
+        msgspec.json.Decoder(kind)  # refuses what could be described but not read
+        return _Builder().build(inspect.type_info(kind))
     except InvalidConstraint as error:
         raise InvalidConstraint(f"no JSON schema can be made of {name_of(kind)}: {error}") from None
     except Exception as error:  # the type's own hooks may raise anything
@@ -673,25 +661,16 @@ def schema_of(kind: Any) -> Schema:
 def parse_as(kind: Any, text: str) -> Any:
     """The value of type `kind` that JSON `text` stands for. Raises ValueError with the reason."""
     try:
+        if is_model(kind):
+            return kind.model_validate_json(text)
         if is_pydantic(kind):
-            return _parse_pydantic(kind, text)
+            return _adapter(kind).validate_json(text)
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
+@_once_per_type
 def schema_text(kind: Any) -> str:
-    """`schema_of` as compact JSON text; made once per type."""
-    try:
-        return _cached_text(kind)
-    except TypeError:  # some annotations cannot be hashed
-        return _text(kind)
-
-
-def _text(kind: Any) -> str:
+    """`schema_of` as compact JSON text."""
     return msgspec.json.encode(schema_of(kind)).decode()
-
-
-@functools.lru_cache(maxsize=512)
-def _cached_text(kind: Any) -> str:
-    return _text(kind)

@@ -9,13 +9,15 @@ import ctypes
 import functools
 import logging
 import os
+import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from rootlace.kernels.native.build import (
+    SOURCES,
     NativeUnavailable,
     library_file,
     prebuilt_library,
@@ -70,204 +72,18 @@ LANES = 16
 
 log = logging.getLogger(__name__)
 
-
-class Scheme(ctypes.Structure):
-    _fields_ = [
-        ("codes", c_int32),
-        ("group", c_int32),
-        ("scales", c_int32),
-        ("offsets", c_int32),
-        ("units", c_int32),
-        ("unit_groups", c_int32),
-        ("least", c_int32),
-        ("table", c_float * 16),
-    ]
+# Declarations -------------------------------------------------------------------------------------
+#
+# Structures and functions are stated once, in C++: here they are read from there.
 
 
-class Source(ctypes.Structure):
-    _fields_ = [
-        ("values", c_void_p),
-        ("scales", c_void_p),
-        ("offsets", c_void_p),
-        ("units", c_void_p),
-        ("offset_units", c_void_p),
-    ]
+HEADERS = ("api.h", "linear.h", "attention.h")
+"""Where structures and functions are declared."""
+NUMBERS = frozenset({"rl_prepare", "rl_team_size", "rl_paths"})
+"""Functions that return an int32 which does not say whether they failed."""
 
-
-class Linear(ctypes.Structure):
-    _fields_ = [
-        ("packed", c_void_p),
-        ("bias", c_void_p),
-        ("inputs", c_int32),
-        ("outputs", c_int32),
-        ("schemes", POINTER(Scheme)),
-        ("order", c_void_p),
-        ("factor", c_float),
-        ("alpha", c_float),
-        ("limit", c_float),
-        ("path", c_int32),
-    ]
-
-
-class Norm(ctypes.Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
-
-
-class Expert(ctypes.Structure):
-    _fields_ = [("gate_up", Linear), ("down", Linear)]
-
-
-class Layer(ctypes.Structure):
-    _fields_ = [
-        ("input_norm", Norm),
-        ("attention_out_norm", Norm),
-        ("post_norm", Norm),
-        ("mlp_out_norm", Norm),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("qkv", Linear * 3),
-        ("output", Linear),
-        ("q_up", Linear),
-        ("k_up", POINTER(Linear)),
-        ("v_up", POINTER(Linear)),
-        ("gate_up", Linear),
-        ("down", Linear),
-        ("router", Linear),
-        ("shared_gate", Linear),
-        ("experts", POINTER(Expert)),
-        ("correction", c_void_p),
-        ("sinks", c_void_p),
-        ("qkv_parts", c_int32),
-        ("window", c_int32),
-        ("rotation", c_int32),
-    ]
-
-
-class Mixture(ctypes.Structure):
-    _fields_ = [
-        ("count", c_int32),
-        ("chosen", c_int32),
-        ("inner", c_int32),
-        ("normalised", c_int32),
-        ("sigmoid", c_int32),
-        ("groups", c_int32),
-        ("chosen_groups", c_int32),
-        ("best_of_group", c_int32),
-        ("activation", c_int32),
-        ("factor", c_float),
-    ]
-
-
-class Latent(ctypes.Structure):
-    _fields_ = [
-        ("rank", c_int32),
-        ("plain", c_int32),
-        ("values", c_int32),
-        ("query_rank", c_int32),
-        ("eps", c_float),
-    ]
-
-
-class LowRank(ctypes.Structure):
-    _fields_ = [("a", Linear), ("b", Linear * 3)]
-
-
-Sum = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
-"""Where float32 numbers lie, and how many, whose sum over processes is wanted -> 0, or a fault."""
-
-
-class Model(ctypes.Structure):
-    _fields_ = [
-        ("dtype", c_int32),
-        ("hidden", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("inner", c_int32),
-        ("num_layers", c_int32),
-        ("vocab", c_int32),
-        ("activation", c_int32),
-        ("layer_norms", c_int32),
-        ("joint_norm", c_int32),
-        ("own_norms", c_int32),
-        ("parallel", c_int32),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("score_cap", c_float),
-        ("logit_cap", c_float),
-        ("embedding_factor", c_float),
-        ("embedding", c_void_p),
-        ("positions", c_void_p),
-        ("final_norm", Norm),
-        ("mixture", Mixture),
-        ("latent", Latent),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("rotation_stride", c_int64),
-        ("layers", POINTER(Layer)),
-        ("head", Linear),
-        ("cache", c_void_p),
-        ("num_blocks", c_int64),
-        ("block_size", c_int32),
-        ("kv_bits", c_int32),
-        ("adapters", POINTER(LowRank)),
-        ("adapter_rank", c_int32),
-        ("sum", Sum),
-    ]
-
-
-class Rows(ctypes.Structure):
-    _fields_ = [
-        ("rows", c_int32),
-        ("width", c_int32),
-        ("row_start", c_void_p),
-        ("context_len", c_void_p),
-        ("block_tables", c_void_p),
-        ("num_runs", c_int32),
-        ("runs", c_void_p),
-    ]
-
-
-class Step(ctypes.Structure):
-    _fields_ = [
-        ("tokens", c_int32),
-        ("writes", c_int32),
-        ("wanted", c_int32),
-        ("copies", c_int32),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("rotations", c_void_p),
-        ("query_factors", c_void_p),
-        ("slots", c_void_p),
-        ("sources", c_void_p),
-        ("wanted_tokens", c_void_p),
-        ("copied", c_void_p),
-        ("rows", Rows),
-        ("adapters", c_void_p),
-        ("hidden", c_void_p),
-        ("nanos", c_void_p),
-    ]
-
-
-class Edits(ctypes.Structure):
-    _fields_ = [
-        ("bias_start", c_void_p),
-        ("bias_token", c_void_p),
-        ("bias", c_void_p),
-        ("mask_table", c_void_p),
-        ("mask_words", c_int64),
-        ("mask_row", c_void_p),
-        ("seen_start", c_void_p),
-        ("seen_token", c_void_p),
-        ("seen_count", c_void_p),
-        ("penalties", c_void_p),
-    ]
-
-
-STRUCTURES = (
-    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, Latent, LowRank, Model),
-    *(Rows, Step, Edits),
-)
+_DECLARED = re.sub(r"//.*", "", "".join((SOURCES / name).read_text("utf-8") for name in HEADERS))
+_TYPES = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float, "void": None}
 
 
 class Status(c_int32):
@@ -278,65 +94,115 @@ class Created(c_void_p):
     """A handle that a function made; null where memory ran out."""
 
 
-# Name -> (result, arguments). Arrays are passed as addresses.
-FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "rl_prepare": (c_int32, []),
-    "rl_instructions": (c_char_p, []),
-    "rl_error": (c_char_p, []),
-    "rl_sizes": (None, [c_void_p]),
-    "rl_team_new": (Created, [c_int32]),
-    "rl_team_free": (None, [c_void_p]),
-    "rl_team_size": (c_int32, [c_void_p]),
-    "rl_workspace_new": (Created, []),
-    "rl_workspace_free": (None, [c_void_p]),
-    "rl_forward": (Status, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "rl_logits": (Status, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
-    "rl_penalties": (c_char_p, []),
-    "rl_pick_params": (c_char_p, []),
-    "rl_pick": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
-    "rl_scores": (
-        Status,
-        [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p],
-    ),
-    "rl_edit": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
-    "rl_team_try": (c_int64, [c_void_p, c_int32, c_int32, c_int64, c_void_p]),
-    "rl_team_fail": (Status, [c_void_p, c_int32, c_int32, c_int64]),
-    "rl_paths": (c_int32, [c_int32]),
-    "rl_packed_bytes": (c_int64, [c_int32] * 5),
-    "rl_pack": (Status, [c_void_p, c_int32, c_int32, c_void_p, *[c_int32] * 3, c_void_p]),
-    "rl_codes_bytes": (c_int64, [*[c_int32] * 5, c_void_p]),
-    "rl_pack_codes": (
-        Status,
-        [c_void_p, *[c_int32] * 5, c_void_p, c_int32, c_void_p, c_void_p],
-    ),
-    "rl_rows": (Status, [c_int32, c_void_p, c_void_p, c_int32, c_void_p]),
-    "rl_linear": (
-        Status,
-        [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int32, c_void_p, c_int32, c_void_p],
-    ),
-    "rl_attention": (
-        Status,
-        [
-            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
-            *(c_int64, c_void_p, c_void_p, c_int32, c_int64, c_int32),
-            *(c_float, c_float, c_void_p, c_void_p),
-        ],
-    ),
-    "rl_write_kv": (
-        Status,
-        [
-            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
-            *(c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
-        ],
-    ),
-    "rl_copy_kv": (
-        Status,
-        [
-            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
-            *(c_int32, c_int64, c_void_p),
-        ],
-    ),
-}
+def _type(kind: str, pointer: str = "") -> Any:
+    """RlX is the structure X of this module. Pointers to others are addresses."""
+    structure = globals().get(kind.removeprefix("Rl")) if kind.startswith("Rl") else None
+    if pointer:
+        return c_void_p if structure is None else POINTER(structure)
+    return structure or _TYPES[kind]
+
+
+def _parameters(given: str) -> list[Any]:
+    """Types of a function's parameters. Arrays and structures are passed as addresses."""
+    each = given.split(",") if given.strip() else ()
+    return [c_void_p if "*" in one else _type(one.split()[0]) for one in each]
+
+
+def _fields(name: str) -> list[tuple[str, Any]]:
+    """The fields of a structure."""
+    found: list[tuple[str, Any]] = []
+    body = re.search(rf"struct {name} {{(.*?)}};", _DECLARED, re.DOTALL)
+    assert body is not None, name
+    for declared in body[1].split(";")[:-1]:
+        [[kind, names]] = re.findall(r"^\s*(?:const )?(\w+)(.*)", declared, re.DOTALL)
+        if function := re.fullmatch(r" \(\*(\w+)\)\((.*)\)", names):
+            found.append((function[1], ctypes.CFUNCTYPE(_type(kind), *_parameters(function[2]))))
+            continue
+        for each in names.split(","):
+            [[pointer, field, count]] = re.findall(r"^\s*(\*?)\s*(\w+)(?:\[(\d+)\])?", each)
+            of_one = _type(kind, pointer)
+            found.append((field, of_one * int(count) if count else of_one))
+    return found
+
+
+class Scheme(ctypes.Structure):
+    _fields_ = _fields("RlScheme")
+
+
+class Source(ctypes.Structure):
+    _fields_ = _fields("RlSource")
+
+
+class Linear(ctypes.Structure):
+    _fields_ = _fields("RlLinear")
+
+
+class Norm(ctypes.Structure):
+    _fields_ = _fields("RlNorm")
+
+
+class Expert(ctypes.Structure):
+    _fields_ = _fields("RlExpert")
+
+
+class Layer(ctypes.Structure):
+    _fields_ = _fields("RlLayer")
+
+
+class Mixture(ctypes.Structure):
+    _fields_ = _fields("RlMixture")
+
+
+class Latent(ctypes.Structure):
+    _fields_ = _fields("RlLatent")
+
+
+class LowRank(ctypes.Structure):
+    _fields_ = _fields("RlLowRank")
+
+
+class Model(ctypes.Structure):
+    _fields_ = _fields("RlModel")
+
+
+Sum = dict(Model._fields_)["sum"]
+"""Where float32 numbers lie, and how many, whose sum over processes is wanted -> 0, or a fault."""
+
+
+class Rows(ctypes.Structure):
+    _fields_ = _fields("RlRows")
+
+
+class Step(ctypes.Structure):
+    _fields_ = _fields("RlStep")
+
+
+class Edits(ctypes.Structure):
+    _fields_ = _fields("RlEdits")
+
+
+STRUCTURES = (
+    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, Latent, LowRank, Model),
+    *(Rows, Step, Edits),
+)
+
+
+def _functions() -> Iterator[tuple[str, tuple[Any, list[Any]]]]:
+    """Each function's name, and its result and parameters."""
+    declared = r"RL_API (?:const )?(\w+)(\*?)\s+(rl_\w+)\(([^)]*)\);"
+    for kind, pointer, name, given in re.findall(declared, _DECLARED):
+        result: Any = c_char_p if kind == "char" else Created
+        if not pointer:
+            result = _type(kind)
+        if result is c_int32 and name not in NUMBERS:
+            result = Status
+        yield name, (result, _parameters(given))
+
+
+FUNCTIONS = dict(_functions())
+
+
+# Loading ------------------------------------------------------------------------------------------
 
 
 INSTRUCTIONS: dict[str, tuple[str, ...] | None] = {

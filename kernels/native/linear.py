@@ -248,66 +248,39 @@ class Packer:
         return packed
 
 
-class PackedLinear:
-    """y = x W^T + bias with packed weights, for measurements and tests; see `Packer`. `gated`
-    weights are only for an epilogue that is `gated`."""
+class Products:
+    """y = x W^T + bias with weights of one shape, one after another in one call, as in a forward
+    pass; for measurements and tests. `gated` weights are only for an epilogue that is `gated`; see
+    `Packer.pack`."""
 
     def __init__(
         self,
-        library: ctypes.CDLL,
-        team: Team,
-        weight: Weight,
-        dtype: torch.dtype,
+        packer: Packer,
+        weights: Sequence[Weight],
         *,
         gated: bool = False,
-        factor: float = 1.0,
-        arena: Arena | None = None,
-        path: ProductPath = ProductPath.BEST,
+        path: ProductPath | None = None,
     ) -> None:
-        self.library, self.team, self.dtype, self.gated = library, team, dtype, gated
-        packer = Packer(library, team, dtype, arena or Arena())
-        self._packed = packer.pack(weight, gated=gated, path=path)
-        self._factor = factor
-        self.inputs, self.outputs = self._packed.inputs, self._packed.outputs
-
-    @property
-    def packed(self) -> np.ndarray:
-        """The memory, uint8."""
-        return self._packed.memory
-
-    @property
-    def structure(self) -> native.Linear:
-        """The C structure; valid as long as this object lives."""
-        return self._packed.structure(self._factor)
+        self.gated = gated
+        self._packer = packer
+        self._held = [packer.pack(weight, gated=gated, path=path) for weight in weights]
+        structures = [packed.structure() for packed in self._held]
+        self._structures = (native.Linear * len(structures))(*structures)
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
-        """x [rows, inputs] of the weights' dtype; out, contiguous, as linear.h says. For tests: a
-        forward pass runs all its products in one call. Raises ValueError."""
-        Products([self]).multiply(epilogue, x, out)
-
-
-class Products:
-    """Products of one shape, computed one after another in one call, as in a forward pass."""
-
-    def __init__(self, linears: Sequence[PackedLinear]) -> None:
-        self._first = linears[0]
-        self._held = list(linears)
-        self._structures = (native.Linear * len(linears))(*(one.structure for one in linears))
-
-    def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
-        """Multiply the same x by each of the weights, into the same out. Raises ValueError.
+        """Multiply x [rows, inputs], of the weights' dtype, by each of them, into the same out,
+        contiguous, as linear.h says. Raises ValueError.
 
         Rows of x may lie apart; an odd number of cache lines from one to the next is quickest.
         """
-        first = self._first
-        gated = epilogue.gated
-        if gated != first.gated:
+        first, packer, gated = self._held[0], self._packer, self.gated
+        if gated != epilogue.gated:
             raise ValueError("weights are packed as gated for gated epilogues and for nothing else")
         own = not epilogue.wide
         columns = first.outputs // 2 if gated else first.outputs
         for name, tensor, dtype, shape in (
-            ("x", x, first.dtype, (x.shape[0], first.inputs)),
-            ("out", out, first.dtype if own else torch.float32, (x.shape[0], columns)),
+            ("x", x, packer.dtype, (x.shape[0], first.inputs)),
+            ("out", out, packer.dtype if own else torch.float32, (x.shape[0], columns)),
         ):
             whole = tensor[:1] if name == "x" else tensor
             if tensor.dtype != dtype or tensor.shape != shape or not whole.is_contiguous():
@@ -315,9 +288,9 @@ class Products:
                     f"{name} is contiguous {shape} of {dtype}, not {tuple(tensor.shape)} of "
                     f"{tensor.dtype}"
                 )
-        first.library.rl_linear(
-            first.team.handle,
-            DTYPES[first.dtype],
+        packer.library.rl_linear(
+            packer.team.handle,
+            DTYPES[packer.dtype],
             epilogue,
             x.data_ptr(),
             x.stride(0),
@@ -457,26 +430,23 @@ class _Measurement:
     """See `Ratios`."""
 
     def __init__(self, library: ctypes.CDLL, team: Team, dtype: torch.dtype) -> None:
-        self._library, self._team, self._dtype = library, team, dtype
+        self._packer = Packer(library, team, dtype)
 
     def __call__(self, outputs: int, inputs: int, gated: bool) -> Iterator[float]:
         outputs = min(outputs, MOST_NUMBERS // inputs // 2 * 2 or 2)
         weight = Dense(self._numbers(outputs, inputs))
-        packed = {
-            path: PackedLinear(
-                self._library, self._team, weight, self._dtype, gated=gated, path=path
-            )
-            for path in ProductPath
+        products = {
+            path: Products(self._packer, [weight], gated=gated, path=path) for path in ProductPath
         }
         epilogue = Epilogue.SILU_MUL if gated else Epilogue.STORE
         for rows in ROWS:
             x = self._numbers(rows, inputs)
-            out = torch.empty(rows, outputs // (2 if gated else 1), dtype=self._dtype)
+            out = torch.empty(rows, outputs // (2 if gated else 1), dtype=x.dtype)
             least = dict.fromkeys(ProductPath, float("inf"))
             for _ in range(TURNS):
-                for path, linear in packed.items():
+                for path, product in products.items():
                     start = time.perf_counter()
-                    linear.multiply(epilogue, x, out)
+                    product.multiply(epilogue, x, out)
                     least[path] = min(least[path], time.perf_counter() - start)
                 ratio = least[ProductPath.VECTORS] / least[ProductPath.BEST]
                 if ratio > AT_MOST:  # the other path is not taken: no need to be sure
@@ -485,5 +455,7 @@ class _Measurement:
 
     def _numbers(self, rows: int, columns: int) -> torch.Tensor:
         """Products of zeros would take less time."""
-        some = torch.randn(1 << 12, generator=torch.Generator().manual_seed(0)).to(self._dtype)
+        some = torch.randn(1 << 12, generator=torch.Generator().manual_seed(0)).to(
+            self._packer.dtype
+        )
         return some.repeat(rows * columns // len(some) + 1)[: rows * columns].view(rows, columns)

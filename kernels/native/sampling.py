@@ -1,4 +1,4 @@
-"""Tokens picked in C++: `reference/sampling.py`, without a copy of the logits."""
+"""Logits edited, and tokens picked and scored, in C++: `reference/sampling.py`, by all threads."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def _column(values: np.ndarray, count: int) -> tuple[int, int]:
     return values.ctypes.data, values.strides[0]
 
 
-# Edit logits --------------------------------------------------------------------------------------
-#
-# Logits edited in C++: `reference/sampling.py`, by all threads.
+# Sampling -----------------------------------------------------------------------------------------
 
 
-class NativeEditLogits:
-    """See `interface.EditLogits`, of arrays. Not thread-safe."""
+class NativeSampling:
+    """`HostSampling` in C++, by all threads. Not thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library
         self._team = team
         self._penalties = declared_columns(library.rl_penalties())
+        self._params = declared_columns(library.rl_pick_params())
 
-    def __call__(self, logits: np.ndarray, edits: LogitEdits) -> np.ndarray:
+    def edit_logits(self, logits: np.ndarray, edits: LogitEdits) -> np.ndarray:
+        """See `interface.EditLogits`."""
         logits = np.ascontiguousarray(logits, np.float32)
         _check(edits, len(logits))
         given = Edits()
@@ -86,101 +86,14 @@ class NativeEditLogits:
         )
         return edited
 
-
-def check_mask_rows(rows: np.ndarray, masks: int) -> None:
-    """Raises `ValueError` if a row's mask is none of the table's."""
-    if len(rows) and int(rows.max()) >= masks:
-        raise ValueError(f"mask {int(rows.max())} of a table of {masks}")
-
-
-def _check(edits: LogitEdits, rows: int) -> None:
-    """Raises `ValueError` unless all lengths fit. Tokens that there are not, the kernel skips."""
-    lists = {"bias_start": ("bias_token", "bias"), "seen_start": ("seen_token", "seen_count")}
-    for start, names in lists.items():
-        bounds = getattr(edits, start)
-        if bounds is None:
-            continue
-        ordered = tuple(bounds.shape) == (rows + 1,) and bool((bounds[1:] >= bounds[:-1]).all())
-        if not ordered or int(bounds[0]) < 0:
-            raise ValueError(f"{start}: must be {rows + 1} ascending numbers")
-        if any(_length(edits, name) < int(bounds[-1]) for name in names):
-            raise ValueError(f"{names}: fewer entries than {start} says")
-    if edits.mask_row is not None:
-        if len(edits.mask_row) != rows:
-            raise ValueError(f"mask_row: not one for each of {rows} rows")
-        check_mask_rows(edits.mask_row, _length(edits, "mask_table"))
-
-
-def _length(edits: LogitEdits, name: str) -> int:
-    values = getattr(edits, name)
-    return 0 if values is None else len(values)
-
-
-# Score tokens -------------------------------------------------------------------------------------
-#
-# Log-probabilities in C++: `reference/sampling.py`, by all threads and without copies.
-
-
-class NativeScoreTokens:
-    """See `interface.ScoreTokens`, of arrays. Not thread-safe."""
-
-    def __init__(self, library: ctypes.CDLL, team: Team) -> None:
-        self._library = library
-        self._team = team
-
-    def __call__(
-        self, logits: np.ndarray, tokens: np.ndarray, top: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        logits = np.ascontiguousarray(logits, np.float32)
-        tokens = np.ascontiguousarray(tokens, np.int32)
-        count, vocab = logits.shape
-        if tokens.shape != (count,):
-            raise ValueError(f"{list(tokens.shape)} tokens for {count} rows")
-        top = min(top, vocab)
-        logprobs = np.empty(count, np.float32)
-        top_ids = np.empty((count, top), np.int32)
-        top_logprobs = np.empty((count, top), np.float32)
-        self._library.rl_scores(
-            self._team.handle,
-            logits.ctypes.data,
-            count,
-            vocab,
-            tokens.ctypes.data,
-            top,
-            logprobs.ctypes.data,
-            top_ids.ctypes.data,
-            top_logprobs.ctypes.data,
-        )
-        return logprobs, top_ids, top_logprobs
-
-
-# Pick tokens --------------------------------------------------------------------------------------
-
-
-def native_sampling(library: ctypes.CDLL, team: Team) -> HostSampling:
-    """Logits edited, and tokens picked and scored, in C++."""
-    return HostSampling(
-        edit_logits=NativeEditLogits(library, team),
-        pick_tokens=NativePickTokens(library, team),
-        score_tokens=NativeScoreTokens(library, team),
-    )
-
-
-class NativePickTokens:
-    """See `interface.PickTokens`, of arrays. Not thread-safe."""
-
-    def __init__(self, library: ctypes.CDLL, team: Team) -> None:
-        self._library = library
-        self._team = team
-        self._params = declared_columns(library.rl_pick_params())
-
-    def __call__(
+    def pick_tokens(
         self,
         logits: np.ndarray,
         rows: PickRows,
         choice: Choice,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
+        """See `interface.PickTokens`."""
         logits = np.ascontiguousarray(logits, np.float32)
         count, vocab = logits.shape
         if out is not None and tuple(out.shape) != (count,):
@@ -210,6 +123,67 @@ class NativePickTokens:
             return tokens
         out[:] = tokens
         return out
+
+    def score_tokens(
+        self, logits: np.ndarray, tokens: np.ndarray, top: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """See `interface.ScoreTokens`."""
+        logits = np.ascontiguousarray(logits, np.float32)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        count, vocab = logits.shape
+        if tokens.shape != (count,):
+            raise ValueError(f"{list(tokens.shape)} tokens for {count} rows")
+        top = min(top, vocab)
+        logprobs = np.empty(count, np.float32)
+        top_ids = np.empty((count, top), np.int32)
+        top_logprobs = np.empty((count, top), np.float32)
+        self._library.rl_scores(
+            self._team.handle,
+            logits.ctypes.data,
+            count,
+            vocab,
+            tokens.ctypes.data,
+            top,
+            logprobs.ctypes.data,
+            top_ids.ctypes.data,
+            top_logprobs.ctypes.data,
+        )
+        return logprobs, top_ids, top_logprobs
+
+
+def native_sampling(library: ctypes.CDLL, team: Team) -> HostSampling:
+    """Logits edited, and tokens picked and scored, in C++."""
+    own = NativeSampling(library, team)
+    return HostSampling(own.edit_logits, own.pick_tokens, own.score_tokens)
+
+
+def check_mask_rows(rows: np.ndarray, masks: int) -> None:
+    """Raises `ValueError` if a row's mask is none of the table's."""
+    if len(rows) and int(rows.max()) >= masks:
+        raise ValueError(f"mask {int(rows.max())} of a table of {masks}")
+
+
+def _check(edits: LogitEdits, rows: int) -> None:
+    """Raises `ValueError` unless all lengths fit. Tokens that there are not, the kernel skips."""
+    lists = {"bias_start": ("bias_token", "bias"), "seen_start": ("seen_token", "seen_count")}
+    for start, names in lists.items():
+        bounds = getattr(edits, start)
+        if bounds is None:
+            continue
+        ordered = tuple(bounds.shape) == (rows + 1,) and bool((bounds[1:] >= bounds[:-1]).all())
+        if not ordered or int(bounds[0]) < 0:
+            raise ValueError(f"{start}: must be {rows + 1} ascending numbers")
+        if any(_length(edits, name) < int(bounds[-1]) for name in names):
+            raise ValueError(f"{names}: fewer entries than {start} says")
+    if edits.mask_row is not None:
+        if len(edits.mask_row) != rows:
+            raise ValueError(f"mask_row: not one for each of {rows} rows")
+        check_mask_rows(edits.mask_row, _length(edits, "mask_table"))
+
+
+def _length(edits: LogitEdits, name: str) -> int:
+    values = getattr(edits, name)
+    return 0 if values is None else len(values)
 
 
 def _whole(table: np.ndarray, vocab: int) -> np.ndarray:

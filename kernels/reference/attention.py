@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -440,7 +441,9 @@ def paged_attention(
     heads, dim = q.shape[1:]
     kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
     scoring = _Scoring(scale, soft_cap)
-    keys, values = _stored(q, k_cache, v_cache, scales)
+    of_keys, of_values = (scales.k, scales.v) if isinstance(scales, KVScales) else (None, None)
+    keys = _reader(q, k_cache, scales, of_keys)
+    values = _reader(q, v_cache, scales, of_values)
     dtype = q.dtype
     if isinstance(scales, KVScales):
         q = q.float()
@@ -453,8 +456,8 @@ def paged_attention(
 
     for group in plan.decode:
         shape = (group.count, -1, kv_heads, dim)
-        k = keys.read(group.slots).view(shape).transpose(1, 2)
-        v = values.read(group.slots).view(shape).transpose(1, 2)
+        k = keys(group.slots).view(shape).transpose(1, 2)
+        v = values(group.slots).view(shape).transpose(1, 2)
         query = q[group.start : group.start + group.count]
         query = query.reshape(group.count, kv_heads, heads // kv_heads, dim)
         out, lse = _attend(query, k, v, group.mask, scoring, keep_lse)
@@ -463,8 +466,8 @@ def paged_attention(
             sums.append(lse.reshape(group.count, heads))
 
     for row in plan.extend:
-        k = keys.read(row.slots).transpose(0, 1).unsqueeze(0)
-        v = values.read(row.slots).transpose(0, 1).unsqueeze(0)
+        k = keys(row.slots).transpose(0, 1).unsqueeze(0)
+        v = values(row.slots).transpose(0, 1).unsqueeze(0)
         for chunk in row.chunks:
             query = q[chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
             part = slice(chunk.first, chunk.last)
@@ -489,69 +492,37 @@ def paged_attention(
     return out, total if want_lse else None
 
 
-class _Plain(NamedTuple):
-    """Keys or values of one layer: slots [B * S, Nk, D]."""
-
-    slots: torch.Tensor
-
-    def read(self, index: torch.Tensor) -> torch.Tensor:
-        """[M] -> [M, Nk, D]."""
-        return self.slots.index_select(0, index)
+Read = Callable[[torch.Tensor], torch.Tensor]
+"""Keys or values of one layer at slots [M] -> [M, Nk, D]: in float32 of an fp8 cache."""
 
 
-class _EightBits(NamedTuple):
-    """The same in e4m3, with scales float32 [Nk]."""
-
-    slots: torch.Tensor
-    scale: torch.Tensor
-
-    def read(self, index: torch.Tensor) -> torch.Tensor:
-        """[M] -> float32 [M, Nk, D]."""
-        # torch does not gather float8 on every device.
-        bits = self.slots.view(torch.uint8).index_select(0, index)
-        return from_e4m3(bits.view(self.slots.dtype), self.scale)
-
-
-class _Integers(NamedTuple):
-    """The same as integers: slots uint8 [B * S, W]."""
-
-    slots: torch.Tensor
-    codes: KVCodes
-    dim: int
-    dtype: torch.dtype
-
-    def read(self, index: torch.Tensor) -> torch.Tensor:
-        """[M] -> [M, Nk, D] in `dtype`."""
-        rows = self.slots.index_select(0, index)
-        return dequantise(rows, self.codes.bits, self.codes.heads, self.dim, self.dtype)
-
-
-_Stored = _Plain | _EightBits | _Integers
-
-
-def _stored(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scales: KVScaling | None
-) -> tuple[_Stored, _Stored]:
-    """Keys and values [B, S, Nk, D], or rows of bytes [B, S, 1, W], of one layer."""
-    k, v = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+def _reader(
+    q: torch.Tensor, cache: torch.Tensor, scales: KVScaling | None, scale: torch.Tensor | None
+) -> Read:
+    """Reads keys or values [B, S, Nk, D], or rows of bytes [B, S, 1, W], for queries `q`. `scale`:
+    those of fp8 heads [Nk]."""
+    slots = cache.flatten(0, 1)
     if scales is None:
-        return _Plain(k), _Plain(v)
-    if isinstance(scales, KVCodes):
-        dim, dtype = q.shape[2], q.dtype
-        return (
-            _Integers(k.flatten(1), scales, dim, dtype),
-            _Integers(v.flatten(1), scales, dim, dtype),
-        )
-    return _EightBits(k, scales.k), _EightBits(v, scales.v)
+        return partial(slots.index_select, 0)
+
+    def read(index: torch.Tensor) -> torch.Tensor:
+        # torch does not gather float8 on every device.
+        found = slots.view(torch.uint8).index_select(0, index)
+        if isinstance(scales, KVCodes):
+            return dequantise(found.flatten(1), scales.bits, scales.heads, q.shape[2], q.dtype)
+        assert scale is not None
+        return from_e4m3(found.view(slots.dtype), scale)
+
+    return read
 
 
 def _attend_shared(
-    q: torch.Tensor, keys: _Stored, values: _Stored, run: SharedGroup, scoring: _Scoring
+    q: torch.Tensor, keys: Read, values: Read, run: SharedGroup, scoring: _Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All rows of a run are queries of one attention call. q [M, Nq, D] -> [M, Nq, D], [M, Nq]."""
     count, heads, dim = q.shape
-    k = keys.read(run.slots).transpose(0, 1).unsqueeze(0)
-    v = values.read(run.slots).transpose(0, 1).unsqueeze(0)
+    k = keys(run.slots).transpose(0, 1).unsqueeze(0)
+    v = values(run.slots).transpose(0, 1).unsqueeze(0)
     kv_heads = k.shape[1]
     query = q.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
     out, lse = _attend(query, k, v, None, scoring, True)

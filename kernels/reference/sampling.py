@@ -234,21 +234,6 @@ def _places(
     return owner, owner * vocab + token
 
 
-# Logprobs -----------------------------------------------------------------------------------------
-#
-# Log-probabilities of given tokens: y[r] = x[r, t[r]] - log sum_i exp(x[r, i]).
-
-
-def token_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """logits float32 or bfloat16 [R, V], tokens int [R] -> float32 [R]; NaN where a token is -1."""
-    x = logits.float()
-    chosen = x.gather(1, tokens.long().clamp(min=0).unsqueeze(1)).squeeze(1)
-    found = torch.where(tokens >= 0, chosen - x.logsumexp(dim=1), float("nan"))
-    return found if out is None else out.copy_(found)
-
-
 # Score tokens -------------------------------------------------------------------------------------
 #
 # Log-probabilities of given tokens, and of the best ones, from logits as they are:
@@ -270,6 +255,14 @@ def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores
         return logprobs, none.to(torch.int32), none
     ids = best_ids(logits, top)
     return logprobs, ids.to(torch.int32), logits.gather(1, ids) - normaliser
+
+
+def token_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `interface.TokenLogprobs`."""
+    found, _, _ = score_tokens(logits, tokens, 0)
+    return found if out is None else out.copy_(found)
 
 
 # Automaton ----------------------------------------------------------------------------------------

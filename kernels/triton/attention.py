@@ -32,8 +32,8 @@ from rootlace.kernels.triton.decode_attention import (
     tree_tile,
 )
 from rootlace.kernels.triton.extend_attention import extend_attention
-from rootlace.kernels.triton.kv_storage import check_cache
-from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
+from rootlace.kernels.triton.kv_storage import attention_inputs
+from rootlace.kernels.triton.launching import architecture, padded, settings
 
 # Merge attention ----------------------------------------------------------------------------------
 #
@@ -102,83 +102,6 @@ def merge_kernel(
         tl.store(out + offset + column, tl.zeros([BLOCK_D], out.dtype.element_ty), mask=exists)
         if LSE:
             tl.store(lse + row.to(tl.int64) * HEADS + head, float("-inf"))
-
-
-def merge_attention(
-    part_out: torch.Tensor,
-    part_lse: torch.Tensor,
-    numbers: torch.Tensor,
-    rows: int,
-    arch: int,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> None:
-    """Write the rows that have partial results, and zeros (log-sum-exp -inf) for empty rows.
-
-    part_out [P, Nq, D], part_lse [P, Nq] float32 (base 2); numbers as in `attention_plan`; out
-    [T, Nq, D], lse float32 [T, Nq] (natural), contiguous.
-    """
-    heads, dim = out.shape[1:]
-    launch = settings("merge_attention", arch, head_dim=dim)
-    merge_kernel[(rows, heads)](
-        part_out,
-        part_lse,
-        numbers,
-        out,
-        lse,
-        rows,
-        HEADS=heads,
-        DIM=dim,
-        LSE=lse is not None,
-        CHUNK=launch.blocks["CHUNK"],
-        BLOCK_D=padded(dim),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-    )
-
-
-def variants(arch: int) -> list[Variant]:
-    """The widths in use, and one that is padded."""
-    found = []
-    for heads, dim, dtype, wants in (
-        (32, 64, torch.bfloat16, False),
-        (32, 128, torch.bfloat16, False),
-        (32, 128, torch.bfloat16, True),
-        (8, 256, torch.bfloat16, False),
-        (32, 80, torch.float16, True),
-        (32, 128, torch.float32, False),
-    ):
-        launch = settings("merge_attention", arch, head_dim=dim)
-        constants: dict[str, object] = {
-            "HEADS": heads,
-            "DIM": dim,
-            "LSE": wants,
-            "CHUNK": launch.blocks["CHUNK"],
-            "BLOCK_D": padded(dim),
-        }
-        signature = {
-            "part_out": "*fp32",
-            "part_lse": "*fp32",
-            "numbers": "*i32",
-            "out": f"*{TYPE_NAMES[dtype]}",
-            "lse": "*fp32",
-        }
-        if not wants:
-            constants["lse"] = None
-        found.append(
-            Variant(
-                f"{TYPE_NAMES[dtype]}, heads of {dim}{', log-sum-exp' if wants else ''}",
-                merge_kernel,
-                signature,
-                constants,
-                ("part_out", "part_lse", "out", "lse")
-                if wants
-                else ("part_out", "part_lse", "out"),
-                num_warps=launch.num_warps,
-                num_stages=launch.num_stages,
-            )
-        )
-    return found
 
 
 # Attention ----------------------------------------------------------------------------------------
@@ -294,50 +217,37 @@ def paged_attention(
     """
     host = plan.plan
     tokens, heads, dim = q.shape
-    check_cache("keys", k_cache, q, scales)
-    check_cache("values", v_cache, q, scales)
     q = q.contiguous()
+    inputs = attention_inputs(q, k_cache, v_cache, scale=scale, soft_cap=soft_cap, scales=scales)
     out = torch.empty_like(q)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device) if want_lse else None
     if host.extend is not None:
         block_tables, *arrays = plan.tensors[: -1 if host.decode is not None else None]
-        extend_attention(
-            q, k_cache, v_cache, block_tables, host.extend, arrays, out, lse,
-            scale=scale, soft_cap=soft_cap, scales=scales,
-        )  # fmt: skip
-    if host.decode is not None:
-        scale = dim**-0.5 if scale is None else scale
-        _decode(q, k_cache, v_cache, plan.tensors[-1], host, out, lse, scale, soft_cap, scales)
-    return out, lse
-
-
-def _decode(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    numbers: torch.Tensor,
-    host: AttentionPlan,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    scale: float,
-    soft_cap: float,
-    scales: KVScaling | None,
-) -> None:
-    decode = host.decode
-    assert decode is not None
-    arch = architecture(q.device)
-    heads, dim = q.shape[1:]
-    slots = max(decode.slots, 1)
+        extend_attention(inputs, block_tables, host.extend, arrays, out, lse)
+    if host.decode is None:
+        return out, lse
+    numbers, rows, slots = plan.tensors[-1], host.decode.rows, max(host.decode.slots, 1)
     part_out = torch.empty(slots, heads, dim, dtype=torch.float32, device=q.device)
     part_lse = torch.empty(slots, heads, dtype=torch.float32, device=q.device)
-    if decode.shares:
-        tree_attention(
-            q, k_cache, v_cache, numbers, decode.rows, host.tile, host.window is not None, arch,
-            part_out, part_lse, scale=scale, soft_cap=soft_cap, scales=scales,
-        )  # fmt: skip
-    decode_attention(
-        q, k_cache, v_cache, numbers, decode.items_at, arch, out, lse, part_out, part_lse,
-        scale=scale, soft_cap=soft_cap, scales=scales,
-    )  # fmt: skip
-    if decode.slots:
-        merge_attention(part_out, part_lse, numbers, decode.rows, arch, out, lse)
+    if host.decode.shares:
+        windowed = host.window is not None
+        tree_attention(inputs, numbers, rows, host.tile, windowed, q.dtype, part_out, part_lse)
+    decode_attention(inputs, numbers, host.decode.items_at, out, lse, part_out, part_lse)
+    if host.decode.slots:
+        launch = settings("merge_attention", architecture(q.device), head_dim=dim)
+        merge_kernel[(rows, heads)](
+            part_out,
+            part_lse,
+            numbers,
+            out,
+            lse,
+            rows,
+            HEADS=heads,
+            DIM=dim,
+            LSE=want_lse,
+            CHUNK=launch.blocks["CHUNK"],
+            BLOCK_D=padded(dim),
+            num_warps=launch.num_warps,
+            num_stages=launch.num_stages,
+        )
+    return out, lse

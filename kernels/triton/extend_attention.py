@@ -22,41 +22,26 @@ the chain table -> keys, so that takes five).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.triton.attention_plan import (
     FIELDS,
     MERGE_FIELDS,
     ExtendPlan,
-    TileShape,
-    tile_shapes,
 )
 from rootlace.kernels.triton.kv_storage import (
-    Stored,
-    bits_of,
-    check_cache,
+    AttentionInputs,
     load_codes,
-    scale_arguments,
-    stored_signature,
 )
 from rootlace.kernels.triton.launching import (
-    TYPE_NAMES,
-    Variant,
-    architecture,
-    as_bits,
     dot,
     from_e4m3,
-    native_e4m3,
     padded,
     tanh,
 )
 
-LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 ITEM = tl.constexpr(FIELDS)
 MERGE = tl.constexpr(MERGE_FIELDS)
@@ -65,12 +50,6 @@ LOWEST = tl.constexpr(-1e30)
 
 MERGE_HEADS = 8
 """Heads per program of the merge: 8 of 128 columns are 8 float32 per thread."""
-
-DIVISIBLE = (
-    "q", "k_cache", "v_cache", "out", "lse", "part_out", "part_lse",
-    "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
-)  # fmt: skip
-"""Arguments that are multiples of 16 where the head size is."""
 
 
 @triton.jit(
@@ -271,72 +250,47 @@ def _merge_kernel(
 
 
 def extend_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    inputs: AttentionInputs,
     block_tables: torch.Tensor,
     plan: ExtendPlan,
     arrays: list[torch.Tensor],
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    *,
-    scale: float | None = None,
-    soft_cap: float = 0.0,
-    scales: KVScaling | None = None,
 ) -> None:
     """Attention of the planned rows' tokens, written to their places in `out` and `lse` only.
 
-    q, out [T, Nq, D] of the whole step (last axis contiguous); k_cache, v_cache [B, S, Nk, D] of
-    one layer, contiguous, as `interface.PagedAttention` takes it; block_tables int32 [R, W]
-    (rows contiguous); `arrays` are `plan.arrays` on the device (int32, contiguous; any shape); lse
-    float32 [T, Nq] contiguous or None. See `interface.PagedAttention`.
+    out [T, Nq, D] of the whole step (last axis contiguous, as that of the queries); block_tables
+    int32 [R, W] (rows contiguous); `arrays` are `plan.arrays` on the device (int32, contiguous; any
+    shape); lse float32 [T, Nq] contiguous or None. See `interface.PagedAttention`.
     """
-    heads, dim = q.shape[1:]
-    kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
-    scale = dim**-0.5 if scale is None else scale
-    if scale <= 0.0:
-        raise ValueError(f"scale {scale} is not positive")
-    check_cache("keys", k_cache, q, scales)
-    k_scales, v_scales = scale_arguments(k_cache, v_cache, scales)
-    capped = soft_cap > 0.0
+    heads, dim = out.shape[1:]
+    q = inputs.arrays[0]
+    assert q is not None
     parts = max(plan.num_parts, 1)
-    part_out = torch.empty(parts, heads, dim, dtype=torch.float32, device=q.device)
-    part_lse = torch.empty(parts, heads, dtype=torch.float32, device=q.device)
+    part_out = torch.empty(parts, heads, dim, dtype=torch.float32, device=out.device)
+    part_lse = torch.empty(parts, heads, dtype=torch.float32, device=out.device)
     for launch, items in zip(plan.launches, arrays[:-1], strict=True):
         if not len(launch.items):
             continue
-        _extend_kernel[(len(launch.items) * kv_heads,)](
-            q,
-            as_bits(k_cache),
-            as_bits(v_cache),
-            k_scales,
-            v_scales,
+        _extend_kernel[(len(launch.items) * inputs.constants["KV_HEADS"],)](
+            *inputs.arrays,
             block_tables,
             items,
             out,
             lse,
             part_out,
             part_lse,
-            scale / soft_cap if capped else scale * LOG2_E,
-            soft_cap * LOG2_E,
+            *inputs.factors,
             q.stride(0),
             q.stride(1),
             out.stride(0),
             out.stride(1),
             block_tables.stride(0),
-            KV_HEADS=kv_heads,
-            GROUP=heads // kv_heads,
-            DIM=dim,
-            BLOCK_SIZE=plan.block_size,
+            **inputs.constants,
             WINDOW=plan.window or 0,
-            CAPPED=capped,
-            FP8=isinstance(scales, KVScales),
-            BITS=bits_of(scales),
-            NATIVE=native_e4m3(architecture(q.device)),
             LSE=lse is not None,
             BLOCK_M=launch.shape.block_m,
             BLOCK_N=launch.shape.block_n,
-            BLOCK_D=padded(dim, 16),
             num_warps=launch.shape.num_warps,
             num_stages=launch.shape.num_stages,
         )
@@ -355,125 +309,3 @@ def extend_attention(
             BLOCK_H=MERGE_HEADS,
             BLOCK_D=padded(dim, 16),
         )
-
-
-def variants(arch: int) -> list[Variant]:
-    """Head sizes, groups, caches and options of models."""
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    cases: list[tuple[torch.dtype, Stored, int, int, int, bool]] = [
-        # dtype, cache, head size, group, window, soft cap
-        (bf16, "plain", 64, 4, 0, False),
-        (bf16, "plain", 128, 1, 0, False),
-        (bf16, "plain", 128, 4, 0, False),
-        (bf16, "plain", 128, 7, 4096, False),
-        (bf16, "plain", 128, 4, 4096, True),
-        (bf16, "plain", 80, 8, 0, False),
-        (bf16, "plain", 256, 2, 4096, True),
-        (fp16, "plain", 128, 4, 0, False),
-        (fp32, "plain", 32, 3, 0, False),
-        (fp32, "plain", 128, 4, 0, False),
-        (bf16, "fp8", 64, 4, 0, False),
-        (bf16, "fp8", 128, 4, 0, False),
-        (bf16, "fp8", 128, 4, 4096, True),
-        (bf16, "fp8", 256, 2, 4096, True),
-        (bf16, "int8", 64, 4, 0, False),
-        (bf16, "int8", 128, 4, 0, False),
-        (bf16, "int4", 64, 4, 0, False),
-        (bf16, "int4", 128, 4, 0, False),
-        (bf16, "int4", 128, 4, 4096, True),
-    ]
-    found = []
-    for dtype, stored, dim, group, window, capped in cases:
-        for size, shape in zip(
-            ("large", "small"), tile_shapes(arch, dim, group, dtype), strict=True
-        ):
-            found.append(_variant(arch, dtype, stored, dim, group, window, capped, size, shape))
-            if (dtype, dim, group, window) == (bf16, 128, 4, 0):
-                found.append(_variant(arch, dtype, stored, dim, group, 0, False, size, shape, True))
-    for wants in (False, True):
-        found.append(_merge_variant(bf16, 32, 64, wants))
-        found.append(_merge_variant(bf16, 32, 128, wants))
-    found.append(_merge_variant(fp32, 6, 32, True))
-    return found
-
-
-def _variant(
-    arch: int,
-    dtype: torch.dtype,
-    stored: Stored,
-    dim: int,
-    group: int,
-    window: int,
-    capped: bool,
-    size: str,
-    shape: TileShape,
-    wants: bool = False,
-) -> Variant:
-    """`wants`: whether log-sum-exps are asked for, which no served model does."""
-    kind = TYPE_NAMES[dtype]
-    cache_types, kinds = stored_signature(stored, kind)
-    constants: dict[str, Any] = {
-        "KV_HEADS": 8,
-        "GROUP": group,
-        "DIM": dim,
-        "BLOCK_SIZE": 16,
-        "WINDOW": window,
-        "CAPPED": capped,
-        **kinds,
-        "NATIVE": native_e4m3(arch),
-        "LSE": wants,
-        "BLOCK_M": shape.block_m,
-        "BLOCK_N": shape.block_n,
-        "BLOCK_D": padded(dim, 16),
-    }
-    if not wants:
-        constants |= {"lse": None}
-    name = f"extend_attention {kind} cache {stored} D{dim} G{group} W{window}"
-    return Variant(
-        name=f"{name}{' capped' if capped else ''}{' log-sum-exp' if wants else ''} {size}",
-        kernel=_extend_kernel,
-        types={
-            "q": f"*{kind}",
-            **cache_types,
-            "block_tables": "*i32",
-            "items": "*i32",
-            "out": f"*{kind}",
-            "lse": "*fp32",
-            "part_out": "*fp32",
-            "part_lse": "*fp32",
-            "score_scale": "fp32",
-            "soft_cap": "fp32",
-        },
-        constants=constants,
-        divisible=tuple(name for name in DIVISIBLE if wants or name != "lse"),
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
-        matrix_units=dtype != torch.float32,
-    )
-
-
-def _merge_variant(dtype: torch.dtype, heads: int, dim: int, wants: bool) -> Variant:
-    kind = TYPE_NAMES[dtype]
-    constants: dict[str, Any] = {
-        "HEADS": heads,
-        "DIM": dim,
-        "LSE": wants,
-        "BLOCK_H": MERGE_HEADS,
-        "BLOCK_D": padded(dim, 16),
-    }
-    if not wants:
-        constants |= {"lse": None}
-    divisible = ("part_out", "part_lse", "out", "out_token_stride", "out_head_stride")
-    return Variant(
-        name=f"extend_attention merge {kind} D{dim}{' log-sum-exp' if wants else ''}",
-        kernel=_merge_kernel,
-        types={
-            "part_out": "*fp32",
-            "part_lse": "*fp32",
-            "merges": "*i32",
-            "out": f"*{kind}",
-            "lse": "*fp32",
-        },
-        constants=constants,
-        divisible=divisible,
-    )

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import KVCodes, KVScaling, slot_bytes
+from rootlace.kernels.interface import KVCodes, KVScales, KVScaling, slot_bytes
 from rootlace.kernels.reference import kv_cache
 from rootlace.kernels.triton.launching import (
-    TYPE_NAMES,
-    Launch,
-    Variant,
     architecture,
     as_bits,
     from_e4m3,
+    native_e4m3,
     padded,
     round_to,
     settings,
@@ -198,23 +196,7 @@ def _code(values, offset, inverse, most: tl.constexpr):
 # Kv storage ---------------------------------------------------------------------------------------
 
 
-Stored = Literal["plain", "fp8", "int8", "int4"]
-"""Kinds of cache storage, which name the variants of kernels."""
-
-
-def stored_signature(stored: Stored, plain: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """(types of a kernel's arguments, what is constant of them): of attention over a cache that is
-    stored so, for queries of the type `plain`."""
-    cache = f"*{plain}" if stored == "plain" else "*u8"
-    scales = {"plain": "constexpr", "fp8": "*fp32"}.get(stored, "*i32")
-    types = {"k_cache": cache, "v_cache": cache, "k_scales": scales, "v_scales": scales}
-    constants: dict[str, Any] = {
-        "FP8": stored == "fp8",
-        "BITS": {"int8": 8, "int4": 4}.get(stored, 0),
-    }
-    if stored == "plain":
-        constants |= {"k_scales": None, "v_scales": None}
-    return types, constants
+LOG2_E = 1.4426950408889634
 
 
 def bits_of(scales: KVScaling | None) -> int:
@@ -231,6 +213,51 @@ def scale_arguments(
     if isinstance(scales, KVCodes):
         return k_cache.view(torch.int32), v_cache.view(torch.int32)
     return scales.k, scales.v
+
+
+class AttentionInputs(NamedTuple):
+    """What every kernel of attention is given of a layer: queries, cache and scales; the factors
+    `score_scale` and `soft_cap` of scores in base 2; and what is constant of them."""
+
+    arrays: tuple[torch.Tensor | None, ...]
+    factors: tuple[float, float]
+    constants: dict[str, Any]
+
+
+def attention_inputs(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    scales: KVScaling | None = None,
+) -> AttentionInputs:
+    """Take the arguments of `interface.PagedAttention`. Raises ValueError for a cache that is not
+    contiguous or of another type, and for a scale that is not positive."""
+    check_cache("keys", k_cache, q, scales)
+    check_cache("values", v_cache, q, scales)
+    heads, dim = q.shape[1:]
+    kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
+    scale = dim**-0.5 if scale is None else scale
+    if scale <= 0.0:
+        raise ValueError(f"scale {scale} is not positive")
+    capped = soft_cap > 0.0
+    return AttentionInputs(
+        (q, as_bits(k_cache), as_bits(v_cache), *scale_arguments(k_cache, v_cache, scales)),
+        (scale / soft_cap, soft_cap * LOG2_E) if capped else (scale * LOG2_E, 0.0),
+        {
+            "KV_HEADS": kv_heads,
+            "GROUP": heads // kv_heads,
+            "DIM": dim,
+            "BLOCK_SIZE": k_cache.shape[1],
+            "CAPPED": capped,
+            "FP8": isinstance(scales, KVScales),
+            "BITS": bits_of(scales),
+            "NATIVE": native_e4m3(architecture(q.device)),
+            "BLOCK_D": padded(dim, 16),
+        },
+    )
 
 
 @triton.jit
@@ -459,7 +486,7 @@ def rope_and_write(
     q = torch.empty((count, q_heads, head_dim), device=qkv.device, dtype=qkv.dtype)
     if not count:
         return q
-    launch = _launch(head_dim, architecture(qkv.device))
+    launch = settings("rope_and_write", architecture(qkv.device), head_dim=padded(head_dim))
     heads = launch.blocks["HEADS"]
     groups = triton.cdiv(q_heads, heads) + triton.cdiv(kv_heads, heads)
     rope_and_write_kernel[(len(slots), groups)](
@@ -488,75 +515,3 @@ def rope_and_write(
         num_warps=launch.num_warps,
     )
     return q
-
-
-def _launch(head_dim: int, arch: int) -> Launch:
-    return settings("rope_and_write", arch, head_dim=padded(head_dim))
-
-
-def variants(arch: int) -> list[Variant]:
-    """Heads of 64, 80, 128 and 256; with and without norms, duplicates, fp8 and integers."""
-    return [
-        _variant(arch, "Llama-1B", torch.bfloat16, (32, 8, 64)),
-        _variant(arch, "Llama-8B", torch.bfloat16, (32, 8, 128)),
-        _variant(arch, "Llama-8B, duplicates", torch.bfloat16, (32, 8, 128), tokens=True),
-        _variant(arch, "Llama-8B, fp8", torch.bfloat16, (32, 8, 128), fp8=True),
-        _variant(arch, "Llama-8B, int8", torch.bfloat16, (32, 8, 128), bits=8),
-        _variant(arch, "Llama-8B, int4", torch.bfloat16, (32, 8, 128), bits=4),
-        _variant(arch, "Qwen3-8B", torch.bfloat16, (32, 8, 128), norm=True),
-        _variant(
-            arch, "norm, fp8, duplicates", torch.bfloat16, (16, 8, 256), True, True, tokens=True
-        ),
-        _variant(arch, "heads of 80", torch.float16, (32, 32, 80)),
-        _variant(arch, "float32", torch.float32, (32, 8, 128), norm=True),
-    ]
-
-
-def _variant(
-    arch: int,
-    name: str,
-    dtype: torch.dtype,
-    shape: tuple[int, int, int],
-    norm: bool = False,
-    fp8: bool = False,
-    tokens: bool = False,
-    bits: int = 0,
-) -> Variant:
-    q_heads, kv_heads, head_dim = shape
-    launch = _launch(head_dim, arch)
-    plain = f"*{TYPE_NAMES[dtype]}"
-    cache = "*u8" if fp8 or bits else plain
-    scale = "*fp32" if fp8 else "*i32" if bits else "constexpr"
-    arrays = {
-        "qkv_ptr": plain,
-        "cos_ptr": plain,
-        "sin_ptr": plain,
-        "q_out_ptr": plain,
-        "k_cache_ptr": cache,
-        "v_cache_ptr": cache,
-        "slots_ptr": "*i64",
-        "tokens_ptr": "*i64" if tokens else "constexpr",
-        "q_norm_ptr": plain if norm else "constexpr",
-        "k_norm_ptr": plain if norm else "constexpr",
-        "k_scale_ptr": scale,
-        "v_scale_ptr": scale,
-    }
-    strides = ("qkv_token_stride", "qkv_head_stride")
-    constants: dict[str, Any] = {
-        "Q_HEADS": q_heads,
-        "KV_HEADS": kv_heads,
-        "HALF": head_dim // 2,
-        "BITS": bits,
-        "HEADS": launch.blocks["HEADS"],
-        "BLOCK": padded(head_dim // 2),
-    }
-    absent = [argument for argument, kind in arrays.items() if kind == "constexpr"]
-    aligned = [name for name in arrays if name not in (*absent, "slots_ptr", "tokens_ptr")]
-    return Variant(
-        name,
-        rope_and_write_kernel,
-        {**arrays, "eps": "fp32"},
-        {**constants, **dict.fromkeys(absent)},
-        (*aligned, *(strides if head_dim % 16 == 0 else ())),
-        num_warps=launch.num_warps,
-    )

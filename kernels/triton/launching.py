@@ -30,7 +30,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,40 +38,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-
-# Variants -----------------------------------------------------------------------------------------
-#
-# What is compiled ahead of time to see that it compiles: kernels as they are really launched.
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One specialisation of a kernel, as `triton.compile` wants it.
-
-    `types` has the types of the kernel's parameters ("*bf16", "fp32"); those that it lacks are
-    integers of 32 bits, or pointers to such where the name ends with "_ptr". `constants` gives the
-    compile-time ones; `divisible` names pointers and integers that are multiples of 16.
-    `fp_fusion`: products and sums may be one operation, rounded once. `matrix_units`: its PTX must
-    use them.
-    """
-
-    name: str
-    kernel: Any
-    types: dict[str, str]
-    constants: dict[str, Any] = field(default_factory=dict)
-    divisible: tuple[str, ...] = ()
-    num_warps: int = 4
-    num_stages: int = 3
-    fp_fusion: bool = True
-    matrix_units: bool = False
-
-    @property
-    def signature(self) -> dict[str, str]:
-        """Every parameter of the kernel in order, with its type or "constexpr"."""
-        rest = {name: "*i32" if name.endswith("_ptr") else "i32" for name in self.kernel.arg_names}
-        constant = dict.fromkeys(self.constants, "constexpr")
-        return {name: constant.get(name) or self.types.get(name, rest[name]) for name in rest}
-
 
 # Tuning -------------------------------------------------------------------------------------------
 
@@ -140,15 +106,8 @@ INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 
 E4M3_MAX = tl.constexpr(448.0)
 
-TYPE_NAMES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.uint8: "u8",
-    torch.int32: "i32",
-    torch.int64: "i64",
-}
-"""Triton's names of element types, for signatures."""
+TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Triton's names of the types of activations."""
 
 
 @triton.jit

@@ -7,16 +7,11 @@ Each kernel has the bits of its reference, in `reference/layers.py` and `referen
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from rootlace.kernels.triton.launching import (
-    TYPE_NAMES,
-    Launch,
-    Variant,
     architecture,
     as_bits,
     padded,
@@ -57,18 +52,6 @@ def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tenso
     return out
 
 
-def _feed_variants(arch: int) -> list[Variant]:
-    return [
-        Variant(
-            "i64",
-            feed_tokens_kernel,
-            dict.fromkeys(("ids_ptr", "feeds_ptr", "out_ptr"), "*i64"),
-            {"BLOCK": FEED_BLOCK},
-            ("ids_ptr", "feeds_ptr", "found_ptr", "out_ptr"),
-        )
-    ]
-
-
 # Embedding ----------------------------------------------------------------------------------------
 #
 # Token embedding, a gather of rows: `reference/layers.py`. Bit for bit what it copies.
@@ -106,24 +89,6 @@ def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
             num_warps=launch.num_warps,
         )
     return out
-
-
-def _embedding_variants(arch: int) -> list[Variant]:
-    launch = settings("embedding", arch)
-    return [
-        Variant(
-            TYPE_NAMES[dtype],
-            embedding_kernel,
-            {
-                **dict.fromkeys(("weight_ptr", "out_ptr"), f"*{TYPE_NAMES[dtype]}"),
-                "ids_ptr": "*i64",
-            },
-            {"BLOCK": launch.blocks["BLOCK"]},
-            ("weight_ptr", "out_ptr", "width", "stride"),
-            num_warps=launch.num_warps,
-        )
-        for dtype in (torch.bfloat16, torch.float32)
-    ]
 
 
 # Copy slots ---------------------------------------------------------------------------------------
@@ -168,26 +133,6 @@ def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) 
         BLOCK=block,
         num_warps=launch.num_warps,
     )
-
-
-def _copy_variants(arch: int) -> list[Variant]:
-    launch = settings("copy_slots", arch)
-    return [
-        Variant(
-            "fp8" if dtype == torch.uint8 else TYPE_NAMES[dtype],
-            copy_slots_kernel,
-            {
-                "cache_ptr": f"*{TYPE_NAMES[dtype]}",
-                "source_ptr": "*i64",
-                "target_ptr": "*i64",
-                "layer_stride": "i64",
-            },
-            {"BLOCK": launch.blocks["BYTES"] // dtype.itemsize},
-            ("cache_ptr", "width", "layer_stride"),
-            num_warps=launch.num_warps,
-        )
-        for dtype in (torch.bfloat16, torch.uint8)
-    ]
 
 
 # Gated --------------------------------------------------------------------------------------------
@@ -255,33 +200,6 @@ def _gated(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
     return out
 
 
-def _gated_variants(arch: int) -> list[Variant]:
-    """Both activations; widths that are multiples of 16 are read in vectors, others are not."""
-    launch = settings("gated", arch)
-    arrays, sizes = ("gate_up_ptr", "out_ptr"), ("width", "stride")
-    return [
-        Variant(
-            f"{'gelu' if gelu else 'silu'}, {TYPE_NAMES[dtype]}{'' if even else ', odd width'}",
-            gated_kernel,
-            dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"),
-            {"GELU": gelu, "BLOCK": launch.blocks["BLOCK"]},
-            (*arrays, *sizes) if even else arrays,
-            num_warps=launch.num_warps,
-        )
-        for dtype, gelu, even in (
-            (torch.bfloat16, False, True),
-            (torch.bfloat16, True, True),
-            (torch.float32, False, True),
-            (torch.bfloat16, False, False),
-        )
-    ]
-
-
-def _pointwise_variants(arch: int) -> list[Variant]:
-    parts = (_feed_variants, _embedding_variants, _copy_variants, _gated_variants)
-    return [variant for part in parts for variant in part(arch)]
-
-
 # Root mean square layer norm, alone and with the residual's addition: `reference/layers.py`.
 #
 # One program per row, which it holds in registers: x and residual are read once, the sum and the
@@ -293,89 +211,66 @@ WIDEST_NORM = 32768
 
 
 @triton.jit
-def norm_row(x, weight, width, eps):
-    """weight * (x / sqrt(mean(x^2) + eps)) of a row x, zero from `width` on, in its dtype."""
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    quotient = round_to(wide * scale, x.dtype).to(tl.float32)
-    return round_to(quotient * weight.to(tl.float32), x.dtype)
-
-
-@triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, width, x_stride, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    normed = norm_row(x, weight, width, eps)
-    tl.store(out_ptr + row * width + column, normed, mask=inside)
-
-
-@triton.jit
-def add_rms_norm_kernel(
+def rms_norm_kernel(
     x_ptr,
-    residual_ptr,
+    residual_ptr,  # or nothing
     weight_ptr,
     out_ptr,
-    total_ptr,
+    total_ptr,  # with a residual
     width,
     x_stride,
     residual_stride,
     eps,
     BLOCK: tl.constexpr,
 ):
+    """weight * (x / sqrt(mean(x^2) + eps)) of a row of x, or of its sum with the residual's."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
-    residual = tl.load(residual_ptr + row * residual_stride + column, mask=inside, other=0.0)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    total = round_to(residual.to(tl.float32) + x.to(tl.float32), x.dtype)
-    tl.store(total_ptr + row * width + column, total, mask=inside)
-    normed = norm_row(total, weight, width, eps)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + row * residual_stride + column, mask=inside, other=0.0)
+        x = round_to(residual.to(tl.float32) + x.to(tl.float32), x.dtype)
+        tl.store(total_ptr + row * width + column, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    quotient = round_to(wide * scale, x.dtype).to(tl.float32)
+    normed = round_to(quotient * weight.to(tl.float32), x.dtype)
     tl.store(out_ptr + row * width + column, normed, mask=inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise the last axis. x [..., H], weight [H], same dtype -> [..., H]."""
-    rows = _rows(x)
-    width = rows.shape[1]
-    out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
-    if out.numel():
-        launch = _launch(width, architecture(x.device))
-        rms_norm_kernel[(len(rows),)](
-            rows,
-            weight.contiguous(),
-            out,
-            width,
-            rows.stride(0),
-            eps,
-            BLOCK=padded(width),
-            num_warps=launch.num_warps,
-        )
-    return out
+    out, _ = _normed(_rows(x), None, weight, eps)
+    return out.view(x.shape)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`s = residual + x`; returns (rms_norm(s), s). Both inputs [T, H]; neither is changed."""
-    x, residual = _rows(x), _rows(residual)
+    return _normed(_rows(x), _rows(residual), weight, eps)
+
+
+def _normed(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(The norm, what is normed)."""
     width = x.shape[1]
     out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
-    total = torch.empty_like(out)
+    total = x if residual is None else torch.empty_like(out)
     if out.numel():
-        launch = _launch(width, architecture(x.device))
-        add_rms_norm_kernel[(len(x),)](
+        launch = settings("rms_norm", architecture(x.device), width=padded(width))
+        rms_norm_kernel[(len(x),)](
             x,
             residual,
             weight.contiguous(),
             out,
-            total,
+            None if residual is None else total,
             width,
             x.stride(0),
-            residual.stride(0),
+            0 if residual is None else residual.stride(0),
             eps,
             BLOCK=padded(width),
             num_warps=launch.num_warps,
@@ -389,54 +284,3 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"rows of {x.shape[-1]} columns; at most {WIDEST_NORM} are supported")
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def _launch(width: int, arch: int) -> Launch:
-    return settings("rms_norm", arch, width=padded(width))
-
-
-def _norm_variants(arch: int) -> list[Variant]:
-    """Widths of small and large models, one that is no power of two, and the widest row."""
-    cases = (
-        (torch.bfloat16, 2048),
-        (torch.bfloat16, 4096),
-        (torch.bfloat16, 5120),
-        (torch.float16, 4096),
-        (torch.bfloat16, WIDEST_NORM),
-        (torch.float32, 16384),
-    )
-    return [
-        _variant(arch, kernel, arrays, strides, dtype, width)
-        for dtype, width in cases
-        for kernel, arrays, strides in (
-            (rms_norm_kernel, ("x_ptr", "weight_ptr", "out_ptr"), ("x_stride",)),
-            (
-                add_rms_norm_kernel,
-                ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "total_ptr"),
-                ("x_stride", "residual_stride"),
-            ),
-        )
-    ]
-
-
-def _variant(
-    arch: int,
-    kernel: Any,
-    arrays: tuple[str, ...],
-    strides: tuple[str, ...],
-    dtype: torch.dtype,
-    width: int,
-) -> Variant:
-    sizes = ("width", *strides)
-    return Variant(
-        f"{TYPE_NAMES[dtype]}, {width} columns",
-        kernel,
-        {**dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"), "eps": "fp32"},
-        {"BLOCK": padded(width)},
-        (*arrays, *sizes),
-        num_warps=_launch(width, arch).num_warps,
-    )
-
-
-def variants(arch: int) -> list[Variant]:
-    return [*_norm_variants(arch), *_pointwise_variants(arch)]

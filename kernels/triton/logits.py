@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import LogitEdits
-from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
+from rootlace.kernels.triton.launching import architecture, padded, settings
 
 # Rows ---------------------------------------------------------------------------------------------
 #
@@ -23,6 +23,9 @@ from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture,
 # numbers.
 #
 # Masses are sums of weights w = exp((x - max x) / T), in float64.
+#
+# Inside of kernels, arguments that belong together are one tuple: `source` is (logits_ptr, stride,
+# mask_ptr, mask_row_ptr, words, vocab), `asked` is (temperature_ptr, top_k_ptr, top_p_ptr, vocab).
 
 MAX_VOCAB = 1 << 24
 """A rank (`rank_of`) has 24 bits for the token."""
@@ -31,10 +34,10 @@ EVERYTHING = tl.constexpr(-(1 << 62))
 
 
 @triton.jit
-def load_logits(
-    logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, inside, MASKED: tl.constexpr
-):
+def load_logits(source, row, ids, MASKED: tl.constexpr):
     """float32 logits of tokens `ids` of a row; -inf outside, and where the row's mask forbids."""
+    logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab = source
+    inside = ids < vocab
     x = tl.load(logits_ptr + row.to(tl.int64) * stride + ids, mask=inside, other=float("-inf"))
     x = x.to(tl.float32)
     if MASKED:
@@ -114,8 +117,9 @@ def largest_of(best_ptr, row, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def cut_parameters(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab):
+def cut_parameters(row, finite, asked):
     """(whether the row has a cut to be searched for, top_k, top_p)."""
+    temperature_ptr, top_k_ptr, top_p_ptr, vocab = asked
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
     cut = (top_k < vocab) | (top_p < 1.0)
@@ -180,7 +184,8 @@ def edit_logits_kernel(
     tile, row = tl.program_id(0), tl.program_id(1)
     ids = tile * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab
-    x = load_logits(logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, inside, MASKED)
+    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+    x = load_logits(source, row, ids, MASKED)
     out = out_ptr + row.to(tl.int64) * vocab
     tl.store(out + ids, x, mask=inside)
     begin, end = tile * BLOCK, tile * BLOCK + BLOCK
@@ -262,42 +267,6 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     return other if tensor is None else tensor
 
 
-def _edit_variants(arch: int) -> list[Variant]:
-    launch = settings("edit_logits", arch)
-    types = {
-        **dict.fromkeys(("bias_ptr", "out_ptr"), "*fp32"),
-        **dict.fromkeys([f"{name}_ptr" for name in PENALTIES], "*fp64"),
-    }
-    found = []
-    for dtype, masked, biased, penalised in (
-        (torch.bfloat16, True, True, True),
-        (torch.float32, True, True, True),
-        (torch.bfloat16, False, True, True),
-        (torch.bfloat16, False, True, False),
-        (torch.bfloat16, False, False, True),
-        (torch.bfloat16, True, False, False),
-    ):
-        names = edit_logits_kernel.arg_names
-        parts = [("mask", masked), ("biases", biased), ("penalties", penalised)]
-        found.append(
-            Variant(
-                ", ".join([TYPE_NAMES[dtype], *(part for part, there in parts if there)]),
-                edit_logits_kernel,
-                {**types, "logits_ptr": f"*{TYPE_NAMES[dtype]}"},
-                {
-                    "MASKED": masked,
-                    "BIASED": biased,
-                    "PENALISED": penalised,
-                    **launch.blocks,
-                },
-                (*(name for name in names if name.endswith("_ptr")), "vocab", "stride"),
-                num_warps=launch.num_warps,
-                fp_fusion=False,
-            )
-        )
-    return found
-
-
 # Log-probabilities of tokens: `reference/sampling.py`.
 #
 # One pass: each tile of a row gives its largest logit and its mass relative to that; then one
@@ -364,37 +333,3 @@ def token_logprobs(
         logits, tokens, largest, mass, out, stride, tiles, TILES=padded(tiles), num_warps=1
     )
     return out
-
-
-def _logprob_variants(arch: int) -> list[Variant]:
-    launch = settings("token_logprobs", arch)
-    found = []
-    for dtype in (torch.bfloat16, torch.float32):
-        name = TYPE_NAMES[dtype]
-        pointers = {"logits_ptr": f"*{name}"}
-        stats = {"largest_ptr": "*fp32", "mass_ptr": "*fp32"}
-        found.append(
-            Variant(
-                name,
-                tile_mass_kernel,
-                {**pointers, **stats},
-                {"TILE": launch.blocks["TILE"]},
-                ("logits_ptr", *stats, "stride"),
-                num_warps=launch.num_warps,
-            )
-        )
-        found.append(
-            Variant(
-                name,
-                row_logprob_kernel,
-                {**pointers, **stats, "out_ptr": "*fp32"},
-                {"TILES": 32},
-                ("logits_ptr", "token_ptr", *stats, "out_ptr", "stride"),
-                num_warps=1,
-            )
-        )
-    return found
-
-
-def variants(arch: int) -> list[Variant]:
-    return [*_edit_variants(arch), *_logprob_variants(arch)]

@@ -18,14 +18,14 @@ Bytes: the logits are read once ("greedy", "random"), or five times, four of the
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import AutomatonTables, Choice, PickRows
-from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
+from rootlace.kernels.triton.launching import architecture, padded, settings
 from rootlace.kernels.triton.logits import (
     EVERYTHING,
     MAX_VOCAB,
@@ -75,9 +75,8 @@ def tile_stats_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_logits(
-        logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
-    )
+    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+    x = load_logits(source, row, ids, MASKED)
     place = row * tiles + tile
     rank = tl.max(rank_of(x, ids), 0)
     tl.store(best_ptr + place, rank)
@@ -134,9 +133,8 @@ def row_pick_kernel(
             min_p = tl.full([], 0.0, tl.float64)
             if CUT:
                 min_p = tl.load(min_p_ptr + row)
-                searched, _top_k, _top_p = cut_parameters(
-                    row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
-                )
+                asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+                searched, _top_k, _top_p = cut_parameters(row, finite, asked)
                 if searched | (min_p > 0):
                     cut = tl.load(cut_ptr + row)
                     masses = tl.load(kept_ptr + row * tiles + tile, mask=tile < tiles, other=0.0)
@@ -149,11 +147,10 @@ def row_pick_kernel(
             before = tl.max(tl.where(tile < chosen, reached, 0.0), 0)
             # Part by part: the first token beyond the target, or else the last with mass.
             first, last = vocab, 0
+            source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
             for start in range(0, TILE, PART):
                 ids = chosen * TILE + start + tl.arange(0, PART)
-                x = load_logits(
-                    logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
-                )
+                x = load_logits(source, row, ids, MASKED)
                 weights = kept_weights(x, ids, largest, inverse, cut, min_p)
                 upto = before + tl.cumsum(weights, 0)
                 beyond = (upto > target) & (weights > 0)
@@ -310,55 +307,6 @@ def pick_tokens(
     return out
 
 
-def _pick_variants(arch: int) -> list[Variant]:
-    """Every launch of a vocabulary of up to 32 and of up to 64 tiles, masked and not."""
-    size = sizes(arch)
-    types = {
-        **dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr"), "*fp64"),
-        **dict.fromkeys(("mass_ptr", "above_ptr", "kept_ptr"), "*fp64"),
-        **dict.fromkeys(("seed_ptr", "position_ptr", "best_ptr", "cut_ptr", "reached_ptr"), "*i64"),
-        **dict.fromkeys(("least_ptr", "value_ptr"), "*fp32"),
-    }
-    sized = {"TILE": size.tile, "ROOM": size.room, "PART": min(PART, size.tile)}
-    launches: list[tuple[Any, str, dict[str, bool]]] = [
-        (tile_stats_kernel, "greedy", {"MASS": False, "LEAST": False}),
-        (tile_stats_kernel, "random", {"MASS": True, "LEAST": False}),
-        (tile_stats_kernel, "cut", {"MASS": True, "LEAST": True}),
-        (tile_levels_kernel, "first", {"SECOND": False}),
-        (tile_levels_kernel, "second", {"SECOND": True}),
-        (tile_candidates_kernel, "", {}),
-        (row_cut_kernel, "", {}),
-        (tile_kept_kernel, "", {}),
-        (row_pick_kernel, "greedy", {"DRAW": False, "CUT": False}),
-        (row_pick_kernel, "random", {"DRAW": True, "CUT": False}),
-        (row_pick_kernel, "cut", {"DRAW": True, "CUT": True}),
-    ]
-    found = []
-    for kernel, what, flags in launches:
-        for dtype, masked, tiles in (
-            (torch.bfloat16, False, 32),
-            (torch.bfloat16, True, 32),
-            (torch.bfloat16, True, 64),
-            (torch.float32, False, 32),
-            (torch.float32, False, 64),
-        ):
-            names = kernel.arg_names
-            constants = {**sized, **flags, "MASKED": masked, "TILES": tiles}
-            parts = [what, TYPE_NAMES[dtype], "masked" if masked else "", f"{tiles} tiles"]
-            found.append(
-                Variant(
-                    ", ".join(part for part in parts if part),
-                    kernel,
-                    {**types, "logits_ptr": f"*{TYPE_NAMES[dtype]}"},
-                    {name: value for name, value in constants.items() if name in names},
-                    (*(name for name in names if name.endswith("_ptr")), "vocab", "stride"),
-                    num_warps=PICK_WARPS if kernel is row_pick_kernel else size.num_warps,
-                    fp_fusion=False,
-                )
-            )
-    return found
-
-
 # Steps of automata by tokens that are on the device: `reference/sampling.py`.
 #
 # A chain of five dependent loads per row, one program for all rows of a small batch: what counts is
@@ -432,22 +380,3 @@ def step_automata(
             num_warps=4,
         )
     return found, masks
-
-
-def _automaton_variants(arch: int) -> list[Variant]:
-    names = step_automata_kernel.arg_names
-    pointers = tuple(name for name in names if name.endswith("_ptr"))
-    return [
-        Variant(
-            "",
-            step_automata_kernel,
-            {},
-            {"_AUTOMATON_ROWS": _AUTOMATON_ROWS},
-            pointers,
-            num_warps=4,
-        )
-    ]
-
-
-def variants(arch: int) -> list[Variant]:
-    return [*_pick_variants(arch), *_automaton_variants(arch)]

@@ -9,19 +9,14 @@ more rows make each matrix dense once, as the reference does.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.codes import Codes
 from rootlace.kernels.reference.layers import linear as dense_products
 from rootlace.kernels.reference.layers import table_of
 from rootlace.kernels.triton.launching import (
     TYPE_NAMES,
-    Launch,
-    Variant,
     architecture,
     dot,
     from_e4m3,
@@ -136,13 +131,15 @@ def _multiply(x: torch.Tensor, weight: Quantised, out: torch.Tensor) -> None:
     if not len(x):
         return
     arch = architecture(x.device)
-    launch = _launch(arch, TYPE_NAMES[x.dtype], weight.units is not None)
-    rows, columns = _tile(len(x)), launch.blocks["BLOCK_N"]
+    dtype, units = TYPE_NAMES[x.dtype], weight.units is not None
+    launch = settings("quantised_linear", arch, dtype=dtype, units=units)
+    rows, columns = min(padded(len(x), 16), MOST_ROWS), launch.blocks["BLOCK_N"]
+    codes = weight.scheme.codes
     fp8 = weight.kind == "fp8_e4m3"
     quantised_linear_kernel[(triton.cdiv(outputs, columns), triton.cdiv(len(x), rows))](
         x,
         weight.values.view(torch.uint8) if fp8 else weight.values,
-        _table(weight.scheme.codes, x.device),
+        None if CODES[codes].table is None else table_of(codes, x.device),
         weight.scales,
         weight.offsets,
         weight.units,
@@ -170,77 +167,5 @@ def _multiply(x: torch.Tensor, weight: Quantised, out: torch.Tensor) -> None:
     )
 
 
-def _launch(arch: int, dtype: str, units: bool) -> Launch:
-    return settings("quantised_linear", arch, dtype=dtype, units=units)
-
-
 def _count(units: torch.Tensor | None) -> int:
     return 1 if units is None else units.shape[1]
-
-
-def _tile(rows: int) -> int:
-    return min(padded(rows, 16), MOST_ROWS)
-
-
-def _table(codes: Codes, device: torch.device) -> torch.Tensor | None:
-    return None if CODES[codes].table is None else table_of(codes, device)
-
-
-def variants(arch: int) -> list[Variant]:
-    """Every kind of codes, with scales as checkpoints and GGUF files have them."""
-    f32, f16, bf16, u8 = "*fp32", "*fp16", "*bf16", "*u8"
-    cases: list[tuple[Codes, int, str, str | None, str | None, int]] = [
-        # codes, group, scales, offsets, units of both, rows
-        ("int8", 4096, f32, None, None, 16),
-        ("int8", 32, f16, None, None, 64),
-        ("int8", 32, f16, f16, None, 16),
-        ("int4", 128, bf16, None, None, 16),
-        ("int4", 128, bf16, None, None, 64),
-        ("uint4", 32, f16, f16, None, 16),
-        ("uint4", 32, u8, u8, f16, 16),
-        ("fp8_e4m3", 4096, f32, None, None, 16),
-        ("e2m1", 32, f32, None, None, 16),
-        ("nl4", 32, f16, None, None, 64),
-    ]
-    found = []
-    for codes, group, scales, offsets, units, rows in cases:
-        launch = _launch(arch, "bf16", units is not None)
-        types = {
-            "x": bf16,
-            "values": "*i8" if codes == "int8" else u8,
-            "table": None if CODES[codes].table is None else f32,
-            "scales": scales,
-            "offsets": offsets,
-            "units": units,
-            "offset_units": units,
-            "order": None,
-            "bias": None,
-            "out": bf16,
-        }
-        constants: dict[str, Any] = {
-            "INPUTS": 4096,
-            "OUTPUTS": 4096,
-            "GROUPS": 4096 // group,
-            "UNITS": 1 if units is None else 16,
-            "OFFSET_UNITS": 1 if units is None else 16,
-            "FP8": codes == "fp8_e4m3",
-            "NATIVE": native_e4m3(arch),
-            "BLOCK_M": rows,
-            "BLOCK_N": launch.blocks["BLOCK_N"],
-            "BLOCK_K": launch.blocks["BLOCK_K"],
-        }
-        absent = {name: None for name, kind in types.items() if kind is None}
-        found.append(
-            Variant(
-                f"{codes} in groups of {group}, {rows} rows{', units' if units else ''}",
-                quantised_linear_kernel,
-                {name: kind for name, kind in types.items() if kind is not None},
-                constants | absent,
-                (*(name for name in types if name not in absent), "x_stride", "out_stride"),
-                num_warps=launch.num_warps,
-                num_stages=launch.num_stages,
-                fp_fusion=False,
-                matrix_units=True,
-            )
-        )
-    return found

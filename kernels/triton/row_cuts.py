@@ -53,26 +53,17 @@ def _level(upper, lower, largest, step):
 
 
 @triton.jit
-def _enclosing(
-    reached_ptr,
-    upper,
-    lower,
-    largest,
-    row,
-    tiles,
-    top_k,
-    vocab,
-    wanted,
-    TILES: tl.constexpr,
-):
-    """The neighbours of a ladder that enclose the cut: (upper, lower, step of the lower one)."""
+def _enclosing(reached_ptr, upper, lower, largest, row, tiles, wanted, TILES: tl.constexpr):
+    """The neighbours of a ladder that enclose the cut: (upper, lower, step of the lower one).
+    `wanted`: (top_k, vocab, the mass that counts where there is no top-k)."""
+    top_k, vocab, wanted_mass = wanted
     tile = tl.arange(0, TILES)[:, None]
     step = tl.arange(0, LEVELS)
     place = reached_ptr + (row * tiles + tile) * LEVELS + step[None, :]
     reached = tl.load(place, mask=tile < tiles, other=0)
     counts = tl.sum(_count(reached), 0)
     masses = tl.sum(_mass(reached), 0)
-    enough = ((top_k < vocab) & (counts >= top_k)) | ((top_k >= vocab) & (masses >= wanted))
+    enough = ((top_k < vocab) & (counts >= top_k)) | ((top_k >= vocab) & (masses >= wanted_mass))
     found = tl.min(tl.where(enough & (step > 0), step, LEVELS - 1), 0)
     return (
         _level(upper, lower, largest, found - 1),
@@ -122,32 +113,22 @@ def tile_levels_kernel(
     """reached int64 [2, R, tiles, LEVELS], by ladder; `total` = R * tiles * LEVELS."""
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = cut_parameters(
-        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
-    )
+    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    searched, top_k, top_p = cut_parameters(row, finite, asked)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
         upper = largest + float("inf")
         lower = least_of(least_ptr, row, tiles, TILES)
         if SECOND:
             mass = tl.sum(row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES), 0)
+            wanted = (top_k, vocab, top_p * mass)
             upper, lower, _step = _enclosing(
-                reached_ptr,
-                upper,
-                lower,
-                largest,
-                row,
-                tiles,
-                top_k,
-                vocab,
-                top_p * mass,
-                TILES,
+                reached_ptr, upper, lower, largest, row, tiles, wanted, TILES
             )
             reached_ptr += total
         ids = tile * TILE + tl.arange(0, TILE)
-        x = load_logits(
-            logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
-        )
+        source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+        x = load_logits(source, row, ids, MASKED)
         scale = tl.minimum(inverse * 1.4426950408889634, 1.0e30).to(tl.float32)  # log2(e) / T
         pairs = _pair(tl.exp2(tl.maximum(x - largest, -WIDEST) * scale))
         for index in range(LEVELS):
@@ -158,41 +139,17 @@ def tile_levels_kernel(
 
 
 @triton.jit
-def last_levels(
-    best_ptr,
-    least_ptr,
-    mass_ptr,
-    reached_ptr,
-    row,
-    tiles,
-    total,
-    largest,
-    inverse,
-    top_k,
-    top_p,
-    vocab,
-    TILES: tl.constexpr,
-):
-    """What both ladders led to: (upper, lower, step of the lower one on the second)."""
+def last_levels(found, cut, row, largest, inverse, TILES: tl.constexpr):
+    """What both ladders led to: (upper, lower, step of the lower one on the second). `found`:
+    (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total); `cut`: (top_k, top_p, vocab)."""
+    best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = found
+    top_k, top_p, vocab = cut
     mass = tl.sum(row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES), 0)
-    wanted = top_p * mass
+    wanted = (top_k, vocab, top_p * mass)
     upper = largest + float("inf")
     lower = least_of(least_ptr, row, tiles, TILES)
-    upper, lower, _step = _enclosing(
-        reached_ptr, upper, lower, largest, row, tiles, top_k, vocab, wanted, TILES
-    )
-    return _enclosing(
-        reached_ptr + total,
-        upper,
-        lower,
-        largest,
-        row,
-        tiles,
-        top_k,
-        vocab,
-        wanted,
-        TILES,
-    )
+    upper, lower, _step = _enclosing(reached_ptr, upper, lower, largest, row, tiles, wanted, TILES)
+    return _enclosing(reached_ptr + total, upper, lower, largest, row, tiles, wanted, TILES)
 
 
 @triton.jit
@@ -232,26 +189,13 @@ def tile_candidates_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = cut_parameters(
-        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
-    )
+    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    searched, top_k, top_p = cut_parameters(row, finite, asked)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
-        upper, lower, step = last_levels(
-            best_ptr,
-            least_ptr,
-            mass_ptr,
-            reached_ptr,
-            row,
-            tiles,
-            total,
-            largest,
-            inverse,
-            top_k,
-            top_p,
-            vocab,
-            TILES,
-        )
+        found = (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total)
+        upper, lower, step = last_levels(found, (top_k, top_p, vocab), row, largest, inverse, TILES)
         # The mass of the top k, of which top-p takes a share, is known once all are gathered.
         split = (top_k >= vocab) | (top_p >= 1.0)
         _above, between = gathered(reached_ptr, row, tiles, total, step, split, TILES)
@@ -260,9 +204,7 @@ def tile_candidates_kernel(
             mass = tl.zeros([], tl.float64)
             for part in range(0, TILE, PART):
                 ids = tile * TILE + part + tl.arange(0, PART)
-                x = load_logits(
-                    logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
-                )
+                x = load_logits(source, row, ids, MASKED)
                 above = x >= tl.where(split, upper, float("inf"))
                 chosen = (x >= lower) & (above == 0) & (ids < vocab)
                 upto = start + tl.cumsum(chosen.to(tl.int32), 0)
@@ -300,12 +242,7 @@ def _last_by_mass(ranks, weights, mass, wanted, low, high):
 
 @triton.jit
 def _reached(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
-    vocab,
-    stride,
-    words,
+    source,
     row,
     rank,
     largest,
@@ -316,12 +253,12 @@ def _reached(
 ):
     """How many tokens of the whole row rank `rank` or before, or with `MASS` their mass; float64,
     which counts exactly."""
+    _logits_ptr, _stride, _mask_ptr, _mask_row_ptr, _words, vocab = source
     found = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
         ids = start + tl.arange(0, BLOCK)
-        inside = ids < vocab
-        x = load_logits(logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, inside, MASKED)
-        counts = inside & (rank_of(x, ids) >= rank)
+        x = load_logits(source, row, ids, MASKED)
+        counts = (ids < vocab) & (rank_of(x, ids) >= rank)
         if MASS:
             below = x.to(tl.float64) - largest.to(tl.float64)
             found += tl.where(counts, tl.exp(below * inverse), 0.0)
@@ -332,12 +269,7 @@ def _reached(
 
 @triton.jit
 def _last_of_row(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
-    vocab,
-    stride,
-    words,
+    source,
     row,
     wanted,
     best,
@@ -352,21 +284,7 @@ def _last_of_row(
     high = best + 1
     while high - low > 1:
         middle = low + ((high - low) >> 1)
-        found = _reached(
-            logits_ptr,
-            mask_ptr,
-            mask_row_ptr,
-            vocab,
-            stride,
-            words,
-            row,
-            middle,
-            largest,
-            inverse,
-            MASKED,
-            MASS,
-            BLOCK,
-        )
+        found = _reached(source, row, middle, largest, inverse, MASKED, MASS, BLOCK)
         low = tl.where(found >= wanted, middle, low)
         high = tl.where(found >= wanted, high, middle)
     return low
@@ -399,26 +317,15 @@ def row_cut_kernel(
 ):
     row = tl.program_id(0)
     best, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = cut_parameters(
-        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
-    )
+    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    searched, top_k, top_p = cut_parameters(row, finite, asked)
     cut = tl.full([], EVERYTHING, tl.int64)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
+        before = (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total)
         _upper, lower, step = last_levels(
-            best_ptr,
-            least_ptr,
-            mass_ptr,
-            reached_ptr,
-            row,
-            tiles,
-            total,
-            largest,
-            inverse,
-            top_k,
-            top_p,
-            vocab,
-            TILES,
+            before, (top_k, top_p, vocab), row, largest, inverse, TILES
         )
         by_count = top_k < vocab
         by_mass = top_p < 1.0
@@ -458,52 +365,12 @@ def row_cut_kernel(
             mass = everything
             if by_count:
                 cut = _last_of_row(
-                    logits_ptr,
-                    mask_ptr,
-                    mask_row_ptr,
-                    vocab,
-                    stride,
-                    words,
-                    row,
-                    top_k.to(tl.float64),
-                    best,
-                    largest,
-                    inverse,
-                    MASKED,
-                    False,
-                    ROOM,
+                    source, row, top_k.to(tl.float64), best, largest, inverse, MASKED, False, ROOM
                 )
-                mass = _reached(
-                    logits_ptr,
-                    mask_ptr,
-                    mask_row_ptr,
-                    vocab,
-                    stride,
-                    words,
-                    row,
-                    cut,
-                    largest,
-                    inverse,
-                    MASKED,
-                    True,
-                    ROOM,
-                )
+                mass = _reached(source, row, cut, largest, inverse, MASKED, True, ROOM)
             if by_mass:
                 cut = _last_of_row(
-                    logits_ptr,
-                    mask_ptr,
-                    mask_row_ptr,
-                    vocab,
-                    stride,
-                    words,
-                    row,
-                    top_p * mass,
-                    best,
-                    largest,
-                    inverse,
-                    MASKED,
-                    True,
-                    ROOM,
+                    source, row, top_p * mass, best, largest, inverse, MASKED, True, ROOM
                 )
     tl.store(cut_ptr + row, cut)
 
@@ -537,15 +404,13 @@ def tile_kept_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, _top_k, _top_p = cut_parameters(
-        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
-    )
+    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    searched, _top_k, _top_p = cut_parameters(row, finite, asked)
     temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
     if searched | (finite & (temperature > 0) & (min_p > 0)):
         ids = tile * TILE + tl.arange(0, TILE)
-        x = load_logits(
-            logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
-        )
+        source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
+        x = load_logits(source, row, ids, MASKED)
         cut = tl.load(cut_ptr + row)
         weights = kept_weights(x, ids, largest, inverse_of(temperature), cut, min_p)
         tl.store(kept_ptr + row * tiles + tile, tl.sum(weights, 0))

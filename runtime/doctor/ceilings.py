@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from rootlace.kernels import AttentionBatch, Dense
-from rootlace.kernels.native.attention import attend, laid_out
+from rootlace.kernels.native.attention import NativeAttention
 from rootlace.kernels.native.build import Processor, read_processor
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.linear import Arena, PackedLinear, Products
+from rootlace.kernels.native.linear import Packer, Products
 from rootlace.kernels.native.machine import Cores, read_cores
 from rootlace.kernels.native.packed import Epilogue
 from rootlace.runtime.model.checkpoint.sizes import (
@@ -177,9 +177,9 @@ def product_rates(
         flops = 2.0 * SIDE**3
         rates = {"torch": flops / best_seconds(lambda: x @ weight.T, seconds)}
         if library is not None:
-            packed = PackedLinear(library, Team(library, threads), Dense(weight), weight.dtype)
-            out = torch.empty_like(x)
-            work = lambda: packed.multiply(Epilogue.STORE, x, out)  # noqa: E731
+            packer = Packer(library, Team(library, threads), dtype)
+            product, out = Products(packer, [Dense(weight)]), torch.empty_like(x)
+            work = lambda: product.multiply(Epilogue.STORE, x, out)  # noqa: E731
             rates["native"] = flops / best_seconds(work, seconds)
     return rates
 
@@ -200,13 +200,11 @@ def read_bandwidth(threads: int, seconds: float, size: int, library: ctypes.CDLL
 
 def _weight_bandwidth(threads: int, seconds: float, size: int, library: ctypes.CDLL) -> float:
     dtype = torch.bfloat16
-    team, arena = Team(library, threads), Arena()
     outputs = max(min(WEIGHT_OUTPUTS, size // dtype.itemsize // WEIGHT_INPUTS), 1)
     weight = torch.zeros(outputs, WEIGHT_INPUTS, dtype=dtype)
     count = max(size // weight.nbytes, 1)
-    products = Products(
-        [PackedLinear(library, team, Dense(weight), dtype, arena=arena) for _ in range(count)]
-    )
+    packer = Packer(library, Team(library, threads), dtype)
+    products = Products(packer, [Dense(weight)] * count)
     x, out = torch.zeros(1, WEIGHT_INPUTS, dtype=dtype), torch.empty(1, outputs, dtype=dtype)
     once = best_seconds(lambda: products.multiply(Epilogue.STORE, x, out), seconds)
     return count * weight.nbytes / once
@@ -231,11 +229,10 @@ def attention_rate(
         device=torch.device("cpu"),
     )
     q = torch.randn(ATTENDED, heads.num_heads, heads.head_dim).to(dtype)
-    caches, out, team = laid_out(keys, values), torch.empty_like(q), Team(library, threads)
+    attend = NativeAttention(library, Team(library, threads))
+    plan = attend.plan(batch, None)
     with torch.inference_mode():
-        once = best_seconds(
-            lambda: attend(library, team.handle, q, *caches, batch, out=out), seconds
-        )
+        once = best_seconds(lambda: attend(q, keys, values, plan), seconds)
     return 4.0 * heads.num_heads * heads.head_dim * (ATTENDED * (ATTENDED + 1) // 2) / once
 
 

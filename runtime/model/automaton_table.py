@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -300,7 +300,7 @@ class AutomatonArena:
         table and not filled.
         """
         if not isinstance(mask, MaskRow):
-            slots = self._take(self._masks, 1, ("masks",))
+            slots = self._take(self._masks, 1, "masks")
             self._private += slots
             self._fresh_masks.append((slots[0], mask))
             return slots[0]
@@ -309,7 +309,7 @@ class AutomatonArena:
         if resident is None:
             if not mask.table.filled(mask.row):
                 raise RuntimeError(f"row {mask.row} of mask table {mask.table.key} is not filled")
-            resident = _Resident(masks=self._take(self._masks, 1, ("masks",)))
+            resident = _Resident(masks=self._take(self._masks, 1, "masks"))
             self._residents[key] = resident
             self._fresh_masks.append((resident.masks[0], mask.table.rows[mask.row]))
         else:
@@ -362,14 +362,14 @@ class AutomatonArena:
         states, classes = automaton.next_state.shape
         resident = _Resident()
         try:
-            resident.masks = self._take(self._masks, len(automaton.masks), ("masks",))
-            resident.classes = self._take(self._classes, 1, ("token_class",))
+            resident.masks = self._take(self._masks, len(automaton.masks), "masks")
+            resident.classes = self._take(self._classes, 1, "token_class")
             resident.states = (
-                self._take_run(self._states, states, ("mask_of", "class_row", "next_start")),
+                self._take(self._states, states, "mask_of", "class_row", "next_start"),
                 states,
             )
             steps = states * classes
-            resident.steps = self._take_run(self._steps, steps, ("next_state",)), steps
+            resident.steps = self._take(self._steps, steps, "next_state"), steps
         except BaseException:
             self._free(resident)
             raise
@@ -393,21 +393,13 @@ class AutomatonArena:
         found[0, :count] = token_class[:count]
         return found
 
-    def _take(self, space: TableSpace, count: int, names: tuple[str, ...]) -> list[int]:
-        while True:
-            found = space.take(count)
-            if found is not None:
-                return found
+    def _take(self, space: TableSpace | Runs, count: int, *names: str) -> Any:
+        """What the space gives; where it has no room, others make some, or it grows, and with it
+        the tables of these names."""
+        while (found := space.take(count)) is None:
             if not self._evict():
                 self._grow(space, count, names)
-
-    def _take_run(self, space: Runs, count: int, names: tuple[str, ...]) -> int:
-        while True:
-            found = space.take(count)
-            if found is not None:
-                return found
-            if not self._evict():
-                self._grow(space, count, names)
+        return found
 
     def _evict(self) -> bool:
         """Give up what was used longest ago, and not by this step."""

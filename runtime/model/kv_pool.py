@@ -134,18 +134,13 @@ def trial_steps(
         made_up_plan(rng, vocab_size, _spread(max_tokens, rows, context_length), block_size, cut),
         made_up_plan(rng, vocab_size, [1] * rows, block_size, cut),
         *(
-            made_up_plan(rng, vocab_size, [1] * few, block_size, _RANDOM)
-            for few in _powers_below(rows)
+            made_up_plan(rng, vocab_size, [1] * (1 << power), block_size, _RANDOM)
+            for power in range(1, (rows - 1).bit_length())
         ),
         made_up_plan(rng, vocab_size, [first], block_size, _RANDOM),
         made_up_plan(rng, vocab_size, [1], block_size, _GREEDY),
     ]
     return plans, max(int(plan.block_tables.max()) + 1 for plan in plans)
-
-
-def _powers_below(count: int) -> list[int]:
-    """2, 4, 8, ..."""
-    return [1 << power for power in range(1, (count - 1).bit_length())]
 
 
 def _cut(tokens: int, length: int) -> list[int]:

@@ -104,61 +104,6 @@ def _begins(known: _Counted, owner: object, token_ids: np.ndarray, prompt_len: i
     )
 
 
-# Edit lists ---------------------------------------------------------------------------------------
-#
-# Biases, bans and penalties of a step's rows as lists in compressed rows (`LogitEdits`).
-
-
-Entries = tuple[np.ndarray, np.ndarray]
-_NONE: Entries = (np.empty(0, np.int32), np.empty(0, np.float32))
-_UNSEEN: Entries = (np.empty(0, np.int32), np.empty(0, np.int32))
-
-
-class EditLists:
-    """Makes these lists. Not thread-safe."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._seen = SeenTokens(vocab_size)
-
-    def biases(self, rows: Sequence[SampleRow], count: int, bans: bool) -> dict[str, np.ndarray]:
-        """Biases, and bans if they are to be listed: for `count` rows, of which those behind the
-        given ones have none. Ids outside the vocabulary are left out."""
-        start, token, bias = _joined([self._biases(row, bans) for row in rows], count)
-        return {"bias_start": start, "bias_token": token, "bias": bias}
-
-    def seen(
-        self, rows: Sequence[SampleRow], wanted: np.ndarray, count: int
-    ) -> dict[str, np.ndarray]:
-        """The tokens of those rows for which `wanted` is not 0, and how often each is in the
-        output."""
-        entries = [
-            self._seen.count(row.params, row.token_ids, row.prompt_len) if penalised else _UNSEEN
-            for row, penalised in zip(rows, wanted.tolist(), strict=False)
-        ]
-        start, token, seen = _joined(entries, count)
-        return {"seen_start": start, "seen_token": token, "seen_count": seen}
-
-    def _biases(self, row: SampleRow, bans: bool) -> Entries:
-        entries = dict(row.params.logit_bias)
-        if bans:
-            entries.update(dict.fromkeys(row.banned, -np.inf))
-        if not entries:
-            return _NONE
-        tokens = sorted(token for token in entries if 0 <= token < self._vocab_size)
-        return np.array(tokens, np.int32), np.array([entries[t] for t in tokens], np.float32)
-
-
-def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start int32 [count + 1], tokens, values) of the rows' entries."""
-    start = np.zeros(count + 1, np.int32)
-    lengths = [len(tokens) for tokens, _ in entries]
-    start[1 : len(entries) + 1] = np.cumsum(lengths)
-    start[len(entries) + 1 :] = sum(lengths)
-    tokens = np.concatenate([tokens for tokens, _ in entries])
-    return start, tokens, np.concatenate([values for _, values in entries])
-
-
 # Row arrays ---------------------------------------------------------------------------------------
 #
 # What rows ask for, as arrays: how their tokens are drawn, and what changes their logits first.
@@ -167,6 +112,22 @@ def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray,
 # parameter that acts on logits by a number (`rootlace.wire.sampling` describes each) becomes an
 # array of its name. Masks are apart (`sampler.Constraints`): where they lie depends
 # on what the kernels read.
+
+
+Entries = tuple[np.ndarray, np.ndarray]
+_NONE: Entries = (np.empty(0, np.int32), np.empty(0, np.float32))
+_UNSEEN: Entries = (np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(start int32 [count + 1], tokens, values) of the rows' entries, for `count` rows, of which
+    those behind the given ones have none."""
+    start = np.zeros(count + 1, np.int32)
+    lengths = [len(tokens) for tokens, _ in entries]
+    start[1 : len(entries) + 1] = np.cumsum(lengths)
+    start[len(entries) + 1 :] = sum(lengths)
+    tokens = np.concatenate([tokens for tokens, _ in entries])
+    return start, tokens, np.concatenate([values for _, values in entries])
 
 
 DRAWN, CUT, BIASED, PENALISED, LOGPROBS = 1, 2, 4, 8, 16
@@ -191,14 +152,26 @@ _RECORD = np.dtype(
 
 
 @dataclass(frozen=True)
-class Asked:
-    """`arrays` differ in contents from step to step; what else it says decides what is launched."""
+class SamplingPlan:
+    """Host work of sampling the rows of one step. `arrays` are what is read on the device, whose
+    contents differ from step to step; all else says what is launched."""
 
     arrays: dict[str, np.ndarray]
     choice: Choice
     logprobs: bool
     lists: bool
     """Whether some row has biases, bans or penalties: arrays whose lengths differ."""
+    masked: bool = False
+    tables: AutomatonTables | None = None
+    generation: int = 0
+
+    @property
+    def kind(self) -> Hashable | None:
+        """Plans of one kind, and for one number of rows, are launched alike on arrays of equal
+        shapes: what was captured for one serves the others. None: not to be captured."""
+        if self.lists:
+            return None  # their lengths differ from step to step
+        return self.choice, self.logprobs, self.generation if self.masked else None
 
 
 class RowArrays:
@@ -206,13 +179,13 @@ class RowArrays:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._lists = EditLists(vocab_size)
+        self._seen = SeenTokens(vocab_size)
         self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))[0]
         self._known: dict[int, tuple[SamplingParams, bytes, int]] = {}
 
-    def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> Asked:
+    def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> SamplingPlan:
         """For `count` rows, of which those behind the given ones are empty: greedy, and with their
-        logits as they are. `bans`: banned tokens are listed; they are not in the masks."""
+        logits as they are; without masks. `bans`: banned tokens are listed, not in the masks."""
         records, flags = self._records(rows, count)
         arrays = {p.name: records[p.name] for p in DRAWS}
         arrays["seed"] = records["seed"]
@@ -220,13 +193,32 @@ class RowArrays:
         arrays["position"] = np.array(positions + [0] * (count - len(rows)), np.int64)
         biased = bool(flags & BIASED) or (bans and any(row.banned for row in rows))
         if biased:
-            arrays |= self._lists.biases(rows, count, bans)
+            start, token, bias = _joined([self._biases(row, bans) for row in rows], count)
+            arrays |= {"bias_start": start, "bias_token": token, "bias": bias}
         if flags & PENALISED:
-            arrays |= self._lists.seen(rows, records["flags"] & PENALISED, count)
+            entries = [
+                self._seen.count(row.params, row.token_ids, row.prompt_len)
+                if own & PENALISED
+                else _UNSEEN
+                for row, own in zip(rows, records["flags"].tolist(), strict=False)
+            ]
+            start, token, seen = _joined(entries, count)
+            arrays |= {"seen_start": start, "seen_token": token, "seen_count": seen}
             arrays |= {p.name: records[p.name] for p in PENALTIES}
         lists = biased or bool(flags & PENALISED)
         choice: Choice = "cut" if flags & CUT else "random" if flags & DRAWN else "greedy"
-        return Asked(arrays, choice, bool(flags & LOGPROBS), lists)
+        return SamplingPlan(arrays, choice, bool(flags & LOGPROBS), lists)
+
+    def _biases(self, row: SampleRow, bans: bool) -> Entries:
+        """A row's biases, and its bans if they are to be listed. Ids outside the vocabulary are
+        left out."""
+        entries = dict(row.params.logit_bias)
+        if bans:
+            entries.update(dict.fromkeys(row.banned, -np.inf))
+        if not entries:
+            return _NONE
+        tokens = sorted(token for token in entries if 0 <= token < self._vocab_size)
+        return np.array(tokens, np.int32), np.array([entries[t] for t in tokens], np.float32)
 
     def _records(self, rows: Sequence[SampleRow], count: int) -> tuple[np.ndarray, int]:
         """([count]: each row's parameters, by name, and its `flags`; what any of them asks for).
@@ -377,28 +369,6 @@ class Constraints(Protocol):
         `source`. Raises RuntimeError if a row's mask is not filled."""
 
 
-@dataclass(frozen=True)
-class SamplingPlan:
-    """Host work of sampling the rows of one step. `arrays` are what is read on the device; all
-    else says what is launched."""
-
-    arrays: dict[str, np.ndarray]
-    choice: Choice
-    logprobs: bool
-    lists: bool
-    masked: bool
-    tables: AutomatonTables | None
-    generation: int
-
-    @property
-    def kind(self) -> Hashable | None:
-        """Plans of one kind, and for one number of rows, are launched alike on arrays of equal
-        shapes: what was captured for one serves the others. None: not to be captured."""
-        if self.lists:
-            return None  # their lengths differ from step to step
-        return self.choice, self.logprobs, self.generation if self.masked else None
-
-
 class Sampler:
     """Samples one token per row. Not thread-safe."""
 
@@ -416,22 +386,15 @@ class Sampler:
         Raises RuntimeError if a row's mask is not filled.
         """
         constraints = self._constraints
-        asked = self._rows.of(rows, count, not constraints.bans)
-        arrays = asked.arrays
+        plan = self._rows.of(rows, count, not constraints.bans)
         masked = any(
             row.mask is not None or row.automaton is not None or (constraints.bans and row.banned)
             for row in rows
         )
         if masked:
-            arrays |= constraints.arrays(rows, count)
-        return SamplingPlan(
-            arrays=arrays,
-            choice=asked.choice,
-            logprobs=asked.logprobs,
-            lists=asked.lists,
-            masked=masked,
-            tables=constraints.tables,
-            generation=constraints.generation,
+            plan.arrays.update(constraints.arrays(rows, count))
+        return replace(
+            plan, masked=masked, tables=constraints.tables, generation=constraints.generation
         )
 
     def plan_like(self, plan: SamplingPlan, count: int) -> SamplingPlan:

@@ -25,7 +25,7 @@ from rootlace.runtime.model.checkpoint.sizes import dense_bytes, rounded_bytes
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
-    GatedMlp,
+    Mlp,
     ModelSpec,
     Norm,
     Rope,
@@ -44,7 +44,7 @@ SPEC = ModelSpec(
     max_context=64,
     norm=Norm(1e-6),
     attention=Attention(num_heads=2, num_kv_heads=1, head_dim=4, scale=0.5, windows=(None, None)),
-    mlp=GatedMlp(16, "silu"),
+    mlp=Mlp(16, "silu", gated=True),
     rope=Rope("default", {"rope_theta": 1e4}),
     names=WeightNames("e", "l.{}.", {part: (part,) for part in PARTS}, "n", "h"),
 )

@@ -19,7 +19,7 @@ import torch
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.library import NativeOutOfMemory
-from rootlace.kernels.native.sampling import NativeScoreTokens
+from rootlace.kernels.native.sampling import NativeSampling
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import PooledRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -406,7 +406,7 @@ def test_a_step_that_gets_no_memory_fails_alone(folder: Path) -> None:
     expected = cold(runner, PROMPTS[3])
     steps = runner._steps
     assert isinstance(steps, PlainSteps) and isinstance(steps._forward, NativeDecoder)
-    assert isinstance(steps._score, NativeScoreTokens)
+    assert isinstance(steps._score.__self__, NativeSampling)
     mixture = steps._forward._model.mixture  # experts that nobody looks at
     mixture.count, mixture.chosen, mixture.inner = 1, 1 << 20, 1 << 30
     [row] = rows_of(runner, [PROMPTS[3]])

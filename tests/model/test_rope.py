@@ -19,7 +19,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.rope import frequencies, query_factors
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.families.reading import NEEDED
+from rootlace.runtime.model.families.reading import OF_KIND
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import configs, reference, reference_logprobs, save
@@ -89,7 +89,7 @@ def test_angles(index: int, key: str, tmp_path: Path) -> None:
 
 
 def test_every_type_is_tried() -> None:
-    assert {scaling["rope_type"] for scaling in SCALINGS} | {"default"} == NEEDED.keys()
+    assert {scaling["rope_type"] for scaling in SCALINGS} | {"default"} == OF_KIND.keys()
 
 
 # The keys that say how long the context is, and the length that results.

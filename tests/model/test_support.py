@@ -27,7 +27,7 @@ from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families import spec as support
-from rootlace.runtime.model.families.spec import ModelSpec, PlainMlp
+from rootlace.runtime.model.families.spec import Mlp, ModelSpec
 from rootlace.runtime.model.kv_pool import allocate
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.checkpoints import configs, save
@@ -113,7 +113,7 @@ def test_a_feature_that_only_torch_knows_falls_back(
 FEATURES: dict[str, dict[str, Any]] = {
     "attention.head_dim": {"attention": {"head_dim": 258}},
     "attention.scale": {"attention": {"scale": -1.0}},
-    "mlp.activation 'silu'": {"mlp": PlainMlp(96, "silu")},
+    "mlp.activation 'silu'": {"mlp": Mlp(96, "silu", gated=False)},
     "mlp.activation 'relu'": {"mlp": {"activation": "relu"}},
     "norm.bias": {"norm": {"bias": True}},
     "norm.placement 'once'": {"norm": {"placement": "once"}},

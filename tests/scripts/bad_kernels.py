@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.triton.launching import Variant
+from scripts.kernel_launches import Variant
 
 SIZE = 4096
 ARRAYS = {"x_ptr": "*fp32", "out_ptr": "*fp32", "SIZE": "constexpr"}

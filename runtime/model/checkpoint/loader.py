@@ -32,7 +32,6 @@ from rootlace.runtime.model.checkpoint.weights import (
     ModelWeights,
     OnDemand,
     Part,
-    layer_of,
     layer_parts,
     row_order,
 )
@@ -149,7 +148,7 @@ class Reader:
             found[name] = _ordered(norm, wanted.rows)
             if part.bias:
                 norm_biases[name] = self.read(part.biases())
-        layer = layer_of(found, norm_biases)
+        layer = LayerWeights(**found, norm_biases=norm_biases)
         if spec.experts is None or not of_experts:
             return layer
         read = functools.partial(self._expert, spec, of_experts)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
@@ -278,55 +278,6 @@ _GGUF_KEYS = {
 """GGUF's names for some keys of `config.json`."""
 
 
-class ModelSource(Protocol):
-    """All of a model but its weights, which `checkpoint.loader` reads.
-
-    Where something is not there or cannot be read, `UnsupportedModel` or `InvalidRequest` says so.
-    """
-
-    @property
-    def path(self) -> Path:
-        """The folder or file."""
-
-    @property
-    def config_file(self) -> Path:
-        """The file that errors of the configuration name."""
-
-    def config(self) -> dict[str, Any]:
-        """`config.json`."""
-
-    def eos_token_id(self) -> Any:
-        """The ids of tokens that end a text: one, a list, or None where the model states none."""
-
-    def generation_config(self) -> tuple[str, dict[str, Any]]:
-        """How the model is to be sampled: where that stands, and what stands there by the names of
-        `generation_config.json`, empty where there is nothing."""
-
-    def quantisation(self, config: ConfigReader) -> Quantisation | None:
-        """How weights are stored, as `config` says; None: as they are."""
-
-    def adapted(self, spec: ModelSpec) -> ModelSpec:
-        """Adapt the spec that a family has read to the way the weights are stored here."""
-
-    def tokenizer_json(self) -> str:
-        """`tokenizer.json`."""
-
-    def tokenizer_config(self) -> dict[str, Any]:
-        """`tokenizer_config.json`, empty where there is none."""
-
-    def chat_templates(self) -> dict[str, str]:
-        """Chat templates in Jinja by name: "default", and others for the uses that they name."""
-
-    def pooling(self) -> str:
-        """The pooling that the model was trained for; see `read_pooling`."""
-
-    def about(self) -> About:
-        """Summarise the model's files."""
-
-    def release_texts(self) -> None:
-        """Let go of a vocabulary that was read; it is read again when asked for."""
-
-
 @dataclass(frozen=True)
 class FolderSource:
     """A model folder. Nothing is read before it is asked for."""
@@ -335,13 +286,15 @@ class FolderSource:
 
     @property
     def config_file(self) -> Path:
+        """The file that errors of the configuration name."""
         return self.path / "config.json"
 
     def config(self) -> dict[str, Any]:
         return _read_json(self.config_file)
 
     def eos_token_id(self) -> Any:
-        """`generation_config.json` decides where it says anything."""
+        """The ids of tokens that end a text: one, a list, or None where the model states none.
+        `generation_config.json` decides where it says anything."""
         for file in (self.path / GENERATION_CONFIG, self.config_file):
             config = ConfigReader(file, _read_json(file) if file.is_file() else {})
             found = config.get("eos_token_id", TOKENS.or_none(), None)
@@ -350,13 +303,17 @@ class FolderSource:
         return None
 
     def generation_config(self) -> tuple[str, dict[str, Any]]:
+        """How the model is to be sampled: where that stands, and what stands there by the names of
+        `generation_config.json`, empty where there is nothing."""
         file = self.path / GENERATION_CONFIG
         return file.name, _read_json(file) if file.is_file() else {}
 
     def quantisation(self, config: ConfigReader) -> Quantisation | None:
+        """How weights are stored, as `config` says; None: as they are."""
         return read_quantisation(config)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
+        """Adapt the spec that a family has read to the way the weights are stored here."""
         return spec
 
     def tokenizer_json(self) -> str:
@@ -379,7 +336,8 @@ class FolderSource:
         return read_sentencepiece(self.path / there[0]) if there == [*TOKENIZERS[1:]] else None
 
     def chat_templates(self) -> dict[str, str]:
-        """Read template files as transformers saves them, else `tokenizer_config.json`, else what
+        """Chat templates in Jinja by name: "default", and others for the uses that they name. Read
+        from files as transformers saves them, else from `tokenizer_config.json`, else from what
         older processors of models that see images have."""
         own = self.path / "chat_template.jinja"
         files = {file.stem: file for file in self.path.glob(f"{TEMPLATES}/*.jinja")}
@@ -398,7 +356,7 @@ class FolderSource:
         return read_pooling(self.path)
 
     def release_texts(self) -> None:
-        """Nothing is kept."""
+        """Let go of a vocabulary that was read; it is read again when asked for."""
 
     def about(self) -> About:
         config = self.config()
@@ -419,6 +377,11 @@ class FolderSource:
             str(method or most).upper(),
             stated,
         )
+
+
+ModelSource = FolderSource | GgufSource
+"""All of a model but its weights, which `checkpoint.loader` reads. Where something is not there or
+cannot be read, `UnsupportedModel` or `InvalidRequest` says so."""
 
 
 def model_source(given: str | Path) -> ModelSource:

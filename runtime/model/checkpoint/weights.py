@@ -229,15 +229,6 @@ class Part:
         return shape if self.count is None else (self.count, *shape)
 
 
-def layer_of(parts: Mapping[str, Any], norm_biases: Mapping[str, torch.Tensor]) -> LayerWeights:
-    """The layer that has these weights and norms, by the names of `layer_parts`."""
-    found, experts = dict(parts), list[ExpertWeights]()
-    while f"experts.{len(experts)}.down" in found:
-        own = f"experts.{len(experts)}"
-        experts.append(ExpertWeights(found.pop(f"{own}.gate_up"), found.pop(f"{own}.down")))
-    return LayerWeights(**found, experts=tuple(experts), norm_biases=norm_biases)
-
-
 def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     """The parts of a layer, by the fields of `LayerWeights`; those of expert i are called
     `experts.i.gate_up` and `experts.i.down`, those of a stack `experts.gate_up` and

@@ -19,11 +19,10 @@ from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
-    GatedMlp,
     Latent,
+    Mlp,
     ModelSpec,
     Norm,
-    PlainMlp,
     Rope,
     Support,
     WeightNames,
@@ -36,41 +35,6 @@ if TYPE_CHECKING:
     import torch
 
     from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-
-
-# Adapted tokens -----------------------------------------------------------------------------------
-#
-# Which tokens of a step belong to which adapter.
-
-
-@dataclass(frozen=True)
-class AdaptedTokens:
-    """The tokens that go through one adapter, by its number: flat ones, and which of the step's
-    wanted ones they are; int64."""
-
-    adapter: int
-    tokens: np.ndarray
-    wanted: np.ndarray
-
-
-def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
-    """int32 [T]: -1 for a token without adapter."""
-    return np.repeat(plan.adapters, np.diff(plan.row_start))
-
-
-def adapted_tokens(plan: StepPlan, wanted: np.ndarray) -> Sequence[AdaptedTokens]:
-    """The groups of a step, none where nobody asks for an adapter. `wanted`: flat tokens."""
-    if not len(plan.adapters):
-        return ()
-    of_token = adapter_of_tokens(plan)
-    of_wanted = of_token[wanted]
-    return [
-        AdaptedTokens(
-            number, np.flatnonzero(of_token == number), np.flatnonzero(of_wanted == number)
-        )
-        for number in np.unique(of_token).tolist()
-        if number >= 0
-    ]
 
 
 # Decoders -----------------------------------------------------------------------------------------
@@ -183,9 +147,9 @@ BOTH_SUPPORT: Support = {
     "attention.latent": lambda value: value is None or type(value) is Latent,
     **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
     **any_value("attention.latent.query_rank", "attention.latent.eps"),
-    "mlp": kind(GatedMlp, PlainMlp),
+    "mlp": kind(Mlp),
     "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
-    **any_value("mlp.inner_size", "mlp.bias"),
+    **any_value("mlp.inner_size", "mlp.gated", "mlp.bias"),
     "rope": kind(Rope),
     **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
     **any_value("rope.unrotated_layers", "rope.local_theta"),
@@ -222,7 +186,7 @@ def _unfit(spec: ModelSpec) -> str | None:
     if spec.norm.bias and spec.norm.kind != "layer":
         return f"norm.bias is not known with norm.kind {spec.norm.kind!r}"
     if activation not in (GATED if spec.mlp.gated else PLAIN):
-        return f"mlp.activation {activation!r} is not known in a {type(spec.mlp).__name__}"
+        return f"mlp.activation {activation!r} is not known with mlp.gated {spec.mlp.gated}"
     if spec.experts is not None and not spec.mlp.gated:
         return "experts without gates are not known"
     if spec.attention.growth and spec.attention.latent:
@@ -274,9 +238,10 @@ class StepInputBuilder:
         if len(plan.duplicate_tokens):
             tokens = (np.arange(plan.num_tokens), plan.duplicate_tokens)
             arrays["write_tokens"] = np.concatenate(tokens)
-        for group in adapted_tokens(plan, arrays["wanted"]):
-            arrays[f"adapter {group.adapter}"] = group.tokens
-            arrays[f"adapter {group.adapter} wanted"] = group.wanted
+        of_token = adapter_of_tokens(plan) if len(plan.adapters) else np.empty(0, np.int32)
+        for n in sorted(set(of_token.tolist()) - {-1}):
+            arrays[f"adapter {n}"] = np.flatnonzero(of_token == n)
+            arrays[f"adapter {n} wanted"] = np.flatnonzero(of_token[arrays["wanted"]] == n)
         return arrays
 
     def on_device(
@@ -332,6 +297,11 @@ def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarra
     which = np.repeat(np.arange(len(rows)), rows)
     offset = np.arange(len(which)) - np.repeat(np.cumsum(rows) - rows, rows)
     return source[which] * block_size + offset, target[which] * block_size + offset
+
+
+def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
+    """int32 [T]: -1 for a token without adapter."""
+    return np.repeat(plan.adapters, np.diff(plan.row_start))
 
 
 def wanted_tokens(plan: StepPlan) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import GatedActivation, KVScaling
+from rootlace.kernels.interface import KVScaling
 from rootlace.kernels.reference.layers import rotate
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.contracts.plan import StepPlan
@@ -122,7 +122,7 @@ class Mixture:
         self,
         experts: Experts,
         kernels: KernelSet,
-        activate: GatedActivation,
+        activate: Callable[[torch.Tensor], torch.Tensor],
         ranks: Group | None = None,
         adapters: Sequence[Adapter] = (),
     ) -> None:

@@ -39,7 +39,7 @@ from rootlace.runtime.model.families.reading import (
     same_windows,
     windows_by_layer,
 )
-from rootlace.runtime.model.families.spec import Attention, GatedMlp, ModelSpec, Rope, WeightNames
+from rootlace.runtime.model.families.spec import Attention, Mlp, ModelSpec, Rope, WeightNames
 
 # transformers has no modules for these: their configurations are of other model types, and saved
 # with Llama's architecture.
@@ -465,7 +465,7 @@ def _gemma(
     )
 
 
-def _gemma_mlp(config: ConfigReader) -> GatedMlp:
+def _gemma_mlp(config: ConfigReader) -> Mlp:
     """The MLP, whose activation is `hidden_activation`; files have it as `hidden_act`, too."""
     mlp = gated_mlp(config, key="hidden_activation", default="gelu_pytorch_tanh")
     other = config.get("hidden_act", TEXT.or_none(), None)

@@ -24,11 +24,10 @@ from rootlace.runtime.model.families.spec import (
     Activation,
     Attention,
     Experts,
-    GatedMlp,
+    Mlp,
     ModelSpec,
     Norm,
     Placement,
-    PlainMlp,
     Rope,
     WeightNames,
 )
@@ -102,7 +101,7 @@ def decoder(
     config: ConfigReader,
     attention: Attention,
     names: WeightNames = LLAMA,
-    mlp: GatedMlp | PlainMlp | None = None,
+    mlp: Mlp | None = None,
     *,
     rope: Rope | None = None,
     context: int | None = None,
@@ -199,12 +198,27 @@ def biases(config: ConfigReader) -> dict[str, Any]:
 
 def gated_mlp(
     config: ConfigReader, bias: bool = False, key: str = "hidden_act", default: str = "silu"
-) -> GatedMlp:
+) -> Mlp:
     """An MLP whose activation is what `key` says, `default` where it is not there."""
-    activation = ACTIVATIONS.get(config.get(key, TEXT, default))
+    activation = _activation(config, key, default, ACTIVATIONS)
+    return Mlp(config.size("intermediate_size"), activation, True, bias)
+
+
+def plain_mlp(
+    config: ConfigReader, bias: bool, default: str = "gelu", inner_size: int | None = None
+) -> Mlp:
+    """An MLP without a gate; `inner_size` None: what `intermediate_size` says."""
+    activation = _activation(config, "hidden_act", default, PLAIN_ACTIVATIONS)
+    return Mlp(inner_size or config.size("intermediate_size"), activation, False, bias)
+
+
+def _activation(
+    config: ConfigReader, key: str, default: str, known: Mapping[str, Activation]
+) -> Activation:
+    activation = known.get(config.get(key, TEXT, default))
     if activation is None:
-        config.refuse(key, f"only {', '.join(ACTIVATIONS)} are supported")
-    return GatedMlp(config.size("intermediate_size"), activation, bias)
+        config.refuse(key, f"only {', '.join(known)} are supported")
+    return activation
 
 
 def read_experts(
@@ -228,20 +242,6 @@ def read_experts(
         config.refuse("num_experts_per_tok", f"there are {found} experts")
     layers = tuple(range(config.layers())) if layers is None else layers
     return Experts(layers, found, chosen, config.size(size_key), **features)
-
-
-def plain_mlp(
-    config: ConfigReader,
-    bias: bool,
-    key: str = "hidden_act",
-    default: str = "gelu",
-    inner_size: int | None = None,
-) -> PlainMlp:
-    """An MLP without a gate; `inner_size` None: what `intermediate_size` says."""
-    activation = PLAIN_ACTIVATIONS.get(config.get(key, TEXT, default))
-    if activation is None:
-        config.refuse(key, f"only {', '.join(PLAIN_ACTIVATIONS)} are supported")
-    return PlainMlp(inner_size or config.size("intermediate_size"), activation, bias)
 
 
 def layer_norm(
@@ -336,18 +336,10 @@ OF_KIND: dict[str, dict[str, Kind]] = {
         ORIGINAL: SIZE.or_none(),
     },
 }
-"""The supported rope types, each with the keys that it has beside those."""
+"""The supported rope types, each with the keys that it has beside those; it cannot do without those
+that may not be null."""
 
-NEEDED: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
-"""The parameters that each of them cannot do without."""
-KINDS = {kind: kind for kind in NEEDED}
+KINDS = {kind: kind for kind in OF_KIND}
 NONE: Mapping[str, Kind] = {}
 
 
@@ -464,8 +456,8 @@ def _kind(
     those that follow from others are added. `original`: what the file says outside of them; `own`:
     keys of the family's own."""
     name, kind = _named_kind(config, where, parameters, kinds)
-    for needed in NEEDED[kind]:
-        if parameters.get(needed) is None:
+    for needed, values in OF_KIND[kind].items():
+        if not values.fits(None) and parameters.get(needed) is None:
             config.refuse(where, f"rope_type {name!r} needs {needed}")
     _check(config, where, parameters, name, COMMON | OF_KIND[kind] | dict(own))
     context = config.size("max_position_embeddings")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 # Support ------------------------------------------------------------------------------------------
 #
@@ -142,22 +142,13 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class GatedMlp:
-    """down(activation(gate(x)) * up(x)), `inner_size` numbers in between."""
+class Mlp:
+    """down(activation(gate(x)) * up(x)), or if it is not `gated` down(activation(up(x))), with
+    `inner_size` numbers in between."""
 
-    gated: ClassVar[bool] = True
     inner_size: int
     activation: Activation
-    bias: bool = False
-
-
-@dataclass(frozen=True)
-class PlainMlp:
-    """down(activation(up(x))), `inner_size` numbers in between."""
-
-    gated: ClassVar[bool] = False
-    inner_size: int
-    activation: Activation
+    gated: bool
     bias: bool = False
 
 
@@ -291,7 +282,7 @@ class ModelSpec:
     max_context: int
     norm: Norm
     attention: Attention
-    mlp: GatedMlp | PlainMlp
+    mlp: Mlp
     rope: Rope
     names: WeightNames = field(repr=False)
     tied_embeddings: bool = False

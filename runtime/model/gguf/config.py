@@ -264,7 +264,7 @@ class About:
 
 @dataclass(frozen=True)
 class GgufSource:
-    """See `checkpoint.source.ModelSource`."""
+    """A GGUF file, asked for what `checkpoint.source.FolderSource` is."""
 
     file: GgufFile
 

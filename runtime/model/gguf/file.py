@@ -319,13 +319,13 @@ class GgufFile:
 
     @classmethod
     def _read(cls, path: Path) -> GgufFile:
-        first = _Part.read(path)
+        first = cls._part(path)
         count = first.integer("split.count", 1)
         if count in (0, 1):  # 0 is what `gguf-split --merge` leaves in the file that it writes
-            return cls(path, first.metadata, first.tensors)
+            return first
         tensors = dict(first.tensors)
         for index, name in enumerate(_names(path, count)):
-            part = first if index == 0 else _Part.read(name)
+            part = first if index == 0 else cls._part(name)
             if part.integer("split.no", 0) != index or part.integer("split.count", 1) != count:
                 raise UnsupportedModel(
                     f"{part.path}: split.no and split.count are not those of part {index + 1} of "
@@ -342,20 +342,9 @@ class GgufFile:
             )
         return cls(path, first.metadata, tensors)
 
-
-_READ: WeakValueDictionary[tuple[Path, int, int, int, int], GgufFile] = WeakValueDictionary()
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One file of a model, which may be split into several."""
-
-    path: Path
-    metadata: dict[str, Value]
-    tensors: dict[str, Tensor]
-
     @classmethod
-    def read(cls, path: Path) -> _Part:
+    def _part(cls, path: Path) -> GgufFile:
+        """One file of a model, which may be split into several."""
         mapping = _mapped(path)
         data = memoryview(mapping)
         cursor = Cursor(path, data[:MOST_METADATA])
@@ -396,6 +385,9 @@ class _Part:
         if type(found) is not int:
             raise UnsupportedModel(f"{self.path}: {key} is not an integer")
         return found
+
+
+_READ: WeakValueDictionary[tuple[Path, int, int, int, int], GgufFile] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from transformers import (
 from rootlace.runtime.model.families.config_reader import names
 from rootlace.runtime.model.families.spec import (
     Attention,
+    Mlp,
     ModelSpec,
     Norm,
-    PlainMlp,
     Rope,
     TransformersModules,
     WeightNames,
@@ -386,7 +386,7 @@ def _spec(architecture: str, config: PreTrainedConfig, model: PreTrainedModel) -
         max_context=_context(config),
         norm=Norm(0.0),
         attention=attention,
-        mlp=PlainMlp(0, "gelu"),
+        mlp=Mlp(0, "gelu", gated=False),
         rope=Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(len(asked)))),
         names=WeightNames("", "", {}, "", ""),
         tied_embeddings=bool(config.tie_word_embeddings),

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rootlace.kernels import kernels_for
 from rootlace.kernels.interface import KVCodes
-from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.reference.attention import chosen_runs, whole_blocks
 from tests.kernels.cases import (
     INTEGERS,
@@ -28,7 +27,7 @@ from tests.kernels.cases import (
     make_attention,
     relative_error,
 )
-from tests.kernels.native.layouts import codes_laid_out
+from tests.kernels.native.layouts import attend, codes_laid_out, laid_out
 from tests.native import TARGETS, library_for, with_tile_unit
 
 CPU = torch.device("cpu")

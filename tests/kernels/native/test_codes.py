@@ -13,9 +13,10 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.arrays import numpy_dtype
-from rootlace.kernels.native.linear import Epilogue, PackedLinear, Packer, Products, prepared
+from rootlace.kernels.native.linear import Epilogue, Packer, Products, prepared
 from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import Stacked, parts_of, stacked, tensors
+from tests.kernels.native.layouts import PackedLinear
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
 from tests.kernels.native.test_linear import machine as machine  # the fixtures
 from tests.kernels.native.test_linear import vectors as vectors
@@ -166,13 +167,13 @@ def test_columns_in_another_order(machine: Machine, dtype: torch.dtype) -> None:
 def test_columns_in_another_order_after_some_in_theirs(machine: Machine) -> None:
     """In one call, in which either may come first."""
     weights = [make(NATIVE[4], 50, 64, ordered=ordered) for ordered in (False, True)]
-    packed = [machine.packed_weight(weight, torch.float32) for weight in weights]
+    packer = Packer(machine.library, machine.teams[2], torch.float32)
     x = random(3, 64)
-    for some in (packed, packed[::-1]):
+    for some in (weights, weights[::-1]):
         together, alone = torch.zeros(3, 50), torch.zeros(3, 50)
-        Products(some).multiply(Epilogue.ADD, x, together)
-        for one in some:
-            one.multiply(Epilogue.ADD, x, alone)
+        Products(packer, some).multiply(Epilogue.ADD, x, together)
+        for weight in some:
+            machine.packed_weight(weight, torch.float32).multiply(Epilogue.ADD, x, alone)
         assert torch.equal(together, alone)
 
 

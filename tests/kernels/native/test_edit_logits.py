@@ -10,7 +10,7 @@ import torch
 
 from rootlace.kernels.interface import EditLogits, LogitEdits
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.sampling import NativeEditLogits
+from rootlace.kernels.native.sampling import native_sampling
 from rootlace.kernels.reference.sampling import edit_logits
 from tests.kernels.logit_edits import edits_of, neutral_penalties
 from tests.native import TARGETS, library_for, of_tensors
@@ -19,7 +19,7 @@ from tests.native import TARGETS, library_for, of_tensors
 @pytest.fixture(scope="module", params=TARGETS)
 def native(request: pytest.FixtureRequest) -> EditLogits:
     library = library_for(request.param)
-    return of_tensors(NativeEditLogits(library, Team(library, 2)))
+    return of_tensors(native_sampling(library, Team(library, 2)).edit_logits)
 
 
 @pytest.mark.parametrize("kinds", ["b", "m", "p", "bm", "bmp"])

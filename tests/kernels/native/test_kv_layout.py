@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.attention import NativeAttention, laid_out
+from rootlace.kernels.native.attention import NativeAttention
 from rootlace.kernels.native.library import Team, Workspace
 from rootlace.kernels.native.linear import DTYPES
+from tests.kernels.native.layouts import laid_out
 from tests.native import native_library
 
 LAYERS, BLOCKS, KV_HEADS = 2, 5, 3

@@ -12,8 +12,9 @@ from torch.nn.functional import gelu, relu, silu
 
 from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native.library import BFLOAT16, Team
-from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, ProductPath, Products
+from rootlace.kernels.native.linear import Arena, Epilogue, Packer, ProductPath, Products
 from rootlace.kernels.weights import parts_of
+from tests.kernels.native.layouts import PackedLinear
 from tests.kernels.quantised_cases import integers_are_multiplied
 from tests.native import TARGETS, library_for, with_tile_unit
 
@@ -289,12 +290,13 @@ def test_an_arena_gives_zeros_of_any_size() -> None:
 
 
 def test_products_in_one_call_are_those_of_calls_of_their_own(machine: Machine) -> None:
-    packed = [machine.packed(random(100, 40, seed=seed)) for seed in range(5)]
+    weights = [Dense(random(100, 40, seed=seed)) for seed in range(5)]
     x = random(3, 40, seed=9)
     together, alone = torch.zeros(3, 100), torch.zeros(3, 100)
-    Products(packed).multiply(Epilogue.ADD, x, together)
-    for one in packed:
-        one.multiply(Epilogue.ADD, x, alone)
+    packer = Packer(machine.library, machine.teams[2], torch.float32)
+    Products(packer, weights).multiply(Epilogue.ADD, x, together)
+    for weight in weights:
+        machine.packed_weight(weight, torch.float32).multiply(Epilogue.ADD, x, alone)
     assert torch.equal(together, alone)
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from rootlace.kernels import Dense, Scheme
 from rootlace.kernels.native.library import Model, Team
-from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
+from rootlace.kernels.native.linear import DTYPES, Epilogue
 from rootlace.kernels.reference.layers import quantise
 from tests.kernels.native.greedy import greedy_tokens
+from tests.kernels.native.layouts import PackedLinear
 from tests.native import TARGETS, library_for
 
 PANEL = 48

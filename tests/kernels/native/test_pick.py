@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.sampling import NativePickTokens
+from rootlace.kernels.native.sampling import native_sampling
 from tests.kernels.native.greedy import greedy_tokens
 from tests.native import TARGETS, library_for
 
@@ -20,7 +20,7 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
 
 
 def best(library: ctypes.CDLL, logits: np.ndarray, masks: list[np.ndarray | None]) -> list[int]:
-    pick = NativePickTokens(library, Team(library, 2))
+    pick = native_sampling(library, Team(library, 2)).pick_tokens
     return greedy_tokens(torch.from_numpy(logits), masks, pick).tolist()
 
 

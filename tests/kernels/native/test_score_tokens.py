@@ -10,7 +10,7 @@ import torch
 
 from rootlace.kernels.interface import Scores, ScoreTokens
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.sampling import NativeScoreTokens
+from rootlace.kernels.native.sampling import native_sampling
 from rootlace.kernels.reference.sampling import score_tokens
 from tests.native import TARGETS, library_for, of_tensors
 
@@ -26,7 +26,7 @@ def score(library: ctypes.CDLL) -> ScoreTokens:
 
 
 def scoring(library: ctypes.CDLL, threads: int) -> ScoreTokens:
-    return of_tensors(NativeScoreTokens(library, Team(library, threads)))
+    return of_tensors(native_sampling(library, Team(library, threads)).score_tokens)
 
 
 def rows_of(count: int, vocab: int, scale: float, seed: int, ties: bool) -> torch.Tensor:

@@ -19,10 +19,10 @@ STANDARD_LIBRARY = re.compile("_Z(N|NK|T[ISV]N|TSN)?St")
 ATTEND = """
 import sys
 import torch
-from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.library import open_library
 from tests.kernels.cases import AttentionCase, exact_attention, make_attention, relative_error
+from tests.kernels.native.layouts import attend, laid_out
 
 # 65 keys: the second key block is a part of one.
 rows = ((1, 65), (16, 16))

@@ -22,12 +22,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootlace.kernels.native.attention import laid_out
 from rootlace.kernels.native.build import FLAGS, INSTRUCTION_SETS, SOURCES, user_cache
 from rootlace.kernels.native.linear import DTYPES, Epilogue, prepared, scheme_of
 from rootlace.kernels.reference.layers import dequantise
 from tests.conftest import ROOT
 from tests.kernels.cases import AttentionCase, exact_attention, make_attention
+from tests.kernels.native.layouts import laid_out
 from tests.kernels.quantised_cases import (
     FORMS,
     integer_product,

@@ -27,6 +27,15 @@ EAGER = SharingRule(node_bytes=0, step_bytes=0, least_segment=16, programs=16, u
 NEVER = SharingRule(step_bytes=1 << 60)
 SPLIT = SplitRule(least=8, most=4)
 HEADS, KV_HEADS, DIM, TILE = 6, 2, 16, 8
+
+
+def max_numbers(rows: int, blocks_per_row: int, rule: SplitRule) -> int:
+    """The longest `DecodePlan.numbers` of a family, if a row has at most so many blocks."""
+    items = rows * (rule.slots_per_row + 1)
+    shared = rows * rule.slots_per_row  # a shared item has a partial result of its own at least
+    return items_at(rows) + FIELDS * (items + shared) + rows * (blocks_per_row + rule.slots_per_row)
+
+
 GROUP = HEADS // KV_HEADS
 
 

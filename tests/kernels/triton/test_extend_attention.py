@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from rootlace.kernels.triton import attention_plan
 from rootlace.kernels.triton.attention_plan import ExtendPlan, TileShape, plan_extend, tile_shapes
 from rootlace.kernels.triton.extend_attention import extend_attention
+from rootlace.kernels.triton.kv_storage import attention_inputs
 from tests.kernels.cases import (
     FP8,
     AttentionCase,
@@ -44,16 +46,14 @@ def attend(
         plan = plan_extend(tensors.batch, rows, tensors.case.window, SHAPES)
     out = torch.full_like(tensors.q, float("nan"))
     sums = torch.full(tensors.q.shape[:2], float("nan"))
+    options: dict[str, Any] = tensors.options()
     extend_attention(
-        tensors.q,
-        tensors.k_cache,
-        tensors.v_cache,
+        attention_inputs(tensors.q, tensors.k_cache, tensors.v_cache, **options),
         torch.from_numpy(tensors.batch.block_tables),
         plan,
         [torch.from_numpy(array) for array in plan.arrays],
         out,
         sums if lse else None,
-        **tensors.options(),  # type: ignore[arg-type]
     )
     return out, sums
 

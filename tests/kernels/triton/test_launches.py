@@ -5,39 +5,35 @@ Nothing runs here: launches are written down, on tensors without memory, with th
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from triton.runtime.jit import KernelInterface
 
-import rootlace.kernels.triton as kernels
 from rootlace.kernels.interface import (
     AttentionBatch,
     AutomatonTables,
     Choice,
-    KVCodes,
-    KVScales,
-    KVScaling,
     LogitEdits,
     PickRows,
-    slot_bytes,
 )
 from rootlace.kernels.triton import TRITON
-from rootlace.kernels.triton.kv_storage import Stored
-from rootlace.kernels.triton.launching import TYPE_NAMES, Variant
 from rootlace.kernels.triton.logits import PENALTIES
+from scripts.kernel_launches import (
+    META,
+    NAMES,
+    Launch,
+    Variant,
+    cache_of,
+    tensor,
+    variants,
+    written_down,
+)
 
 ARCH = 90
-META = torch.device("meta")
 VOCAB = 128256
-NAMES = {**TYPE_NAMES, torch.float64: "fp64"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Model:
     heads: int
     kv_heads: int
     head_dim: int
-    stored: Stored = "plain"
+    stored: str = "plain"
 
 
 MODELS = {
@@ -61,60 +57,24 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
-class Launched:
-    kernel: Any
-    arguments: dict[str, Any]
-    options: dict[str, Any]
-
-
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
-    found: list[Launched] = []
-
-    def written_down(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-        assert all(size >= 1 for size in grid)
-        assert all(size <= 65535 for size in grid[1:])
-
-        def launch(*args: Any, **named: Any) -> None:
-            parameters = list(inspect.signature(kernel.fn).parameters)
-            arguments = dict(zip(parameters, args, strict=False))
-            arguments |= {name: value for name, value in named.items() if name in parameters}
-            assert set(arguments) == set(parameters)
-            options = {name: value for name, value in named.items() if name not in parameters}
-            found.append(Launched(kernel, arguments, options))
-
-        return launch
-
-    monkeypatch.setattr(KernelInterface, "__getitem__", written_down)
-    for module in modules():
-        if hasattr(module, "architecture"):
-            monkeypatch.setattr(module, "architecture", lambda device: ARCH)
-    return found
+def launches() -> Iterator[list[Launch]]:
+    with written_down(ARCH) as found:
+        yield found
 
 
-def modules() -> list[Any]:
-    entries = pkgutil.iter_modules(kernels.__path__)
-    return [importlib.import_module(f"{kernels.__name__}.{entry.name}") for entry in entries]
-
-
-def check(launches: list[Launched]) -> None:
+def check(launches: list[Launch]) -> None:
     """Each is in some variant."""
-    variants = [
-        variant
-        for module in modules()
-        if hasattr(module, "variants")
-        for variant in module.variants(ARCH)
-    ]
+    known = [variant for found in variants(ARCH).values() for variant in found]
     assert launches
-    for launch in launches:
-        same = [each for each in variants if each.kernel is launch.kernel]
+    for launch in list(launches):
+        same = [each for each in known if each.kernel is launch.kernel]
         name = launch.kernel.fn.__name__
         differences = {each.name: differing(each, launch) for each in same}
         assert any(not found for found in differences.values()), (name, differences)
 
 
-def differing(variant: Variant, launch: Launched) -> list[str]:
+def differing(variant: Variant, launch: Launch) -> list[str]:
     found = []
     for name, value in launch.arguments.items():
         kind = variant.signature[name]
@@ -140,13 +100,9 @@ def differing(variant: Variant, launch: Launched) -> list[str]:
     return found
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=META)
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("lengths", [(1,) * 64, (1,), (1, 700, 3)], ids=["batch", "row", "mixed"])
-def test_layers(launches: list[Launched], name: str, lengths: tuple[int, ...]) -> None:
+def test_layers(launches: list[Launch], name: str, lengths: tuple[int, ...]) -> None:
     model = MODELS[name]
     rows, tokens = len(lengths), sum(lengths)
     context = np.array([5000 + new for new in lengths], np.int32)
@@ -164,14 +120,8 @@ def test_layers(launches: list[Launched], name: str, lengths: tuple[int, ...]) -
     family = None if tokens > rows else rows
     plan = TRITON.plan_attention(batch, None, family)
     bound = plan.bind([torch.from_numpy(array).to(META) for array in plan.arrays])
-    stored = torch.float8_e4m3fn if model.stored == "fp8" else torch.bfloat16
-    slot = (model.kv_heads, model.head_dim)
-    scale = tensor(model.kv_heads, dtype=torch.float32)
-    scales: KVScaling | None = KVScales(scale, scale) if model.stored == "fp8" else None
-    if model.stored.startswith("int"):
-        scales = KVCodes(int(model.stored[3:]), model.kv_heads)
-        stored, slot = torch.uint8, (1, slot_bytes(scales.bits, *slot))
-    k, v = (tensor(rows * 400, 16, *slot, dtype=stored) for _ in range(2))
+    heads = (model.kv_heads, model.head_dim)
+    cache, scales = cache_of(model.stored, rows * 400, 16, *heads, torch.bfloat16)
 
     ids = tensor(tokens, dtype=torch.int64)
     ids = TRITON.feed_tokens(ids, ids, tensor(rows, dtype=torch.int32))
@@ -179,11 +129,11 @@ def test_layers(launches: list[Launched], name: str, lengths: tuple[int, ...]) -
     TRITON.rms_norm(residual, tensor(model.hidden), 1e-5)
     qkv = tensor(tokens, model.heads + 2 * model.kv_heads, model.head_dim)
     angles = tensor(tokens, model.head_dim // 2)
-    q = TRITON.rope_and_write(qkv, angles, angles, k, v, ids, scales=scales)
-    TRITON.paged_attention(q, k, v, bound, scales=scales)
+    q = TRITON.rope_and_write(qkv, angles, angles, cache, cache, ids, scales=scales)
+    TRITON.paged_attention(q, cache, cache, bound, scales=scales)
     TRITON.add_rms_norm(residual, residual, tensor(model.hidden), 1e-5)
     TRITON.silu_mul(tensor(tokens, 2 * model.wide))
-    TRITON.copy_slots(torch.stack((k, v)), ids, ids)
+    TRITON.copy_slots(torch.stack((cache, cache)), ids, ids)
     check(launches)
     attention = {"decode_kernel"} if 1 in lengths else set()
     attention |= {"tree_kernel"} if lengths == (1,) * 64 else set()
@@ -197,7 +147,7 @@ def params_of(real: torch.Tensor, numbers: torch.Tensor) -> dict[str, torch.Tens
 
 @pytest.mark.parametrize("choice", ["greedy", "random", "cut"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_sampling(launches: list[Launched], choice: Choice, masked: bool) -> None:
+def test_sampling(launches: list[Launch], choice: Choice, masked: bool) -> None:
     rows = 64
     numbers = tensor(rows, dtype=torch.int32)
     real, large = tensor(rows, dtype=torch.float64), tensor(rows, dtype=torch.int64)
@@ -216,7 +166,7 @@ def test_sampling(launches: list[Launched], choice: Choice, masked: bool) -> Non
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_sampling_with_lists(launches: list[Launched], masked: bool) -> None:
+def test_sampling_with_lists(launches: list[Launch], masked: bool) -> None:
     rows = 64
     numbers, real = tensor(rows, dtype=torch.int32), tensor(rows, dtype=torch.float64)
     single, large = tensor(rows, dtype=torch.float32), tensor(rows, dtype=torch.int64)

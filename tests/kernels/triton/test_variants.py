@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 
 import pytest
 
-import rootlace.kernels.triton as kernels
-from rootlace.kernels.triton.launching import Variant
+from scripts.kernel_launches import variants
 
 ARCHITECTURES = (80, 90)
-
-
-def all_variants() -> list[tuple[str, int, Variant]]:
-    found = []
-    for entry in pkgutil.iter_modules(kernels.__path__):
-        module = importlib.import_module(f"{kernels.__name__}.{entry.name}")
-        if hasattr(module, "variants"):
-            for arch in ARCHITECTURES:
-                found += [(entry.name, arch, variant) for variant in module.variants(arch)]
-    return found
-
-
-VARIANTS = all_variants()
+VARIANTS = [
+    (module.rpartition(".")[2], arch, variant)
+    for arch in ARCHITECTURES
+    for module, found in variants(arch).items()
+    for variant in found
+]
 
 
 def test_every_kernel_module_has_variants() -> None:

@@ -382,7 +382,8 @@ CLASSES = ("Linear", "LinearBase")
 
 def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
     """None where the KV cache alone is to be quantised: its scales are found by their names."""
-    _read_remarks(config)
+    # Pass over keys that say nothing about how weights are stored.
+    config.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
     _read_sparsity(config)
     cache = config.get("kv_cache_scheme", TABLE.or_none(), None)
     form = config.get("format", TEXT.or_none(), None)
@@ -434,11 +435,6 @@ def _pattern(config: ConfigReader, key: str, name: str) -> re.Pattern[str]:
     if name.startswith("re:"):
         return read_pattern(config, key, name.removeprefix("re:"))
     return re.compile(re.escape(name) + r"\Z")
-
-
-def _read_remarks(config: ConfigReader) -> None:
-    """Pass over keys that say nothing about how weights are stored."""
-    config.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
 
 
 def _read_sparsity(config: ConfigReader) -> None:
