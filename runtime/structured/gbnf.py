@@ -209,8 +209,6 @@ def _character(escape: re.Match[str]) -> str:
 # if need be: of those none is the beginning of another.
 
 
-ROOT = "root"
-"""The rule that a text has to follow."""
 MAX_REGULAR_ITEMS = 20_000
 """A regular rule with more items than this, counting those of the rules it calls, stays a rule."""
 
@@ -225,11 +223,12 @@ class Regular:
     or end (`list ::= item ("," list)?` is `(item ",")* item`).
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, root: str) -> None:
         """Raises InvalidConstraint where there is no rule `root`."""
-        if ROOT not in rules:
-            raise InvalidConstraint(f"ebnf: there is no rule {ROOT!r}")
+        if root not in rules:
+            raise InvalidConstraint(f"ebnf: there is no rule {root!r}")
         self.rules = rules
+        self.root = root
         self._regex: dict[str, Regex] = {}
         self._size: dict[str, int] = {}
         self._depth: dict[str, int] = {}

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from functools import cached_property, reduce
 from itertools import groupby
 from operator import or_
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from interegular.fsm import FSM, Alphabet
 
-from rootlace.runtime.structured.gbnf import ROOT, Regular, parse_gbnf
-from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
+from rootlace.runtime.structured.gbnf import Regular, parse_gbnf
+from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.syntax import (
     Chars,
     Concat,
@@ -38,6 +40,10 @@ MAX_STATES = 512
 """The states that one language may have."""
 MAX_STEPS = 2048
 """States of a product that one question may visit."""
+_FOUND = -1
+"""The state behind a whole text and one more byte."""
+_UNREAD = -1
+"""The class of the bytes that no state reads."""
 
 
 class Language:
@@ -46,10 +52,11 @@ class Language:
     Sets of bytes are integers of 256 bits.
     """
 
-    def __init__(self, regex: Regex) -> None:
-        self._dfa = LazyDfa(regex, MAX_STATES)
+    def __init__(self, regex: Regex, max_states: int = MAX_STATES) -> None:
+        self._dfa = LazyDfa(regex, max_states)
         # A language is asked about itself, too, and would refer to itself.
         self._known: WeakKeyDictionary[Language, dict[int, bool | None]] = WeakKeyDictionary()
+        self._made: dict[int, FSM] = {}
 
     @property
     def empty(self) -> bool:
@@ -78,28 +85,7 @@ class Language:
         first = self.first_bytes() if text._dfa.accepting(text._dfa.start) else 0
         if not following & (first | self._later_bytes):
             return False
-        ours, theirs = self._dfa.all_transitions(), text._dfa.all_transitions()
-        behind = np.frombuffer(following.to_bytes(32, "little"), np.uint8)
-        behind = np.unpackbits(behind, bitorder="little").astype(bool)
-        goes_on = np.any(ours[:, behind] >= 0, axis=1)
-        # One byte for all that neither automaton tells apart from it.
-        classes = 256 * self._dfa.byte_classes.astype(int) + text._dfa.byte_classes
-        one_of_each = np.unique(classes, return_index=True)[1]
-        ours, theirs = ours[:, one_of_each], theirs[:, one_of_each]
-        waiting = [(self._dfa.start, text._dfa.start)]
-        seen = set(waiting)
-        while waiting:
-            own, other = waiting.pop()
-            if text._dfa.accepting(other) and goes_on[own]:
-                return True
-            steps = set(zip(ours[own].tolist(), theirs[other].tolist(), strict=True)) - seen
-            # None of the automata's states is dead: all that leads to one begins some text.
-            fresh = [pair for pair in steps if DEAD not in pair]
-            seen.update(fresh)
-            waiting += fresh
-            if len(seen) > MAX_STEPS:
-                raise TooLarge(f"the product has more than {MAX_STEPS} states")
-        return False
+        return not self._fsm(0).isdisjoint(text._fsm(following))
 
     @cached_property
     def _later_bytes(self) -> int:
@@ -107,9 +93,77 @@ class Language:
         rows = self._dfa.all_transitions()
         return _bits((rows[np.unique(rows[rows >= 0])] >= 0).any(axis=0))
 
+    def _fsm(self, following: int) -> FSM:
+        """All beginnings of texts; or the whole texts with one of the bytes `following` behind."""
+        if following not in self._made:
+            self._made[following] = self._make(following)
+        return self._made[following]
+
+    def _make(self, following: int) -> FSM:
+        rows = self._dfa.all_transitions()
+        behind = np.unpackbits(
+            np.frombuffer(following.to_bytes(32, "little"), np.uint8), bitorder="little"
+        )
+        # A class of bytes is 2 * the automaton's own + whether its bytes are among `following`.
+        read = (rows >= 0).any(axis=0) | (behind == 1)
+        class_of = np.where(read, 2 * self._dfa.byte_classes.astype(int) + behind, _UNREAD)
+        keys, one_of_each = np.unique(class_of, return_index=True)
+        # Numbered from 1: `FSM.isdisjoint` takes a state 0 for a dead end.
+        steps = {
+            state: {key: to + 1 for key, to in zip(keys.tolist(), row, strict=True) if to >= 0}
+            for state, row in enumerate(rows[:, one_of_each].tolist(), 1)
+        }
+        if following:
+            # Odd classes are those of `following`.
+            found = {key: _FOUND for key in keys.tolist() if key & 1 and key != _UNREAD}
+            for state, row in steps.items():
+                if self._dfa.accepting(state - 1):
+                    row.update(found)  # where else the byte leads does not matter
+        return FSM(
+            alphabet=_ByteClasses(class_of.tolist()),
+            states=(),
+            initial=self._dfa.start + 1,
+            # None of the automaton's states is dead: all that leads to one begins some text.
+            finals={_FOUND} if following else set(steps),
+            map=steps,
+            __no_validation__=True,
+        )
+
 
 def _bits(of_bytes: np.ndarray) -> int:
     return int.from_bytes(np.packbits(of_bytes, bitorder="little").tobytes(), "little")
+
+
+class _ByteClasses(Alphabet):  # type: ignore[misc]
+    """The classes of bytes that one automaton tells apart."""
+
+    def __init__(self, class_of: list[int]) -> None:
+        super().__init__({})
+        self._class_of = class_of
+
+    def intersect(self, other: _ByteClasses) -> Any:
+        """The classes of bytes that either automaton tells apart and both read, with their classes
+        in each."""
+        pairs = set(zip(self._class_of, other._class_of, strict=True))
+        both = [pair for pair in pairs if _UNREAD not in pair]
+        old = tuple({new: pair[side] for new, pair in enumerate(both)} for side in (0, 1))
+        return _Counted(len(both)), old
+
+
+class _Counted(Alphabet):  # type: ignore[misc]
+    """Counts the states of a product, and raises `TooLarge` beyond the budget. interegular reads
+    `by_transition` once per state."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(dict(enumerate(range(size))))
+        self._left = MAX_STEPS
+
+    @property
+    def by_transition(self) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise TooLarge(f"the product has more than {MAX_STEPS} states")
+        return super().by_transition
 
 
 # Lexemes ------------------------------------------------------------------------------------------
@@ -134,10 +188,10 @@ class _Lexed:
     def __init__(self, grammar: Regular, split: set[Regex]) -> None:
         self._grammar = grammar
         self._split = split
-        self._rule_names = {ROOT: "r0"}
+        self._rule_names = {grammar.root: "r0"}
         self._lexeme_names: dict[Regex, str] = {}
         self.rules: dict[str, Regex] = {}
-        waiting = deque([ROOT])
+        waiting = deque([grammar.root])
         while waiting:
             rule = waiting.popleft()
             known = len(self._rule_names)
@@ -327,8 +381,8 @@ def grammar_of(text: str) -> Regex | str:
     """
     if not is_gbnf(text):
         return text
-    grammar = Regular(parse_gbnf(text))
-    regex = grammar.of(Reference(ROOT))
+    grammar = Regular(parse_gbnf(text), "root")
+    regex = grammar.of(Reference("root"))
     return lark_of(grammar) if regex is None else regex
 
 
