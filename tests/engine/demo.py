@@ -1,7 +1,5 @@
 """Prompts for the embedded model, and constraints over its vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

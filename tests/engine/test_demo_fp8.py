@@ -1,8 +1,6 @@
 """The embedded model with its cache in eight bits: how far answers move, and that what is cached
 does not change them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

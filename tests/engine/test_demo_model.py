@@ -1,7 +1,5 @@
 """The embedded model gives transformers' tokens, cold and warm, in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """The scheduler with a device's executor, steps launched ahead and graphs replayed, gives what it
 gives with the plain one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Scheduler, native kernels and compiled constraints together; what `docs/exactness.md` promises.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -3,8 +3,6 @@
 The reference is the same request without jumps, one token a step.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

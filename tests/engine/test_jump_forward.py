@@ -1,7 +1,5 @@
 """Greedy output of the embedded model with and without jump-forward, in float32."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedded model with overlap forced on gives what it gives without, in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

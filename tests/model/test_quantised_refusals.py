@@ -1,7 +1,5 @@
 """Quantised checkpoints whose configuration is refused, by name, and what is not."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

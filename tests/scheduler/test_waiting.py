@@ -1,7 +1,5 @@
 """The queue: who learns of a computed prompt, and how far requests may be overtaken."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

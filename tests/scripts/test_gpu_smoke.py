@@ -1,7 +1,5 @@
 """The smoke test of a machine with a GPU: its reserves, and what it says when a way fails."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a `Generate` says and what comes of it: samples, stops, scores, lengths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

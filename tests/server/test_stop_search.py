@@ -1,7 +1,5 @@
 """First matches in growing texts, against `re.search` on every beginning."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

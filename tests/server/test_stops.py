@@ -1,7 +1,5 @@
 """Stop strings and patterns against brute force."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Tokenizing in pieces against the library's own encoding of the whole."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """The automaton beside llguidance, on a real vocabulary: every mask of random texts is the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

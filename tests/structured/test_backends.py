@@ -1,7 +1,5 @@
 """The backends as one: the same masks on the same languages, the same behaviour of matchers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -1,7 +1,5 @@
 """Grammars: what the mask allows is what `advance` accepts is what independent checkers accept."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Automata for a device against matchers: masks, steps, bounds, and when they are there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

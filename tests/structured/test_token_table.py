@@ -1,8 +1,6 @@
 """Masks and token classes against `advance`, against enumerated languages, and against the bytes'
 own steps on real vocabularies."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading

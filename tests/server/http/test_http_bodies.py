@@ -1,7 +1,5 @@
 """Large bodies: others are answered meanwhile, and how much they may hold is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Fields that clients send to every server: served, accepted or refused, and never in silence."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

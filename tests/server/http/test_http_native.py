@@ -1,7 +1,5 @@
 """sglang's native endpoint."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

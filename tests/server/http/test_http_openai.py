@@ -1,7 +1,5 @@
 """OpenAI's chat completions, models and extras, through the real `openai` client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

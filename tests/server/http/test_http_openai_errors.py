@@ -1,7 +1,5 @@
 """Errors of OpenAI's endpoints, as the real `openai` client sees them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

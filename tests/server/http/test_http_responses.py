@@ -1,7 +1,5 @@
 """OpenAI's responses over scripted answers, through the real `openai` client."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Streams: pieces that go past the task that answers, and those that cannot."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

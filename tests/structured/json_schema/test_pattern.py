@@ -1,7 +1,5 @@
 """Patterns and formats as trees, against `re` and the standard library."""
 
-from __future__ import annotations
-
 import datetime
 import gc
 import ipaddress

@@ -1,7 +1,5 @@
 """Schemas as regular forms, against `jsonschema`."""
 
-from __future__ import annotations
-
 import json
 import random
 import time
