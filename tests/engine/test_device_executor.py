@@ -13,9 +13,8 @@ from rootlace.runtime.scheduler.masks import MaskThreads
 from rootlace.runtime.scheduler.speculation import DraftPace
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
-from tests.engine.demo import prompts_about
+from tests.engine.demo import CONSTRAINTS
 from tests.engine.harness import Harness, greedy
-from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
 from tests.model.device_runner import device_runner
 from tests.model.fake_device import FakeDevice
 from tests.model.fixed_kernels import fixed_kernels
@@ -43,11 +42,6 @@ def device(demo_model: Path) -> ModelRunner:
         max_rows=ROWS,
         context_length=CONTEXT,
     )
-
-
-@pytest.fixture(scope="module")
-def prompts(demo_model: Path) -> list[list[int]]:
-    return prompts_about(PASSAGE, QUESTIONS[:4], demo_model)
 
 
 def compare(
