@@ -107,19 +107,6 @@ def test_choices_end_in_exactly_one_of_them(tokenizer, compiler) -> None:
     assert len(seen) >= 4
 
 
-def test_matchers_of_one_grammar_do_not_share_state(compiler, tokenizer) -> None:
-    grammar = compiler.compile(Constraint("regex", "ab"))
-    a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
-    first, second = grammar.matcher(), grammar.matcher()
-    assert first.advance(a)
-    assert first.advance(b)
-    assert first.is_finished()
-    assert not second.is_finished()
-    assert second.advance(a)
-    assert not first.advance(b)
-    assert first.error()
-
-
 @pytest.mark.parametrize(
     ("constraint", "said"),
     [
