@@ -39,11 +39,6 @@ async def test_chat(served: Served) -> None:
     ]
 
 
-async def test_chat_is_unlimited_by_default(served: Served) -> None:
-    await served.openai().chat.completions.create(model="fake", messages=ASK)
-    assert served.gateway.last_generate.params.max_tokens is None
-
-
 async def test_prediction(served: Served) -> None:
     """It reaches the engine as text, of all samples, and usage says what came of it."""
     for content in ("a draft", [{"type": "text", "text": "a "}, {"type": "text", "text": "draft"}]):
