@@ -1,5 +1,7 @@
 """Replays of drafts as trees: drafts against brute force, chains against the product's replay."""
 
+from __future__ import annotations
+
 import random
 from collections import Counter
 

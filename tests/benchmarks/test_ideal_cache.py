@@ -1,5 +1,7 @@
 """The ideal hit rate and percentiles are right."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from hypothesis import given

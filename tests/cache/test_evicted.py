@@ -1,5 +1,7 @@
 """What is remembered of evictions, against a set of all prefixes that were ever cached."""
 
+from __future__ import annotations
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,5 +1,7 @@
 """Eviction policies: each under random use of the tree, and what tells it from the others."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import get_args
 

@@ -1,5 +1,7 @@
 """The index finds what brute force finds, and nothing of other owners."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

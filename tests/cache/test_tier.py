@@ -1,5 +1,7 @@
 """The policy of a tier against lists: what is where, what goes, and what is not written twice."""
 
+from __future__ import annotations
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st

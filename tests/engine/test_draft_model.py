@@ -1,5 +1,7 @@
 """A draft model changes no bit, however right it is, and its KV is what it would compute alone."""
 
+from __future__ import annotations
+
 import json
 import random
 from collections.abc import Callable, Sequence

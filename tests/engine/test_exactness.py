@@ -3,6 +3,8 @@
 Scheduler, native kernels and compiled constraints together; what `docs/exactness.md` promises.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import random

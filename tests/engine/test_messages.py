@@ -1,5 +1,7 @@
 """Requests and updates on the pipes: they arrive as they were sent, or not at all."""
 
+from __future__ import annotations
+
 import msgspec
 import numpy as np
 import pytest

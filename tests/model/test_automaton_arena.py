@@ -1,5 +1,7 @@
 """Automata and masks that come and go on the device, against those that were brought."""
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 from hypothesis import given, settings

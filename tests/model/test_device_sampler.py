@@ -1,6 +1,8 @@
 """The sampler as a device runs it (plans, arrays, masks that stay there) finds what it finds on the
 host."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 

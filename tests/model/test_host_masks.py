@@ -1,5 +1,7 @@
 """The masks of a step on the host against plain loops."""
 
+from __future__ import annotations
+
 import ctypes
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Quantised checkpoints whose configuration is refused, by name, and what is not."""
 
+from __future__ import annotations
+
 import contextlib
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Clients take turns: nobody's requests wait for all of another's."""
 
+from __future__ import annotations
+
 from collections import Counter
 from itertools import combinations
 

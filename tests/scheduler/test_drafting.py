@@ -1,5 +1,7 @@
 """Drafts of what was predicted: the output is what it is without, and comes in fewer steps."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
 """Each fast path says what the plain one beside it says."""
 
+from __future__ import annotations
+
 import random
 from dataclasses import fields
 

@@ -4,6 +4,8 @@ The model of the cache is a list of token lists; that of the memory is the simul
 looks at every slot that a row attends to); that of the output is what a request gets when alone.
 """
 
+from __future__ import annotations
+
 from typing import get_args
 
 import numpy as np

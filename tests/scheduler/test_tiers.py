@@ -1,5 +1,7 @@
 """The scheduler over a pool with stores below it: what comes back is what was computed."""
 
+from __future__ import annotations
+
 import random
 from collections import Counter
 from contextlib import suppress

@@ -1,5 +1,7 @@
 """The queue: who learns of a computed prompt, and how far requests may be overtaken."""
 
+from __future__ import annotations
+
 import random
 
 import numpy as np

@@ -1,6 +1,8 @@
 """No field that a caller, or somebody whom he asks, fills can forge a role: whatever it says, the
 special tokens of a prompt are those that the template wrote."""
 
+from __future__ import annotations
+
 import copy
 import functools
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Answers taken apart: content, thoughts and calls, however the text is cut into pieces."""
 
+from __future__ import annotations
+
 import json
 import re
 

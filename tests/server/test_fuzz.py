@@ -3,6 +3,8 @@
 `pytest --hypothesis-profile random tests/server/test_fuzz.py` tries hundreds of new ones.
 """
 
+from __future__ import annotations
+
 import asyncio
 import copy
 from typing import Any

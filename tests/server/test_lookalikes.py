@@ -1,5 +1,7 @@
 """What in content is marked: whatever could be, or become, a special token, and in time."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,6 +1,8 @@
 """What is noticed about prompts: fingerprints against sets of windows, findings against prompts
 whose differences are known."""
 
+from __future__ import annotations
+
 import random
 
 import numpy as np

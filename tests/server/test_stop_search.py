@@ -1,5 +1,7 @@
 """First matches in growing texts, against `re.search` on every beginning."""
 
+from __future__ import annotations
+
 import re
 
 import pytest

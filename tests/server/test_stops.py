@@ -1,5 +1,7 @@
 """Stop strings and patterns against brute force."""
 
+from __future__ import annotations
+
 import re
 
 from hypothesis import given, settings

@@ -1,5 +1,7 @@
 """The bounds, against search by brute force and against what the scheduler reaches."""
 
+from __future__ import annotations
+
 import itertools
 import random
 from functools import cache

@@ -1,5 +1,7 @@
 """Traces as requests: repeated, sped up, in units of several tokens."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Matchers on the automaton: what `interface.Matcher` promises, and the change to a fallback."""
 
+from __future__ import annotations
+
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor

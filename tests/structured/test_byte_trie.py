@@ -1,5 +1,7 @@
 """The trie of a vocabulary against the vocabulary."""
 
+from __future__ import annotations
+
 from hypothesis import given
 from hypothesis import strategies as st
 

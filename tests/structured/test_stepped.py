@@ -1,5 +1,7 @@
 """Automata for a device against matchers: masks, steps, bounds, and when they are there."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,6 +1,8 @@
 """Masks and token classes against `advance`, against enumerated languages, and against the bytes'
 own steps on real vocabularies."""
 
+from __future__ import annotations
+
 import itertools
 import re
 import threading

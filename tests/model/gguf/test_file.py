@@ -1,5 +1,7 @@
 """GGUF files are read as the `gguf` package reads them; what is not sound is refused by place."""
 
+from __future__ import annotations
+
 import ctypes
 import mmap
 import os

@@ -1,5 +1,7 @@
 """Folders with SentencePiece's own file give the ids that SentencePiece gives."""
 
+from __future__ import annotations
+
 import io
 import json
 from pathlib import Path

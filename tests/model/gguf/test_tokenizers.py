@@ -3,6 +3,8 @@
 llama.cpp's own SentencePiece merging is written out here once more, slowly, to compare with.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import unicodedata

@@ -1,5 +1,7 @@
 """Large bodies: others are answered meanwhile, and how much they may hold is bounded."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import threading

@@ -1,5 +1,7 @@
 """Responses that are kept for later ones: within bounds, each key's own, and on a disk."""
 
+from __future__ import annotations
+
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """The store of sessions against a plain model, a kill, a damaged file, a full disk."""
 
+from __future__ import annotations
+
 import errno
 import logging
 import os

@@ -1,5 +1,7 @@
 """Sessions that are cut off at any moment and go on in another gateway, by what a folder holds."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 from functools import cache

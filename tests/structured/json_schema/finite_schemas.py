@@ -1,5 +1,7 @@
 """Hypothesis strategies for schemas that should be finite automata."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,5 +1,7 @@
 """Numeric ranges, by brute force over intervals."""
 
+from __future__ import annotations
+
 import json
 import random
 from decimal import Decimal

@@ -1,5 +1,7 @@
 """Patterns and formats as trees, against `re` and the standard library."""
 
+from __future__ import annotations
+
 import datetime
 import gc
 import ipaddress

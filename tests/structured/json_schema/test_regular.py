@@ -1,5 +1,7 @@
 """Schemas as regular forms, against `jsonschema`."""
 
+from __future__ import annotations
+
 import json
 import random
 import time

@@ -1,5 +1,7 @@
 """Random patterns in the syntax of `re`, and texts that match them or nearly do."""
 
+from __future__ import annotations
+
 import random
 from collections import deque
 

@@ -1,5 +1,7 @@
 """The lazy automaton: chains, classes, bounds, no dead ends, threads."""
 
+from __future__ import annotations
+
 import random
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,5 +1,7 @@
 """Trees as text for Rust's regex engines: the same language there and, transcribed, in `re`."""
 
+from __future__ import annotations
+
 import random
 import re
 

@@ -1,5 +1,7 @@
 """Patterns mean what `re.fullmatch` makes of them; what cannot be meant is refused by name."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import random

@@ -1,5 +1,7 @@
 """Characters as bytes, against Python's own encoder."""
 
+from __future__ import annotations
+
 import itertools
 
 from hypothesis import given, settings
