@@ -146,6 +146,23 @@ def test_token_ids_never_match() -> None:
 # ---------------------------------------------------------------- transcripts
 
 
+def test_transcripts_share_their_past() -> None:
+    root = Transcript()
+    root.append("a")
+    root.append("b")
+    child = Transcript(root)
+    root.append("not the child's")
+    child.append("c")
+    grandchild = Transcript(child)
+    child.append("d")
+    grandchild.append("e")
+    assert list(grandchild.slice(0, len(grandchild))) == ["a", "b", "c", "e"]
+    assert list(grandchild.slice(1, 3)) == ["b", "c"]
+    assert list(grandchild.slice(3, 9)) == ["e"]
+    assert grandchild.excerpt(grandchild.start).get() == "e"
+    assert "".join(map(str, root.slice(0, 3))) == "abnot the child's"
+
+
 def test_a_transcript_as_deep_as_a_long_search() -> None:
     node = Transcript()
     for number in range(5000):
