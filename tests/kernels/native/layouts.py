@@ -1,5 +1,7 @@
 """Caches of integers as the native kernels lay them out."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

@@ -3,6 +3,8 @@
 Nothing runs here: launches are written down, on tensors without memory, with the sizes of models.
 """
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import pkgutil

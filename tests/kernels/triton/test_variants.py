@@ -1,5 +1,7 @@
 """What is compiled ahead of time speaks of the kernels as they are: every parameter, in order."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import pkgutil
