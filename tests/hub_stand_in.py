@@ -1,7 +1,5 @@
 """A stand-in of the Hugging Face hub: the interface that `huggingface_hub` downloads models by."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ for what it must replace by functions on arrays. What there is does not change; 
 the language is replaced already.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from types import FunctionType, ModuleType

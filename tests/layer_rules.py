@@ -1,7 +1,5 @@
 """What each layer may import: the table of docs/architecture.md, as `test_layers` checks it."""
 
-from __future__ import annotations
-
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 SERVING = {"aiohttp", "tokenizers", "jinja2"}
 

@@ -1,7 +1,5 @@
 """The native kernels in tests: where there is no compiler, what needs them is skipped."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import functools

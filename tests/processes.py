@@ -1,7 +1,5 @@
 """Processes that tests start, and what is left of them."""
 
-from __future__ import annotations
-
 import psutil
 
 

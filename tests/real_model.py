@@ -9,8 +9,6 @@ It answers as a small real model does. What it says may change with kernels and 
 state what any of its sensible answers has, or compare two ways to the same one.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

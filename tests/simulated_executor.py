@@ -1,7 +1,5 @@
 """An executor without a model: a cost model, made-up tokens, and memory that tells on bad plans."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What `conftest.py` does to the process that tests run in."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

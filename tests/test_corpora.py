@@ -1,7 +1,5 @@
 """Each input that a reader was ever given by the fuzzers is read or refused with a typed error."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.corpora.posted import posted

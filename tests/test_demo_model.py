@@ -1,7 +1,5 @@
 """The embedded demo model: its folder, its template, its corpus, and that its answers are right."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -1,7 +1,5 @@
 """The files in examples/deploy agree with the server: its metrics, options, paths and ports."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,8 +1,6 @@
 """Every block of code in a document runs, or is read by what would read it. Those that run on a
 model are in e2e/test_doc_blocks.py."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import inspect

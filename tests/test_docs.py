@@ -1,7 +1,5 @@
 """Documents: what they link to and name in code is there, and references are whole."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

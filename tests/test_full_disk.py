@@ -1,7 +1,5 @@
 """A disk that is full stops nobody from serving."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports go downwards only: the table of docs/architecture.md, checked on the source and live."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

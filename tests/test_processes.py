@@ -1,7 +1,5 @@
 """Children that end with their parents."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Sampling parameters are described once (`rootlace.wire.sampling`); everything else follows."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math

@@ -1,7 +1,5 @@
 """A random Llama of a few thousand parameters in Hugging Face layout, with a chat template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

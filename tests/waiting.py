@@ -4,8 +4,6 @@ Patience is counted in naps, not by a clock: on a machine that stands still for 
 busy to give us our turn, none of it is used up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Wheels of a few files, for tests of what pip downloads and installs."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

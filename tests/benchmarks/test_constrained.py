@@ -1,7 +1,5 @@
 """The benchmark of constraints: masks of one engine, and a load served in all modes."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

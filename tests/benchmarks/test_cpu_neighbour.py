@@ -1,7 +1,5 @@
 """The benchmark of steps beside other programs: these are on their cores, and gone afterwards."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The benchmark of steps on a CPU: its plans run, its parts add up, the least times by hand."""
 
-from __future__ import annotations
-
 import json
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `benchmarks.evaluation` asks of every engine, and how choices are read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 That every line runs, the rehearsal says (tests/scripts/test_gpu_check.py).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

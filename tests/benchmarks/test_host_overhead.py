@@ -1,7 +1,5 @@
 """The benchmark of the host runs, counts what it says it counts, and leaves the model out."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Overload: what is offered beyond what can be done is refused, and the rest is done in time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """What few bits cost: the measurement, on a tiny model and on a real one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The benchmark on a real runtime: hits against the naive trie."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmark of quantised weights: every kind runs every case; fewer bits are read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

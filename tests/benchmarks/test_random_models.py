@@ -1,7 +1,5 @@
 """A random model as others see it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

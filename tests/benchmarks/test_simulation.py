@@ -1,7 +1,5 @@
 """Around `rootlace simulate`: made-up traces."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `benchmarks.whitespace` asks and counts, and that constraints do not make a model worse."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the tree says that it holds, against what it holds."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pins and times to live, by themselves: what is held, what it counts for, and when it goes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

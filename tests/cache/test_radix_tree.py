@@ -1,7 +1,5 @@
 """The tree by itself: splitting, merging, growing, locking, eviction; random use against sets."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

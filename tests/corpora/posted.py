@@ -1,7 +1,5 @@
 """Bodies of requests over HTTP, sent to a server whose engine has no model."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 

@@ -4,8 +4,6 @@
 `scripts/fuzz.py` (`make fuzz`) goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import tempfile

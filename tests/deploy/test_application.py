@@ -1,7 +1,5 @@
 """How many engines there should be, and what an application is made of, without a cluster."""
 
-from __future__ import annotations
-
 import math
 import re
 from types import SimpleNamespace

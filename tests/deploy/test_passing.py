@@ -1,7 +1,5 @@
 """What the gateway gets of a request that Serve passes on, over real HTTP and without a cluster."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace

@@ -7,8 +7,6 @@ A world is a runtime and its clients on a virtual clock (docs/simulation.md). `-
 scenario that was written down.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import re

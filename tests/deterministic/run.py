@@ -1,7 +1,5 @@
 """Runs the world of a scenario."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A scenario is drawn from a seed. It can be written as JSON, and any part of it c
 actions on a branch that was not opened are skipped.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

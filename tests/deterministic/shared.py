@@ -1,8 +1,6 @@
 """What engines of a world have below their pools: blocks on a disk, and those that they hand over,
 in a dictionary that all of them have, or its own."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Makes a scenario that fails small: what can be left out, so that it still fails alike, is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

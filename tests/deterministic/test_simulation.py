@@ -1,7 +1,5 @@
 """Runtimes and clients on a virtual clock, with faults: a fixed slice of `make simulate`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small tokenizer, constraints on its tokens, and the model that is none: which token follows."""
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Collection, Sequence

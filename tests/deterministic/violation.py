@@ -1,7 +1,5 @@
 """What a world finds wrong, and what it was told."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One world: a runtime and its clients in one event loop on a virtual clock."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """What counts as the load of other programs."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

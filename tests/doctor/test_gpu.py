@@ -1,7 +1,5 @@
 """The doctor where there is a GPU, with CUDA replaced: what is measured is measured on the CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

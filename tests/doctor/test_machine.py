@@ -1,7 +1,5 @@
 """What a machine says of itself, and which kernels that leads to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

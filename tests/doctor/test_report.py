@@ -1,7 +1,5 @@
 """A model's memory, as the doctor foresees it and as the executor then has it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -7,7 +7,7 @@ import urllib.request
 from typing import Any
 
 import rootlace as rl
-from tests.real_model import SMOLLM2, needs_smollm2
+from tests.real_model import SMOLLM2
 
 
 def _asked(url: str, path: str, body: dict[str, Any]) -> Any:
@@ -17,27 +17,25 @@ def _asked(url: str, path: str, body: dict[str, Any]) -> Any:
         return json.load(reply)
 
 
-@needs_smollm2
-def test_a_name_is_enough() -> None:
-    with rl.Runtime("smollm2", device="cpu", num_blocks=64, http_port=0) as runtime:
-        assert runtime.model_name == "smollm2" and runtime.url is not None
-        asked = {
-            "model": "smollm2",
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "temperature": 0,
-            "max_tokens": 24,
-        }
-        reply = _asked(runtime.url, "/v1/chat/completions", asked)
-        assert "Paris" in reply["choices"][0]["message"]["content"]
-        shown = _asked(runtime.url, "/api/show", {"model": "smollm2"})
-        assert shown["details"] == {
-            "parent_model": "",
-            "format": "gguf",
-            "family": "llama",
-            "families": ["llama"],
-            "parameter_size": "134.52M",
-            "quantization_level": "Q4_1",
-        }
-        assert shown["model_info"]["general.license"] == "apache-2.0"
-        info = json.load(urllib.request.urlopen(runtime.url + "/get_model_info", timeout=60))
-        assert info["model_path"] == str(SMOLLM2)
+def test_a_name_is_enough(smollm2: rl.Runtime) -> None:
+    assert smollm2.model_name == "smollm2" and smollm2.url is not None
+    asked = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    reply = _asked(smollm2.url, "/v1/chat/completions", asked)
+    assert "Paris" in reply["choices"][0]["message"]["content"]
+    shown = _asked(smollm2.url, "/api/show", {"model": "smollm2"})
+    assert shown["details"] == {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "llama",
+        "families": ["llama"],
+        "parameter_size": "134.52M",
+        "quantization_level": "Q4_1",
+    }
+    assert shown["model_info"]["general.license"] == "apache-2.0"
+    info = json.load(urllib.request.urlopen(smollm2.url + "/get_model_info", timeout=60))
+    assert info["model_path"] == str(SMOLLM2)

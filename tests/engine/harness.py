@@ -1,7 +1,5 @@
 """Drives a scheduler and an executor without processes, as the engine's loop does."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ requests are never finished. What is to be pinned is, unless there is a file `fu
 token wait as long as there is one named `busy`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Requests with LoRA adapters get what merged weights give, in any company."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The gateway's end of the engine, with a stub in the engine's place that can be killed."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """What the engine's process does about what a compiler learns."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Deaths of engines: which of them count, and who is to be kept from causing more."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

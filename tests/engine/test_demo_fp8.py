@@ -1,8 +1,6 @@
 """The embedded model with its cache in eight bits: how far answers move, and that what is cached
 does not change them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +13,6 @@ from tests.engine.demo import prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model.plans import Blocks, Row, Work, make_plan
 
-PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
 QUESTIONS = ["Where does Mara live?", "How old is Mara?", "What is her job?", "Hello!"]
 NEW_TOKENS = 12
 BLOCK_SIZE = 16
@@ -31,7 +28,7 @@ def load(
 
 
 def prompts(folder: Path) -> list[list[int]]:
-    return prompts_about(PASSAGE, QUESTIONS, folder)
+    return prompts_about(QUESTIONS, folder)
 
 
 def answers(harness: Harness, asked: list[list[int]]) -> list[Outcome]:

@@ -1,25 +1,22 @@
 """The embedded model gives transformers' tokens, cold and warm, in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
+from tests.engine.demo import prompts_about
 from tests.engine.harness import Harness, greedy
 
 NEW_TOKENS = 32
-PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
 QUESTIONS = ["Where does Mara live?", "How old is Mara?", "What is her job?", "Hello!"]
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_greedy_tokens_and_logprobs(demo_model: Path, block_size: int) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
     model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32).eval()
     runner = ModelRunner.load(
         ExecutorConfig(model=str(demo_model), dtype="float32", device="cpu"),
@@ -28,14 +25,7 @@ def test_greedy_tokens_and_logprobs(demo_model: Path, block_size: int) -> None:
         max_running=16,
     )
     harness = Harness(runner, block_size=block_size, max_step_tokens=64)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
+    prompts = prompts_about(QUESTIONS, demo_model)
     for _ in ("cold", "warm"):
         rids = [harness.add(p, greedy(NEW_TOKENS, logprobs=True)) for p in prompts]
         harness.finish()

@@ -1,8 +1,6 @@
 """The scheduler with a device's executor, steps launched ahead and graphs replayed, gives what it
 gives with the plain one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +13,8 @@ from rootlace.runtime.scheduler.masks import MaskThreads
 from rootlace.runtime.scheduler.speculation import DraftPace
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
-from tests.engine.demo import prompts_about
+from tests.engine.demo import CONSTRAINTS
 from tests.engine.harness import Harness, greedy
-from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
 from tests.model.device_runner import device_runner
 from tests.model.fake_device import FakeDevice
 from tests.model.fixed_kernels import fixed_kernels
@@ -45,11 +42,6 @@ def device(demo_model: Path) -> ModelRunner:
         max_rows=ROWS,
         context_length=CONTEXT,
     )
-
-
-@pytest.fixture(scope="module")
-def prompts(demo_model: Path) -> list[list[int]]:
-    return prompts_about(PASSAGE, QUESTIONS[:4], demo_model)
 
 
 def compare(

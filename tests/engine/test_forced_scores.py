@@ -3,8 +3,6 @@
 The reference is the same request without jumps, one token a step.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,9 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.scheduler.masks import MaskThreads
 from rootlace.runtime.structured import GrammarCompiler, Matcher
-from tests.engine.demo import compiler_for, prompts_about
+from tests.engine.demo import prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
 
-PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -66,13 +63,8 @@ def runner(demo_model: Path) -> ModelRunner:
 
 
 @pytest.fixture(scope="module")
-def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
-    return compiler_for(runner, demo_model)
-
-
-@pytest.fixture(scope="module")
 def prompts(demo_model: Path) -> list[list[int]]:
-    return prompts_about(PASSAGE, QUESTIONS, demo_model)
+    return prompts_about(QUESTIONS, demo_model)
 
 
 def run(

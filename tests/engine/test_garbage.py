@@ -1,8 +1,6 @@
 """What requests leave behind in the engine's process: nothing that refers in circles, so that full
 collections of garbage, which hold everybody, find little to do."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

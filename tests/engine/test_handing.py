@@ -1,7 +1,5 @@
 """Blocks that one engine computes and another goes on from: the tokens are those of one alone."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import random

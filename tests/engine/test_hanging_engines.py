@@ -1,7 +1,5 @@
 """Engines that hang, and those that end when nobody waits for them any more."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable

@@ -1,67 +1,15 @@
 """Greedy output of the embedded model with and without jump-forward, in float32."""
 
-from __future__ import annotations
-
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.structured import Grammar, GrammarCompiler
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
-from tests.engine.demo import compiler_for, prompts_about
+from tests.engine.demo import CONSTRAINTS
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.structured.canonical_tokens import encode
-
-PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 30},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "city": {"type": "string", "maxLength": 30},
-        "job": {"enum": ["baker", "teacher", "driver"]},
-    },
-    "required": ["name", "age", "city", "job"],
-    "additionalProperties": False,
-}
-CONSTRAINTS: dict[str, dict[str, Any]] = {
-    "schema": {"json_schema": PERSON},
-    "flexible": {"json_schema": PERSON, "whitespace": "flexible"},
-    "regex": {"regex": r"Name: [A-Z][a-z]+( [A-Z][a-z]+)?\nAge: [0-9]{1,3}\n(It|She)'s all\."},
-    "choices": {"choices": ["Turin is where she lives.", "Turin isn't known.", "Rome, I think."]},
-    "ebnf": {"ebnf": 'start: "(" start ")" | "Mara lives in " NAME "."\nNAME: /[A-Z][a-z]+/'},
-}
-# The model has learnt to answer the last; behind the others it spells in odd ways.
-QUESTIONS = [
-    "Where does Mara live?",
-    "What is her job? As JSON.",
-    "Hello!",
-    "Extract name, age, city and job as JSON.",
-]
-
-
-@pytest.fixture(scope="module")
-def runner(demo_model: Path) -> ModelRunner:
-    return ModelRunner.load(
-        ExecutorConfig(model=str(demo_model), dtype="float32", device="cpu"),
-        CacheConfig(block_size=16, num_blocks=256),
-        max_step_tokens=128,
-        max_running=16,
-    )
-
-
-@pytest.fixture(scope="module")
-def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
-    return compiler_for(runner, demo_model)
-
-
-@pytest.fixture(scope="module")
-def prompts(demo_model: Path) -> list[list[int]]:
-    return prompts_about(PASSAGE, QUESTIONS, demo_model)
 
 
 def outputs(

@@ -1,7 +1,5 @@
 """What compiles is made when a constraint comes: futures end as those of the service itself."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

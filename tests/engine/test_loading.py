@@ -1,7 +1,5 @@
 """What is told of weights that are being read."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine's loop, without processes: messages in, messages out."""
 
-from __future__ import annotations
-
 from collections import deque
 from pathlib import Path
 from typing import Any

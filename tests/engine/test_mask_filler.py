@@ -1,7 +1,5 @@
 """Masks on other threads: all are there when waited for, and failures stay where they are."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Sequence

@@ -1,46 +1,20 @@
 """The embedded model with overlap forced on gives what it gives without, in float32."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.scheduler.masks import MaskThreads
-from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
-from tests.engine.demo import compiler_for, prompts_about
+from tests.engine.demo import CONSTRAINTS
 from tests.engine.harness import Harness, greedy
-from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
 from tests.waiting import eventually
 
 BLOCK_SIZE = 16
-
-
-@pytest.fixture(scope="module")
-def runner(demo_model: Path) -> ModelRunner:
-    return ModelRunner.load(
-        ExecutorConfig(model=str(demo_model), dtype="float32", device="cpu"),
-        CacheConfig(block_size=BLOCK_SIZE, num_blocks=256),
-        max_step_tokens=128,
-        max_running=32,
-    )
-
-
-@pytest.fixture(scope="module")
-def prompts(demo_model: Path) -> list[list[int]]:
-    return prompts_about(PASSAGE, QUESTIONS, demo_model)
-
-
-@pytest.fixture(scope="module")
-def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
-    return compiler_for(runner, demo_model)
 
 
 def compare(first: Harness, second: Harness) -> None:

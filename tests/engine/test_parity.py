@@ -1,7 +1,5 @@
 """Scheduler and model together give transformers' tokens, however the work is cut and shared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

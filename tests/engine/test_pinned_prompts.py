@@ -1,7 +1,5 @@
 """Pins after an engine's death: the next engine has them, or it is said that they are gone."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

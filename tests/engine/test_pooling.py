@@ -1,7 +1,5 @@
 """Vectors of texts and scores of labels equal those of transformers, in any company."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """An engine on several ranks ends with any of them, or with one that hangs, for its supervisor to
 start another."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the engine process says when it cannot start."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import msgspec

@@ -1,7 +1,5 @@
 """Steps of the engine with overlap: order of calls, faults of the executor, what is told when."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

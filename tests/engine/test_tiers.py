@@ -1,7 +1,5 @@
 """An engine whose pool is too small, with a disk below it: the tokens are those without one."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import random

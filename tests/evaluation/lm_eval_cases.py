@@ -6,8 +6,6 @@ writes that file, with an environment as `make clients` makes it, and the `hf` b
 (which needs accelerate). Rows are ours (rows/) or the shared data's.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

@@ -1,7 +1,5 @@
 """Log-likelihoods, responses and scores of a trained model are lm-eval's, row by row."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

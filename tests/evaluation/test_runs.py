@@ -1,7 +1,5 @@
 """Runs: what is asked, what is kept, what goes on; against a backend that says what it is told."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

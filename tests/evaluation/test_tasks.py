@@ -1,7 +1,5 @@
 """Tasks and their rows are read, and what is wrong in them is told with its place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -13,8 +13,6 @@ faults are found early; what has not begun by then is skipped. `--gpu-report FIL
 JSON for each test as it ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -12,8 +12,6 @@ Each way is a process: a fault of a kernel ends the GPU's context for the whole 
 compare tokens with the CPU's in float32. `--rehearse` runs the same on a CPU, kernels interpreted.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

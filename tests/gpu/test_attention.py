@@ -3,8 +3,6 @@
 Caches are NaN where nothing may be read, memory that kernels write to is NaN beforehand.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Constrained decoding of the embedded model on the device: every output is checked by a parser."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole models on the device: transformers' tokens, however the work is cut and launched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels around attention at real shapes: the cases' own formulas in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Products with quantised weights of real shapes, against float64."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The whole runtime on the device: processes, sockets, a program."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 (The reference itself is compared with loops over rows and tokens in `tests/model/test_sampler.py`.)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Biases, bans, masks and penalties of random rows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ Run on small shapes by Triton's interpreter and on real ones by a GPU (`tests/ke
 poisoned memory, inputs must stay as they were.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

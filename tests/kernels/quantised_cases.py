@@ -1,7 +1,5 @@
 """Quantised weights of every form, made up, and what they stand for, told independently."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Paged attention against a float64 loop over rows, heads and tokens."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reference attention with a scale, a soft cap and fp8 caches, against the formula in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

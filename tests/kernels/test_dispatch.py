@@ -1,7 +1,5 @@
 """Which kernels a device gets, and that the CPU never imports triton."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import logging

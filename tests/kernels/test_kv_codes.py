@@ -1,7 +1,5 @@
 """Keys and values as integers: what is stored, byte by byte, and how far off it is in float64."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

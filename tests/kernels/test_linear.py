@@ -1,7 +1,5 @@
 """Products with dense and quantised weights against float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each reference kernel against its formula in float64."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Plans of decode steps where the tokens of the step before are not known yet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Small random checkpoints of every architecture, written by transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

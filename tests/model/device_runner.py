@@ -1,7 +1,5 @@
 """A runner whose steps are a device's, where the device is the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

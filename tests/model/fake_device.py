@@ -3,8 +3,6 @@
 Host memory is garbage where nobody wrote, and copies from it are counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

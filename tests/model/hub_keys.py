@@ -4,8 +4,6 @@ GPT-NeoX (20B) and Dolly, GPT-2 of all sizes and DistilGPT-2, OPT and Galactica,
 11B), StableLM 2, Mixtral, Qwen1.5-MoE, Qwen3-30B-A3B and Qwen3-Coder, OLMoE, gpt-oss,
 DeepSeek-V2-Lite and V3, Sarvam (105B) and Llama 3.2's like."""
 
-from __future__ import annotations
-
 from typing import Any
 
 HUB_KEYS: dict[str, dict[str, Any]] = {

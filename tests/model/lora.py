@@ -1,7 +1,5 @@
 """Adapters as PEFT writes them, and the model that one stands for, by the definition of LoRA."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

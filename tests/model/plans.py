@@ -1,7 +1,5 @@
 """Step plans made by hand, so that the model is tested without the scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ compressed-tensors' are written by that package. Those of other methods are pack
 integer, as their formats are described.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What is read of an adapter's folder, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logits that nobody may choose are not computed, and nobody looks at them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

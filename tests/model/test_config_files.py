@@ -1,7 +1,5 @@
 """What configuration files say, without weights: read, or refused by a message that names it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The steps that memory is measured with, and what is left for the KV cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

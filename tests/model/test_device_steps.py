@@ -3,8 +3,6 @@
 Whatever way a step takes, it finds what the plain executor finds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every key of a family's configuration is computed as transformers does, or refused by name."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

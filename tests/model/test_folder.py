@@ -1,7 +1,5 @@
 """What is said of things that are no model folder: what they are, and what to do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Every slot that is not part of a sequence is NaN before a test begins: reading one would show.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A cache stored in eight bits: the runner with it, on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

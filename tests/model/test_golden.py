@@ -1,7 +1,5 @@
 """Greedy decoding of trained checkpoints against files made with transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Setting a model up on a GPU, and the little that speaks to CUDA, with CUDA replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which buckets there are, and when a piece of work becomes a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Models by their names on the hub, against a stand-in of its interface."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

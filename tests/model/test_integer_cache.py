@@ -1,7 +1,5 @@
 """A cache of int8 or int4: the runner with it, on the CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Scales of an fp8 KV cache: calibrated against transformers' own cache, or from the checkpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

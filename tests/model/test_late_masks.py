@@ -1,7 +1,5 @@
 """Masks that are filled while the model runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

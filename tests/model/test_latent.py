@@ -1,7 +1,5 @@
 """What is cached of latent attention: one vector of a token in each layer, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

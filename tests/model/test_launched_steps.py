@@ -1,7 +1,5 @@
 """Steps launched ahead, on tokens that are not known yet, equal steps run one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Checkpoint folders: layouts that work, and faults that are named."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import shutil

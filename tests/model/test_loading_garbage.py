@@ -1,7 +1,5 @@
 """A start collects no garbage: what it has read must not be among that."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Main memory that a process may take, as machines and control groups of both versions grant it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

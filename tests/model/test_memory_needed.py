@@ -1,7 +1,5 @@
 """A model that does not fit is refused before it is loaded, with what would fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixtures of experts: who is chosen, and sums that do not depend on a token's company."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of the package index: wheels of tiny files in a folder, which pip is told to look in."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools

@@ -3,8 +3,6 @@
 Every slot that is not part of a sequence is NaN before a test begins: reading one would show.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace

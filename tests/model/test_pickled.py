@@ -1,7 +1,5 @@
 """Weights in files of torch: read where that is asked for, and never run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

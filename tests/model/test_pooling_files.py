@@ -1,7 +1,5 @@
 """What vector of a text a folder names, as sentence-transformers has it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

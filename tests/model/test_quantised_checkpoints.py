@@ -1,7 +1,5 @@
 """Quantised checkpoints: weights and log-probabilities are those that their formats mean."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

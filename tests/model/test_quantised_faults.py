@@ -1,7 +1,5 @@
 """Faults of quantised checkpoints' tensors are named; what the log says of those that run."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

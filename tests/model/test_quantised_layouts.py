@@ -1,7 +1,5 @@
 """How quantised weights are packed: answers by hand, and of a converter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from compressed_tensors.entrypoints.convert import AutoAWQConverter

@@ -1,7 +1,5 @@
 """What quantisation costs a trained model: as much as in the reference implementation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Angles are transformers' to the bit, and scaling extends the context as its users expect."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights that are rounded while they are read (`quantize`)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

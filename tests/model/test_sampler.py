@@ -1,7 +1,5 @@
 """The sampler against a plain float64 loop per row, and its promises about batches and seeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """Scores against float64 log-softmax, ranking against Python's sort."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

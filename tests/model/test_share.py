@@ -1,7 +1,5 @@
 """How the cores of a machine are divided among engines."""
 
-from __future__ import annotations
-
 import pytest
 
 from rootlace.kernels.native.machine import Core

@@ -1,7 +1,5 @@
 """Arrays at fixed places of one buffer, host memory in rotation, results on their way back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

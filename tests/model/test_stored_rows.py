@@ -1,7 +1,5 @@
 """Rows of an embedding that stays in a GGUF file: the numbers of the whole, in little memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gguf

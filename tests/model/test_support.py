@@ -1,7 +1,5 @@
 """A decoder computes what its spec says, or refuses it by name; no field is passed over."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace

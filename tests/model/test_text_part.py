@@ -1,7 +1,5 @@
 """The text model of checkpoints of models that see gives transformers' log-probabilities."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory that quantised weights are said to need, against what those that are read take."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

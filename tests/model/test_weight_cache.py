@@ -1,7 +1,5 @@
 """Packed weights that the next start maps: the same bytes, or none."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """An engine whose weights an earlier start has packed imports no torch, whatever is asked of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

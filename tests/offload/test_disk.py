@@ -1,7 +1,5 @@
 """Files of blocks: what is written is read, and nothing else ever is."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -3,8 +3,6 @@
 It writes a line to standard output for each address that it wants, and reads it from its input.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """One answer of several engines."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from typing import Any

@@ -1,7 +1,5 @@
 """What an engine left when it died, and who is told to go on with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who computes a prompt, who decodes it, and what becomes of the slots between the two."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

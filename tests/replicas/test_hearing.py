@@ -1,7 +1,5 @@
 """Changes of a cache that are lost on the way."""
 
-from __future__ import annotations
-
 import math
 import random
 import sys

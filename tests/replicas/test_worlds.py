@@ -1,7 +1,5 @@
 """Several engines in one world on a virtual clock: who dies, and who goes on."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

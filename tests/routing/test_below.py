@@ -1,7 +1,5 @@
 """Where requests go whose prefixes lie on disks: prices worked out by hand."""
 
-from __future__ import annotations
-
 import math
 import random
 import sys

@@ -1,7 +1,5 @@
 """The table of all caches, against sets."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Where requests go: prices worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Constraints over bare token ids, made up: they force runs of tokens, and may take tokens back."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from itertools import count

@@ -1,7 +1,5 @@
 """Worlds in which a step is planned while another is under way."""
 
-from __future__ import annotations
-
 import random
 
 from rootlace.runtime.contracts.plan import StepPlan

@@ -1,7 +1,5 @@
 """Requests with adapters: whose KV they share, and what a plan says of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from rootlace.wire.errors import InvalidRequest

@@ -1,7 +1,5 @@
 """Decode rows that go from step to step, against what the sequences themselves say."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """What drafts are known to cost, by the steps that had some and those that had none."""
 
-from __future__ import annotations
-
 import pytest
 
 from rootlace.runtime.scheduler.speculation import DraftPace

@@ -1,8 +1,6 @@
 """Where drafts are not worth it, predictions cost next to nothing; where all steps have drafts, one
 without shows now and then how long it takes."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """Why a prompt was cached as far as it was: each reason, and the page of the tree."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

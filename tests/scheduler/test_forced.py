@@ -1,7 +1,5 @@
 """Forced tokens and rollbacks under pressure: the output equals that of a single request."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

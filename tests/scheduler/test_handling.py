@@ -1,7 +1,5 @@
 """Priorities, pins and deadlines: who comes first, what is refused, and why."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

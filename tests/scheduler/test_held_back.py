@@ -1,8 +1,6 @@
 """Streams are told now and then; what is held back until then must never be stuck, nor go out
 without what belongs to it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.scheduler.matchers import Script

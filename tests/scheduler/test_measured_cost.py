@@ -1,7 +1,5 @@
 """What steps cost, found again from steps whose cost is known."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

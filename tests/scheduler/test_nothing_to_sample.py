@@ -1,7 +1,5 @@
 """A row without any token to sample ends alone, with an error; nothing is appended."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

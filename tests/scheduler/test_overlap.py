@@ -1,7 +1,5 @@
 """Steps planned while others are under way, one promise per test."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Sequence

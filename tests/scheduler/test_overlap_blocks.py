@@ -1,7 +1,5 @@
 """Blocks while steps are planned ahead: who keeps them, who gives them up, what enters the tree."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """With and without steps planned ahead the same comes out, sooner."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random

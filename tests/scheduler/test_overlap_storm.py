@@ -5,8 +5,6 @@ are under way, and steps fail. Whoever comes to its end has what it would have g
 stopped has the beginning of that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

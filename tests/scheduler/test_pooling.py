@@ -1,7 +1,5 @@
 """Requests for a vector: what of them may be cached, and that nothing they ask for is lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Where an output stands in what was predicted of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What the scheduler promises, one promise per test."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -3,8 +3,6 @@
 Time is that of the simulated executor, so that a slow machine changes nothing.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Steps that fail: whoever makes them fail ends alone; all others get what they would have got."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from functools import partial

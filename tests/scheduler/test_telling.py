@@ -1,7 +1,5 @@
 """Tokens are told in pieces where nobody waits for single ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

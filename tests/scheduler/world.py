@@ -1,7 +1,5 @@
 """A scheduler over the simulated executor whose memory is verified, and what should come out."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """Kernels with faults that `scripts/compile_kernels.py` must find, and one without."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """What is said of pip-audit's findings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The ahead-of-time compilation: what is in order passes, and every kind of fault is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """Each planted fault has its place, and what the fuzzers make of JSON is JSON."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

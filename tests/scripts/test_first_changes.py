@@ -1,7 +1,5 @@
 """The first changes that CONTRIBUTING.md shows can be made as they are written."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

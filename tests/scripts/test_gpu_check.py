@@ -1,7 +1,5 @@
 """The check of a machine with a GPU, as far as it goes without one."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

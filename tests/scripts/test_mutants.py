@@ -1,7 +1,5 @@
 """scripts/mutants.py: what it changes, and that it says what was found and what was not."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

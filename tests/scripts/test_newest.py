@@ -1,7 +1,5 @@
 """What is tested is admitted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from packaging.version import Version

@@ -1,7 +1,5 @@
 """A wheel of plain Python becomes one for a platform."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import subprocess

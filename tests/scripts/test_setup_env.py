@@ -1,7 +1,5 @@
 """How the set-up tells a CPU build of torch from one that brings CUDA along."""
 
-from __future__ import annotations
-
 import importlib.util
 import platform
 import sys

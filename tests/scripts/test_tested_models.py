@@ -1,7 +1,5 @@
 """The table of docs/models.md is that of the tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from scripts import tested_models

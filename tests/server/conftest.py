@@ -1,7 +1,5 @@
 """Gateways over the fake engine, with the real tokenizers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """An engine without a model: scripted or pseudo-random tokens, pauses and faults on demand."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Writing operations for a session and reading its events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rootlace.runtime.server.tokenizer import Piece

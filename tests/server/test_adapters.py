@@ -1,7 +1,5 @@
 """A branch's adapter: whose it is, and which requests carry it."""
 
-from __future__ import annotations
-
 from rootlace.wire.protocol import (
     Append,
     Embed,

@@ -1,7 +1,5 @@
 """Branches: what a child starts with, quotes of others, the start of a sequence."""
 
-from __future__ import annotations
-
 from rootlace.wire.protocol import (
     Append,
     Chunk,

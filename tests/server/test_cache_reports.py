@@ -1,7 +1,5 @@
 """Reports on the cache: with a generation, of a branch as it is, over HTTP, in words."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several calls where they are constrained: as each family's template writes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from random import Random

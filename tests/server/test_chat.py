@@ -1,7 +1,5 @@
 """Chat templates: ids against transformers, forged roles, and formats found by probing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

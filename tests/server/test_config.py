@@ -1,7 +1,5 @@
 """A configuration that was received: its values are within their bounds, or named."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

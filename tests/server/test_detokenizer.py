@@ -1,7 +1,5 @@
 """Incremental decoding against the library's decoding of the whole."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Forced tokens in the usage: those that are part of the output, and no others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

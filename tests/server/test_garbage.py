@@ -1,7 +1,5 @@
 """What requests leave behind when they end."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """What a `Generate` says and what comes of it: samples, stops, scores, lengths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from rootlace.wire.protocol import (
 )
 from tests.server.conftest import load
 from tests.server.fake_engine import FakeEngine, score
-from tests.server.operations import MakeClient, failed, ids_of_words, prompt_of, text
+from tests.server.operations import MakeClient, failed, prompt_of, text
 
 
 async def test_single_tokens_are_asked_for_where_somebody_looks_at_them(
@@ -200,16 +198,6 @@ async def test_stop_tokens(client: MakeClient) -> None:
         assert output.token_ids == tuple(ids[:2]) and output.matched == ids[1]
         assert output.text == (" one two" if keep else " one")
         assert prompt_of(c) == load("gpt2").encode("x" + output.text + " y")
-
-
-async def test_half_characters_are_held_back(client: MakeClient) -> None:
-    c = client()
-    ids = ids_of_words(c, " 🙂 你 x")
-    c.engine.script = lambda _: list(ids)
-    c.send(Open(1, 1), Append(2, 1, text("Once")), Generate(3, 1, stream=True))
-    generated = await c.result(3)
-    assert isinstance(generated, Generated) and generated.outputs[0].text == " 🙂 你 x"
-    assert all("\ufffd" not in e.text for e in c.of(3) if isinstance(e, Chunk))
 
 
 async def test_logprobs(client: MakeClient) -> None:

@@ -1,7 +1,5 @@
 """Deadlines, pins and privacy of operations, as far as the gateway sees to them."""
 
-from __future__ import annotations
-
 from rootlace.wire.protocol import (
     Append,
     Close,

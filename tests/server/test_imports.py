@@ -1,7 +1,5 @@
 """What the gateway may not import, and what processes import only beside something longer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

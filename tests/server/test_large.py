@@ -1,7 +1,5 @@
 """What is much work at once neither holds up the event loop nor goes without a bound."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

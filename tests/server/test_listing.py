@@ -1,7 +1,5 @@
 """How programs list tools: as the model's own template would, which is asked here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

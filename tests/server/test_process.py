@@ -1,7 +1,5 @@
 """The gateway process where it cannot start (the rest of its life is tested in tests/e2e)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Programs' connections that are encrypted, and clients that do not know the key."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What peers on TCP cost that never end a message, never say hello, or are too many."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

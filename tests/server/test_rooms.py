@@ -1,7 +1,5 @@
 """Several models behind one gateway: who answers, what is loaded, and what a crash disturbs."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Choices scored against brute force on the fake engine's log-probabilities."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The ZeroMQ side over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import socket

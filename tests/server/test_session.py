@@ -1,7 +1,5 @@
 """A session, end to end over the fake engine: its operations in order, its bounds, its end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """Faults and cancellation: a failed operation breaks its branch and no other."""
 
-from __future__ import annotations
-
 import pytest
 
 from rootlace.wire.errors import Overloaded

@@ -1,7 +1,5 @@
 """Stop strings and patterns where an answer has thoughts: they count behind them alone."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

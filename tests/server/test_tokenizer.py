@@ -1,7 +1,5 @@
 """Tokenizing in pieces against the library's own encoding of the whole."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache
@@ -19,7 +17,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.model.checkpoint.source import FolderSource
-from rootlace.runtime.server.tokenizer import Joined, Piece, Tokenizer
+from rootlace.runtime.server.tokenizer import Piece, Tokenizer
 from rootlace.wire.errors import InvalidRequest
 from tests.server.conftest import folder_of, load
 
@@ -137,15 +135,6 @@ def test_content_cannot_make_special_tokens(name: str) -> None:
             }
 
 
-@pytest.mark.slow
-def test_special_token_in_two_special_pieces() -> None:
-    tokenizer = load("qwen3")
-    pieces = [Piece("<|im_", True), Piece("start|>user", True)]
-    assert tokenizer.encode_pieces(pieces) == library("qwen3", False).encode("<|im_start|>user").ids
-    ids, rest = tokenizer.settle(pieces[:1])
-    assert (ids, rest) == ([], (Piece("<|im_", True),))
-
-
 def test_sentencepiece_prefix_only_where_the_library_puts_it() -> None:
     tokenizer, fast = load("stories3M"), library("stories3M", plain=False)
     assert tokenizer.encode("Once") == fast.encode("Once").ids
@@ -196,14 +185,6 @@ def test_nothing_is_stable_where_tokens_may_cross_spaces() -> None:
     fast = synthetic(None, normalizers.Replace(" ", "▁"), [])
     tokenizer = Tokenizer(fast)
     assert tokenizer.settle([Piece("ab ab ab")]) == ([], (Piece("ab ab ab"),))
-
-
-def test_joined_runs() -> None:
-    pieces = [Piece("ab"), Piece(""), Piece("cd"), Piece("ef", True), Piece("g")]
-    joined = Joined.of(pieces)
-    assert joined.text == "abcdefg"
-    assert joined.after(3) == (Piece("d"), Piece("ef", True), Piece("g"))
-    assert (joined.borders, joined.flags) == ((4, 6, 7), (False, True, False))
 
 
 def test_bad_folders(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Tools, calls and results where a chat template has no place for them: in our own words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

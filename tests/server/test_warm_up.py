@@ -1,7 +1,5 @@
 """`--warm-up`: a model has generated before anybody is told that it is ready."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

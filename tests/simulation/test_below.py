@@ -1,7 +1,5 @@
 """Levels below a simulated pool."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

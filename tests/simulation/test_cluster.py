@@ -1,7 +1,5 @@
 """Several simulated engines behind a router."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cost models: read, refused, and added up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the default policy was chosen for, on a load made to starve (docs/simulation.md)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Simulated replicas that compute prompts alone, beside others that decode."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recorded texts replayed through the drafter."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replays, against times worked out by hand."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Studies: policies by name, reports, pictures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """The canonical tokens of a text, as llguidance finds them by the tokenizer itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -1,7 +1,5 @@
 """Walks complete texts of a constraint and checks what is forced at every token of them."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from functools import cache

@@ -1,7 +1,5 @@
 """A model without preferences, run as the scheduler runs one; and a vocabulary of the bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

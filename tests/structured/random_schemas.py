@@ -1,7 +1,5 @@
 """Varied satisfiable JSON schemas, made from a seed."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The backends as one: the same masks on the same languages, the same behaviour of matchers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -17,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.structured import Grammar, GrammarCompiler, Matcher
+from rootlace.runtime.structured import GrammarCompiler, Matcher
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidConstraint
@@ -395,25 +393,51 @@ def test_the_interface_on_the_demo_model(demo_model: Path) -> None:
     check_api(AutoTokenizer.from_pretrained(demo_model))
 
 
+@pytest.fixture(scope="module")
+def gpt2(shared_dir: Path) -> Vocabulary:
+    file = shared_dir / "data" / "tokenizers" / "gpt2" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    return Vocabulary.from_tokenizer(tokenizer, 50304, [tokenizer.token_to_id("<|endoftext|>")])
+
+
 @pytest.mark.slow
-def test_large_vocabularies_agree_too(shared_dir: Path, demo_model: Path) -> None:
-    # outlines-core's index takes seconds for each: of the smaller vocabulary.
-    gpt2 = AutoTokenizer.from_pretrained(shared_dir / "data" / "tokenizers" / "gpt2")
-    demo = AutoTokenizer.from_pretrained(demo_model)
-    for tokenizer, pattern, backends in (
-        (demo, REGEXES[0], BACKENDS),
-        (gpt2, REGEXES[8], BACKENDS[:2]),
-    ):
-        vocabulary = Vocabulary.from_tokenizer(tokenizer)
-        grammars: list[Grammar] = [
-            GrammarCompiler(
-                vocabulary,
-                config=ConstraintConfig(backend=backend),  # type: ignore[arg-type]
-            ).compile(regex=pattern)
-            for backend in backends
-        ]
-        rng = random.Random(1)
-        walk_together(vocabulary, [grammar.matcher() for grammar in grammars], rng)
+@pytest.mark.parametrize(
+    ("pattern", "config"),
+    [
+        (REGEXES[8], ConstraintConfig(backend="automaton")),
+        (r"\w+ \w+", ConstraintConfig(backend="automaton")),
+        (r".{0,20}", ConstraintConfig(backend="automaton")),
+        (r"[0-9]+(\.[0-9]+)?", ConstraintConfig(backend="automaton")),
+        (r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"', ConstraintConfig(backend="automaton")),
+        (r"(?:foo|bar|bazé)+", ConstraintConfig(backend="automaton")),
+        (r"[가-힣]{1,5}x?", ConstraintConfig(backend="automaton")),
+        ("[ab]*a[ab]{14}", ConstraintConfig(max_states=64)),  # llguidance takes over
+    ],
+)
+def test_large_vocabularies_agree_too(
+    gpt2: Vocabulary, pattern: str, config: ConstraintConfig
+) -> None:
+    theirs = GrammarCompiler(gpt2, config=ConstraintConfig(backend="llguidance"))
+    grammars = [
+        one.compile(regex=pattern) for one in (GrammarCompiler(gpt2, config=config), theirs)
+    ]
+    assert [grammar.backend for grammar in grammars] == ["automaton", "llguidance"]
+    for seed in range(4):
+        walk_together(gpt2, [grammar.matcher() for grammar in grammars], random.Random(seed))
+
+
+@pytest.mark.slow
+def test_outlines_core_agrees_on_a_large_vocabulary(demo_model: Path) -> None:
+    """Its index takes seconds: of the smaller one."""
+    vocabulary = Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(demo_model))
+    grammars = [
+        GrammarCompiler(
+            vocabulary,
+            config=ConstraintConfig(backend=backend),  # type: ignore[arg-type]
+        ).compile(regex=REGEXES[0])
+        for backend in BACKENDS
+    ]
+    walk_together(vocabulary, [grammar.matcher() for grammar in grammars], random.Random(1))
 
 
 @pytest.mark.parametrize(

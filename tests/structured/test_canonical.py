@@ -1,7 +1,5 @@
 """Canonical tokens of forced text, against the tokenizers themselves on finite languages."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """Mask, verify, roll back: exact at every token, and convergent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

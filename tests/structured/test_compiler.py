@@ -1,7 +1,5 @@
 """Grammars: what the mask allows is what `advance` accepts is what independent checkers accept."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -107,19 +105,6 @@ def test_choices_end_in_exactly_one_of_them(tokenizer, compiler) -> None:
     }
     assert seen <= set(choices)
     assert len(seen) >= 4
-
-
-def test_matchers_of_one_grammar_do_not_share_state(compiler, tokenizer) -> None:
-    grammar = compiler.compile(Constraint("regex", "ab"))
-    a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
-    first, second = grammar.matcher(), grammar.matcher()
-    assert first.advance(a)
-    assert first.advance(b)
-    assert first.is_finished()
-    assert not second.is_finished()
-    assert second.advance(a)
-    assert not first.advance(b)
-    assert first.error()
 
 
 @pytest.mark.parametrize(

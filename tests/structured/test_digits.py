@@ -1,7 +1,5 @@
 """How long a number may get: one bound, whichever machine holds the text and whoever asks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Schemas and types in examples and documents: the automaton and llguidance agree on each."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

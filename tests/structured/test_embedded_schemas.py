@@ -1,7 +1,5 @@
 """JSON schemas inside grammars."""
 
-from __future__ import annotations
-
 import pytest
 
 from rootlace.runtime.structured.compiler import GrammarCompiler

@@ -1,7 +1,5 @@
 """Forced text and forced tokens of every backend, along random texts of many constraints."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from functools import cache

@@ -1,7 +1,5 @@
 """GBNF grammars keep their language: against sets of texts computed from the rules alone."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Compiled constraints are kept within bounds, and each is built once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Hashable
 from typing import Any

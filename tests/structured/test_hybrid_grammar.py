@@ -1,7 +1,5 @@
 """Masks that an automaton's states remember are llguidance's, at every place of random texts."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

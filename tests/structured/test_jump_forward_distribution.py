@@ -5,8 +5,6 @@ probability of the canonical tokens at the forced places of x, Q(x) = P(x) / c(x
 canonical at its forced places, and 0 elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

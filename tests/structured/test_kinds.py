@@ -1,7 +1,5 @@
 """The table of constraint kinds: what each kind promises, and which backend runs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints

@@ -1,7 +1,5 @@
 """llguidance's lexer is shared by all matchers of a grammar: what one does must not end another."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

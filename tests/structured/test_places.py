@@ -1,7 +1,5 @@
 """What matchers remember of automata: steps taken at once, masks that are there."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Compilation beside the loop: what is hostile fails alone, within its bounds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Structural tags whose literals are special tokens: these ids, and never their spelling."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

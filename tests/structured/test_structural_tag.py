@@ -1,7 +1,5 @@
 """Free text with islands: what the islands hold is valid, what is outside is free."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Thoughts before a constrained answer: what may come, what is forced, and what is taken back."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

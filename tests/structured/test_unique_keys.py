@@ -1,7 +1,5 @@
 """No object has a key twice, where any key may come, too."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """White space of JSON: one definition, whichever machine holds the text and whoever asks."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Vocabularies small enough to be checked by hand, and what automaton grammars need of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

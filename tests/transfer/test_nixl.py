@@ -1,8 +1,6 @@
 """What is asked of NIXL where givers are lost, of a stand-in for it: it reads memory of this
 process, and refuses what NIXL 1.5.1 does. `test_transfers` has the package itself, where it is."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from types import SimpleNamespace

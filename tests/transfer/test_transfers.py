@@ -1,8 +1,6 @@
 """Blocks from one engine to another, by each of the ways; and what becomes of givers and takers
 that are slow, gone, or not who they should be."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A tiny model with a long context, a runtime of it, and drivers of an engine that is no engine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

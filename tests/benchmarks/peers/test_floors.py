@@ -1,7 +1,5 @@
 """The floor: what a workload is made of, against brute force, and seconds worked out by hand."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

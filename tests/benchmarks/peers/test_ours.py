@@ -1,7 +1,5 @@
 """Both ways to drive ourselves, and a server behind a URL: the same work, the same tokens."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Peers in processes of their own: orders and answers, faults, and holding still."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The whole command with a peer that is none, and what is made of rows."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

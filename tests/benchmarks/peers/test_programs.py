@@ -1,7 +1,5 @@
 """`benchmarks.programs`: both forms of a program ask for the same; what is reported."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

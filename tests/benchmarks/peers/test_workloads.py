@@ -1,7 +1,5 @@
 """W1 to W5: how much work they are, and that a seed means the same work everywhere."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What the reference takes at temperature 0."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

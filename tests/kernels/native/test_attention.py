@@ -4,8 +4,6 @@ Cases (`tests/kernels/cases.py`) have NaN in every slot that holds no token of a
 NaN before each call.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from collections.abc import Iterator, Sequence

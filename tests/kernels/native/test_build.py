@@ -1,7 +1,5 @@
 """Compiling at first use: what goes wrong is said, and two at once do not disturb each other."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import logging

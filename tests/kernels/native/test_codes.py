@@ -1,8 +1,6 @@
 """Products with quantised weights in C++: bit by bit those with the numbers that they stand for, or
 those of integers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

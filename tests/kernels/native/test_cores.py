@@ -1,7 +1,5 @@
 """Cores and their quota, as systems of several kinds tell of them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Tokens drawn in C++ are those of the reference (`tests/model/test_sampler.py` compares both with
 loops over tokens), with large vocabularies, hard cuts and masks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

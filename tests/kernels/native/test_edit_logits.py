@@ -1,8 +1,6 @@
 """Logits edited in C++ are those of the reference, bit for bit (`tests/model/test_sampler.py`
 compares both with their formulas)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

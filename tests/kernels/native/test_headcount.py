@@ -1,7 +1,5 @@
 """How many threads regions have, told what regions lasted, waited and went without a core."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies of parts of blocks, against the layout as `laid_out` makes it from plain rows."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear layers in C++ against float64, for every kind of processor that can be compiled for."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

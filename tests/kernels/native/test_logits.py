@@ -1,7 +1,5 @@
 """Logits in C++ that are computed only where somebody may choose, for every kind of processor."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The path of products: what measurements lead to it, and that it stays what it was."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections.abc import Iterator

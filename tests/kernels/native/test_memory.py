@@ -1,7 +1,5 @@
 """Memory in huge pages: where it begins, how long it lives, what happens where there is none."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import subprocess

@@ -1,7 +1,5 @@
 """The best tokens under packed masks, in C++, against the reference."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Libraries that come with the package: which one is taken, and that it comes before compiling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Log-probabilities in C++ against float64 and Python's sort."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

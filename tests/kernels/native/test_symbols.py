@@ -1,7 +1,5 @@
 """Libraries for several kinds of processor in one process: each uses its own code and tables."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Threads: every task runs once and after all tasks of the round before, whoever has the cores."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -4,8 +4,6 @@ ARM's are compiled by a cross compiler and run by an emulator; the twin's result
 float64.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

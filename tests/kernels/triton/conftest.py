@@ -1,8 +1,6 @@
 """Tests here that keep to the CPU need Triton's interpreter, which a machine with a GPU does not
 use: there kernels are compiled, and `tests/gpu` runs them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The plan of decode attention, read back as the kernels read it: who reads what, and where to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

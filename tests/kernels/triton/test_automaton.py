@@ -1,7 +1,5 @@
 """Steps of automata in Triton against the reference."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

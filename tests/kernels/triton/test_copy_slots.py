@@ -1,7 +1,5 @@
 """Copying cache slots in Triton: the copies arrive, everything else stays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Decode attention, interpreted, against attention in float64. Nothing is shared here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

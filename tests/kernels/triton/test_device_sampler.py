@@ -1,7 +1,5 @@
 """The sampler finds the same tokens with the Triton kernels as with the reference."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 

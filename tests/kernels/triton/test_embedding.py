@@ -1,7 +1,5 @@
 """The gather of embeddings in Triton against indexing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

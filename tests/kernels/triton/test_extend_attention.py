@@ -1,7 +1,5 @@
 """The extend kernel, interpreted, against attention in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokens of the step before put in their places, in Triton and by the reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """SwiGLU and GeGLU in Triton against float64 and the reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

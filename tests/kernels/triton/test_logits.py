@@ -1,7 +1,5 @@
 """Edits of logits in Triton against a plain loop, and against the reference bit for bit."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Log-probabilities in Triton against float64."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

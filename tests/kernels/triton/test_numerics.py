@@ -1,7 +1,5 @@
 """8-bit floats for every byte and every tie, and products of matrices, interpreted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import triton

@@ -1,8 +1,6 @@
 """Whole steps of attention, interpreted: random mixes of rows and options, against the reference
 kernels, which are the specification."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Tokens picked by the kernels against a plain float64 loop, and against the reference."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math

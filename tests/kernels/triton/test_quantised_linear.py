@@ -1,7 +1,5 @@
 """Products with weights of every form in Triton, against the dense weights that they stand for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

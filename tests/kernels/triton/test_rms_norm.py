@@ -1,7 +1,5 @@
 """RMSNorm in Triton against float64 and the reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Norm, rotation and KV write in Triton against float64 and the reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention of rows that share parts of their contexts, against float64 and the per-row kernel."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

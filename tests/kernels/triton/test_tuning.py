@@ -1,7 +1,5 @@
 """The tables of launches: how they are read, and that the committed ones are whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

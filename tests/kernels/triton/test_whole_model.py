@@ -3,8 +3,6 @@
 The kernels run where they can: interpreted, or on a GPU by `tests/gpu`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

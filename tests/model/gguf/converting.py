@@ -1,7 +1,5 @@
 """Checkpoints and tokenizers of transformers as GGUF files, by what llama.cpp's converter does."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ writes that file; llama.cpp compiles for minutes. A row is a text, its ids where
 and its ids where they are special tokens.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """Models from GGUF files compute what transformers does with the checkpoint they were made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """What a GGUF file's weights stand for, compared with the `gguf` package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

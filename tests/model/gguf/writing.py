@@ -1,7 +1,5 @@
 """Small GGUF files, sound ones and others, byte by byte."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ranks that are threads of one process: sums are what a loop over the parts gives."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What ranks tell each other, and how long they wait for it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

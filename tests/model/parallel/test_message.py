@@ -1,7 +1,5 @@
 """A plan that another rank reads back has the numbers of the forward pass, and wants the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two processes compute what one does: the embedded model, float32."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

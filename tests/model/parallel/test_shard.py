@@ -1,8 +1,6 @@
 """Shards that the tests of the families do not have: heads of keys that several ranks have, weights
 of codes, adapters; and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes of ranks, without a model."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

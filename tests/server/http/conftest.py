@@ -1,7 +1,5 @@
 """A served fake gateway and clients for it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 

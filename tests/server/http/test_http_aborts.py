@@ -1,7 +1,5 @@
 """Requests ended by their id, and choices."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Anthropic's messages over scripted answers: what goes into the template, and what comes out."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

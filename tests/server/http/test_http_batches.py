@@ -1,7 +1,5 @@
 """OpenAI's files and batches, by OpenAI's client, over a gateway of scripts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

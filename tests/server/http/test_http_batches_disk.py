@@ -1,7 +1,5 @@
 """Files and batches on a disk that is full or broken, and who else may read what is there."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io

@@ -1,7 +1,5 @@
 """What pages in browsers may ask, and under which host names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """OpenAI's text completions, through the real `openai` client."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

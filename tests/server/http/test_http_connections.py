@@ -1,7 +1,5 @@
 """How many connections there are: idle ones make room, busy ones do not, the log stays short."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

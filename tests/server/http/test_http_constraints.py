@@ -1,7 +1,5 @@
 """Constraints over HTTP: every spelling, what travels, what is refused, and how it is counted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Of which types a body may be."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from rootlace.runtime.server.http.app import endpoints

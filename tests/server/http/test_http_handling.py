@@ -1,7 +1,5 @@
 """Priority, timeout and cache in every body, and what is pinned."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

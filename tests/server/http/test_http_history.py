@@ -1,7 +1,5 @@
 """What clients send back of a conversation: what is known is read, and all else is dropped."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Several API keys: who is let in, how much, and what one may know of another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

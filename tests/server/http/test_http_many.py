@@ -1,7 +1,5 @@
 """Bodies of many prompts and samples: how many there may be, and that others keep their turn."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """sglang's native endpoint."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -183,6 +181,10 @@ async def test_sglangs_client_protocol(served: Served) -> None:
         (
             {"text": ["a", "b"], "sampling_params": [{}, {"n": "x"}]},
             "sampling_params[1].n",
+        ),
+        (
+            {"text": ["a", "b"], "sampling_params": [{}, {"custom_params": {"x": 1}}]},
+            "sampling_params[1].custom_params",
         ),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"text": "a", "rid": ["x", "y"]}, "rid"),

@@ -1,7 +1,5 @@
 """Ollama's endpoints over scripted answers."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """OpenAI's chat completions, models and extras, through the real `openai` client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -39,11 +37,6 @@ async def test_chat(served: Served) -> None:
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]
-
-
-async def test_chat_is_unlimited_by_default(served: Served) -> None:
-    await served.openai().chat.completions.create(model="fake", messages=ASK)
-    assert served.gateway.last_generate.params.max_tokens is None
 
 
 async def test_prediction(served: Served) -> None:

@@ -1,7 +1,5 @@
 """Tools over every interface, by a template that has no place for them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """The files of the page: what they say of themselves, and that nothing else is given."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Many large bodies that come slowly: what is received of all has a bound."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

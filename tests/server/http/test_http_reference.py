@@ -1,7 +1,5 @@
 """The OpenAPI document, the page and docs/api.md: what they say is what is decoded."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from typing import Any

@@ -1,7 +1,5 @@
 """What requests are sampled with that do not say it themselves: options, models, interfaces."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

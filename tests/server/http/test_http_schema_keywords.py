@@ -1,7 +1,5 @@
 """Keywords of schemas that say nothing, or are of older drafts: told in a header, or refused."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

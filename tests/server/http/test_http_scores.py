@@ -1,7 +1,5 @@
 """Scores of labels and ranks of texts, over a gateway that likes what a prompt holds often."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

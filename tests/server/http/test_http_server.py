@@ -1,7 +1,5 @@
 """What belongs to no single endpoint: keys, health, bounds, disconnects, information."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """What each interface says of thinking: whether, how long, and what comes behind it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

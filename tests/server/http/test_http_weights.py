@@ -1,7 +1,5 @@
 """What is made of a large body before it is known what it holds."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager

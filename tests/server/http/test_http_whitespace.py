@@ -1,7 +1,5 @@
 """White space of JSON on every interface: what each asks for takes the same table of texts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schemas as regex trees, and texts of these, drawn at random."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

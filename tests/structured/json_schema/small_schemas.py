@@ -1,8 +1,6 @@
 """Small schemas of every keyword, and small values: so small that a random value often satisfies
 a random schema, and as often does not."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """The benchmark's schemas: well-formed, their instances as they say, and matched where finite."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What is refused before anything is compiled, and how references are followed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Constants are written as they are, whichever machine holds the text and whoever asks."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

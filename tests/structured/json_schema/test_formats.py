@@ -1,7 +1,5 @@
 """What we write for a format is a value of that format, by whoever knows it best."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What llguidance is asked, against what it makes of a schema itself."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The strings that our automata write beside llguidance are those that llguidance writes."""
 
-from __future__ import annotations
-
 import pytest
 
 from rootlace.runtime.structured.json_schema.json_text import Guidance

@@ -1,7 +1,5 @@
 """A key is the same key in every spelling."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

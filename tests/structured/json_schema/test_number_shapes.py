@@ -1,7 +1,5 @@
 """Numbers that a mask of llguidance holds: as validators read them, after rounding."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

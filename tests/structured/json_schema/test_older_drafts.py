@@ -1,7 +1,5 @@
 """Keywords of older drafts in schemas that name no draft: read as the drafts have them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

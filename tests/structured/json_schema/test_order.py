@@ -1,7 +1,5 @@
 """The order of an object's members: that in which the schema has them, whatever it is made of."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

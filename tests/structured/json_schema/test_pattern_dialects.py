@@ -1,7 +1,5 @@
 """Keys and strings in which one of Python's `re` and ECMA 262 finds a pattern."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

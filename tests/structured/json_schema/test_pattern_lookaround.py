@@ -1,7 +1,5 @@
 """Look-arounds, `\\b` and anchors within a schema's `pattern`: held by every backend's mask."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """`propertyNames` with any schema of strings: held by the mask, whatever the schema is made of."""
 
-from __future__ import annotations
-
 import enum
 import json
 from typing import Any

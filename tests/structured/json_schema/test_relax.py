@@ -1,7 +1,5 @@
 """Masks of schemas: never too narrow, and too wide only where a residual says so."""
 
-from __future__ import annotations
-
 import calendar
 import json
 import random

@@ -1,7 +1,5 @@
 """The JSON-Schema-Test-Suite (draft 2020-12), through the whole compiler."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

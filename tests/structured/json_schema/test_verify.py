@@ -1,7 +1,5 @@
 """The incremental check agrees with the whole one, however the text is cut."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Our automata beside interegular's, which shares neither the parser nor the construction."""
 
-from __future__ import annotations
-
 import random
 
 import interegular

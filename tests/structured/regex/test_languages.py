@@ -1,7 +1,5 @@
 """What goes on behind a text of another language? Compared with all short texts, by `re`."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

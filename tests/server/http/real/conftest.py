@@ -1,7 +1,5 @@
 """A served real gateway over a fake engine."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 

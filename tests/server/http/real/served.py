@@ -1,7 +1,5 @@
 """A real gateway over a fake engine, served, and what its engine was asked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer

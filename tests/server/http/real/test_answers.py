@@ -1,8 +1,6 @@
 """HTTP over the real gateway (sessions, tokenizer, chat template; only the engine is fake): what it
 answers, streams and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

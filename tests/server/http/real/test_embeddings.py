@@ -1,7 +1,5 @@
 """Embeddings over the real gateway."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

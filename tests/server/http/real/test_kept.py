@@ -1,7 +1,5 @@
 """Responses and sessions over the real gateway: what is kept between requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys and namespaces over the real gateway: what each may see, do and use."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
