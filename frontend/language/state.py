@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, Self, overload
 
 from rootlace.language.expressions import (
@@ -244,6 +243,22 @@ class _Role:
             self._state.append(RoleEnd(self._role))
 
 
+class _Scope:
+    """`with s.var_scope("x"): ...`: what is appended inside becomes the variable. One may be
+    entered again, for another block."""
+
+    def __init__(self, state: State, name: str) -> None:
+        self._state = state
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._start = self._state.branch.position()
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self._state.branch.name_from(self._start, self._name)
+
+
 class _Copy:
     """`with s.copy() as c: ...`: a fork that ends with the block; its variables come back. (A
     generator would end it at a line of `contextlib`.)"""
@@ -339,12 +354,9 @@ class State:
         self.append(message)
         return message
 
-    @contextmanager
-    def var_scope(self, name: str) -> Iterator[None]:
+    def var_scope(self, name: str) -> _Scope:
         """A block whose text becomes the variable `name`."""
-        start = self.branch.position()
-        yield
-        self.branch.name_from(start, name)
+        return _Scope(self, name)
 
     def fork(
         self,

@@ -151,6 +151,19 @@ def test_var_scope(gateway: FakeGateway) -> None:
     assert state["json"] == '{"name": "Rome", "size": 12}'
 
 
+def test_var_scope_is_entered_again(gateway: FakeGateway) -> None:
+    @sgl.function
+    def program(s):
+        scope = s.var_scope("last")
+        for text in ("a", "b"):
+            with scope:
+                s += text
+
+    state = program.run()
+    assert state["last"] == "b"
+    assert state.text() == "ab"
+
+
 def test_reading_in_the_middle_and_a_tool(gateway: FakeGateway) -> None:
     gateway.script = lambda text, op: "6*7)=" if text.endswith("calculate(") else " done"
 
