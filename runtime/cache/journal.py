@@ -44,6 +44,11 @@ def told_blocks(first: int, last: int) -> np.ndarray:
     return _TOLD[bisect_right(TOLD_BLOCKS, first) : bisect_right(TOLD_BLOCKS, last)]
 
 
+def most_blocks(told: int) -> int:
+    """The longest prefix, in blocks, of which no more than the first `told` blocks are told."""
+    return TOLD_BLOCKS[bisect_right(TOLD_BLOCKS, told)] - 1
+
+
 class PrefixDigests:
     """64-bit sums over a prefix's tokens, each times a random factor of its position.
 

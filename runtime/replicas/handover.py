@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime import processes
+from rootlace.runtime.cache.journal import most_blocks
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.block_store import TransferConfig, TransferKind
 from rootlace.runtime.contracts.messages import (
@@ -145,7 +146,8 @@ class Handover:
             or request.suspected
         ):
             return False
-        held = max(self._dispatch.held(request).values(), default=0)
+        # What may be cached counts as cached: all of a prompt is computed anew where it is not.
+        held = most_blocks(max(self._dispatch.held(request).values(), default=0))
         return length - held * self._size > self._least and self._dispatch.can_prefill
 
     def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:

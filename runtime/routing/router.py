@@ -16,7 +16,13 @@ from itertools import islice
 
 import numpy as np
 
-from rootlace.runtime.cache.journal import TOLD_BLOCKS, Change, LazyKeys, PrefixDigests
+from rootlace.runtime.cache.journal import (
+    TOLD_BLOCKS,
+    Change,
+    LazyKeys,
+    PrefixDigests,
+    most_blocks,
+)
 from rootlace.runtime.contracts.messages import Below, kv_space
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
@@ -77,8 +83,8 @@ class BelowPools:
         """Which replicas would read which blocks of a prompt.
 
         The prompt has `blocks` blocks, and its prefix up to block `at` has the key `key(at)`.
-        `held`: blocks in pools (`PrefixIndex.match`); reads begin behind these, at each level
-        behind the levels above.
+        `held`: blocks in pools as they are told (`Router.held`); reads begin behind these, at each
+        level behind the levels above.
         """
         here = 0
         for _, replicas in held:
@@ -88,7 +94,9 @@ class BelowPools:
             found = []
             for way in ways:
                 rest = way.replicas
-                for end, replicas in index.longest(key, blocks, way.end, rest):
+                # A pool may hold more than is told, which a level need not hold.
+                first = way.end if way.blocks else most_blocks(way.end)
+                for end, replicas in index.longest(key, blocks, first, rest):
                     read = (level, end - way.end)
                     found.append(Read(end, replicas, (*way.blocks, read)))
                     rest &= ~replicas

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.journal import PrefixDigests
+from rootlace.runtime.cache.journal import PrefixDigests, told_blocks
 from rootlace.runtime.contracts.messages import (
     CacheChanged,
     EngineOutput,
@@ -67,7 +67,7 @@ class Pair:
         self.dispatch = Dispatch(2, INFO, lambda at: None, prefill=1)
         self.clients = self.decoder, self.prefiller = Client(), Client()
         self.handover = Handover(Apart(1, 100, 1 << 20), self.dispatch, self.clients, 16)  # type: ignore[arg-type]
-        digests = PrefixDigests().of_all("", TOKENS)[16::16][:held]
+        digests = PrefixDigests().told("", tokens, 16)[: len(told_blocks(0, held))]
         self.dispatch.told(0, CacheChanged(1, digests, np.empty(0, np.uint64), True))
         fields = {"params": SamplingParams(max_tokens=9, seed=1), **fields}
         self.request = EngineRequest(1, tokens, **fields)
@@ -294,6 +294,12 @@ def test_what_is_not_computed_apart() -> None:
             assert not pair.handover.takes(changed)
         assert pair.handover.takes(replace(pair.request, handling=Handling(priority=3)))
         assert not Pair(held=19).handover.takes(pair.request), "it lacks 96 tokens"
+
+        long = np.arange(16 * 2048, dtype=np.int32)
+        assert not Pair(held=2040, tokens=long).handover.takes(Pair(2040, long).request), (
+            "blocks behind the last told end may be cached"
+        )
+        assert Pair(held=1900, tokens=long).handover.takes(Pair(1900, long).request)
 
     asyncio.run(main())
 

@@ -105,6 +105,19 @@ def test_each_level_has_its_own_speed() -> None:
     assert went(one) == 2
 
 
+@pytest.mark.parametrize("held", [60, 64, 71, 131, 1000])
+def test_what_lies_behind_a_pool_whose_end_is_not_told_is_read(held: int) -> None:
+    one = router(capacity=100_000)
+    prompt = tokens((7, 2 * held * BLOCK))
+    one.heard(1, holds(prompt[: held * BLOCK]))
+    found = prefix_keys(kv_space(""), prompt, BLOCK)
+    behind = np.frombuffer(b"".join(key[:8] for key in found[held:]), np.uint64)
+    one.heard(1, SAME, [lies(behind)])
+    pool = one.held("", prompt)
+    (read,) = one._below.match(LazyKeys(kv_space(""), prompt, BLOCK).item, 2 * held, pool)
+    assert (read.end, read.replicas) == (2 * held, 0b10)
+
+
 def test_namespaces_share_nothing_below() -> None:
     one = router()
     one.heard(1, SAME, [lies(keys("mine"))])
