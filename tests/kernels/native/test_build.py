@@ -315,6 +315,6 @@ def test_compiling_by_hand_without_a_compiler(
 def test_a_library_without_the_functions(sources: Path, cache: Path) -> None:
     with (
         library_file(cache, sources=sources) as path,
-        pytest.raises(NativeUnavailable, match="have no rl_prepare"),
+        pytest.raises(NativeUnavailable, match="have no rl_error"),
     ):
         open_library(str(path))

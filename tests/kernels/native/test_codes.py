@@ -304,8 +304,10 @@ def test_memory_is_that_of_codes_and_scales(machine: Machine) -> None:
     for form in NATIVE:
         weight = make(form, 480, 512)
         parts = (weight.values, weight.scales, weight.offsets, weight.units, weight.offset_units)
-        packed = machine.packed_weight(weight, torch.bfloat16).packed
-        assert len(packed) == sum(part.nbytes for part in parts if part is not None)
+        sizes = [part.nbytes for part in parts if part is not None]
+        if "least" in form[1] and machine.multiplies_integers(weight, torch.bfloat16):
+            sizes[0] = sizes[0] * 6 // 8
+        assert len(machine.packed_weight(weight, torch.bfloat16).packed) == sum(sizes)
 
 
 def test_subnormal_scales_and_codes(machine: Machine) -> None:
