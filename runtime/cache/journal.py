@@ -199,8 +199,8 @@ class Journal:
         self._digests = digests
         self._held: dict[int, bool] = {}
         """Changed digest -> whether the tree holds the prefix now."""
-        self._blocks = self._told = 0
-        """Count of full blocks in the tree, now and as told last."""
+        self._blocks = 0
+        """Count of full blocks in the tree."""
         self._fresh = True
 
     def added(self, parent: Node, tokens: np.ndarray) -> None:
@@ -214,8 +214,8 @@ class Journal:
 
     @property
     def changed(self) -> bool:
-        """Whether there are changes to take."""
-        return self._fresh or bool(self._held) or self._blocks != self._told
+        """Whether there are changes to take; a count of blocks alone waits for the next digest."""
+        return self._fresh or bool(self._held)
 
     def reset(self) -> None:
         """Note that all prefixes were lost."""
@@ -226,7 +226,7 @@ class Journal:
     def take(self) -> Change:
         """Changes since the last call."""
         held, fresh = self._held, self._fresh
-        self._held, self._fresh, self._told = {}, False, self._blocks
+        self._held, self._fresh = {}, False
         return Change(
             _array(digest for digest, is_held in held.items() if is_held),
             _array(digest for digest, is_held in held.items() if not is_held and not fresh),
@@ -243,7 +243,7 @@ class Journal:
             if node.parent is not None:
                 digests.append(self._bounds(node.parent, node.tokens, node.start))
         self._held.clear()
-        self._fresh, self._told = False, self._blocks
+        self._fresh = False
         return Change(np.concatenate(digests), _NONE, True, self._blocks)
 
     def _note(self, parent: Node, tokens: np.ndarray, start: int, held: bool) -> None:
