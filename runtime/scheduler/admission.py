@@ -10,7 +10,7 @@ Sections: running set, budget of a step, prefill, limits.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -71,6 +71,8 @@ class RunningSet:
         self.ordered: DepthFirst | None = None
         """The running sequences in depth-first order; None once the order may have changed."""
         self._admissions = 0
+        self._turn = -1
+        """Admission number of the row that decoded last where rows take turns."""
 
     # ------------------------------------------------------------ coming and going
 
@@ -183,6 +185,13 @@ class RunningSet:
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
 
+    def take_turns(self, rows: list[RequestState], parts: int) -> list[RequestState]:
+        """The next of `parts` equal parts of the decode `rows`, which are in order of admission."""
+        at = bisect_right(rows, self._turn, key=BY_ORDER)
+        part = (rows[at:] + rows[:at])[: -(-len(rows) // parts)]
+        self._turn = part[-1].order
+        return sorted(part, key=BY_ORDER)
+
     # ------------------------------------------------------------ headroom
 
     def _ahead(self, sequence: RequestState) -> int:
@@ -219,6 +228,8 @@ largest lately, so that no forecast goes far beyond what it follows from."""
 _LENGTH = attrgetter("length")
 LEAST = 0.25
 """Share of a step's bound that prompts have beside any decode rows."""
+_ROWS_TO_STEP = 20
+"""Decode rows take turns only beyond so many times what a step costs by itself: five per cent."""
 
 
 @dataclass(slots=True)
@@ -256,6 +267,22 @@ class StepBudget:
         decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
         seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
         return cls(tokens, seconds, cost)
+
+    @staticmethod
+    def parts(
+        limit: float, measured: MeasuredCost, rows: list[RequestState], prompts: object
+    ) -> int:
+        """Number of steps of `limit` seconds (0: any) that a token for each decode row takes.
+
+        Where there are `prompts` to compute, too, a part of each step is left for these.
+        """
+        if not limit or not measured.steps:
+            return 1
+        cost = measured.cost
+        if prompts:
+            limit *= 1 - LEAST
+        decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
+        return math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
 
     def split(self, parts: int) -> StepBudget:
         """Take one of `parts` equal parts out, of at least one token."""
@@ -312,6 +339,8 @@ _LANES = 2
 """Prompts that may be cut at a time, where steps are short; those that one step ends go beside
 these, and one whose rest is so many times shorter:"""
 SHORTER = 2
+_SPARE_ROWS = 16
+"""One row of so many is for clients that have none."""
 MOST_LOOKED_AT = 64
 """Waiting requests that a step passes over; to look at thousands would take longer than it."""
 
@@ -431,6 +460,12 @@ class Prefill:
             if following.order >= 0 and self._awaits(following):
                 break
             bounded = budget.cost is not None and alone is None and running.sequences
+            if bounded and self._leaves_rows(following):
+                if following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
+                    break
+                self._waiting.hold(following)
+                deferred.append(following)
+                continue
             if bounded and self._waits(following, budget, long):
                 if following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
                     break
@@ -465,6 +500,13 @@ class Prefill:
                 promises += running.promise(following)
         if deferred:
             self._waiting.restore(deferred)
+
+    def _leaves_rows(self, following: RequestState) -> bool:
+        """Whether the last rows are left to clients that have none, where steps are bounded."""
+        running = self._running.sequences
+        if len(running) < self._max_rows - self._max_rows // _SPARE_ROWS:
+            return False
+        return any(one.place == following.place for one in running)
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""

@@ -23,8 +23,9 @@ _FIRST_WEIGHT = 0.5
 """Weight of the prior besides, divided by the steps: a few steps tell little of what makes them."""
 _LARGEST_KEPT = 0.9
 _FARTHEST = 2.0
-_SOLVED_AFTER = 8
-"""Steps after which coefficients are found again, at the latest; sooner among the first ones."""
+_SOLVED_AFTER, _MISSED = 8, 1.3
+"""Steps after which coefficients are found again, at the latest; sooner among the first ones, and
+at once where a forecast was so many times too low or too high."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
 
@@ -34,8 +35,9 @@ class MeasuredCost:
 
     Each step is weighed by its forecast, so that a relative error counts the same in short and long
     steps. A step counts as at most `_FARTHEST` times slower or faster than its forecast: one that
-    stood still with the machine is no measure. Where the steps do not separate the coefficients,
-    `PRIOR` does.
+    stood still with the machine is no measure. Behind a step of its kind that was slower or faster,
+    too, it counts as `_FARTHEST` times as much: a load unlike those before has to be learnt soon.
+    Where the steps do not separate the coefficients, `PRIOR` does.
     """
 
     def __init__(self, max_step_tokens: int) -> None:
@@ -46,6 +48,8 @@ class MeasuredCost:
         self._sums = np.zeros(len(_PARTS))
         self._solution = np.ones(len(_PARTS))
         """The coefficients in units of the prior."""
+        self._ratios = [1.0, 1.0]
+        """Duration by forecast of the last step without prompts, and with some, as counted."""
         self.steps = 0
         self.largest = 0.0
         """Prompt tokens of the largest step lately."""
@@ -65,9 +69,13 @@ class MeasuredCost:
         parts /= expected
         kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
         self._products = kept * self._products + np.outer(parts, parts)
-        ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
+        kind = work[1] > 0
+        before = self._ratios[kind]
+        least, most = min(before, 1.0) / _FARTHEST, max(before, 1.0) * _FARTHEST
+        self._ratios[kind] = ratio = min(max(seconds / expected, least), most)
         self._sums = kept * self._sums + parts * ratio
-        if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
+        due = self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER)
+        if self.steps >= due or not 1 / _MISSED < ratio < _MISSED:
             self._solve()
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:

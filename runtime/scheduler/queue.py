@@ -294,7 +294,9 @@ class _Turns:
     part in the same way.
 
     A clock per member counts the work of its requests when they are admitted, and of their outputs
-    when they end; the waiting member with the smallest clock comes next. An idle member earns no
+    when they end; the waiting member comes next whose clock would be smallest behind one more
+    request: a short one waits for no round of long ones. That is taken to be as large as the one
+    before, or as the first of a queue. An idle member earns no
     credit: its clock restarts at the last admitted member's clock, or at the mean share admitted
     since (as in WF2Q+). Without the mean share, new members would always start at the same place,
     before all others. So of two waiting members, one exceeds the other by at most one request of
@@ -303,22 +305,25 @@ class _Turns:
 
     clocks: dict[str, int] = field(default_factory=dict)
     """Of waiting members, and of those that waited since nobody did."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Work of a member's next request, as far as known."""
     now: int = 0
     """Starting value of a member's clock."""
     waiting: dict[tuple[int, str], int] = field(default_factory=dict)
     """By priority and member, how many queues it has."""
     below: dict[str, _Turns] = field(default_factory=dict)
     heaps: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
-    """By priority (clock, number of the entry, member). Another clock than the member's is
-    outdated."""
+    """By priority (clock behind the next request, number of the entry, member). Another clock than
+    the member's is outdated."""
     entries: int = 0
 
-    def begin(self, priority: int, name: str) -> None:
-        """A queue of a member begins."""
+    def begin(self, priority: int, name: str, work: int) -> None:
+        """A queue of a member begins with a request of so much work."""
         queues = self.waiting.get((priority, name), 0)
         self.waiting[priority, name] = queues + 1
         if not queues:
             self.heaps.setdefault(priority, [])
+            self.sizes[name] = work
             self.set_clock(name, max(self.clocks.get(name, 0), self.now))
 
     def end(self, priority: int, name: str) -> None:
@@ -335,6 +340,7 @@ class _Turns:
         """A request of a waiting member is admitted."""
         before = self.clocks[name]
         self.now = max(self.now + work // len(self.waiting), before)
+        self.sizes[name] = work
         self.set_clock(name, before + work)
 
     def charge_late(self, name: str, work: int) -> None:
@@ -347,6 +353,11 @@ class _Turns:
         """Forget members that do not wait, where they are many."""
         if len(self.clocks) > len(self.waiting) + _REMEMBERED:
             self.clocks = {member: self.clocks[member] for _, member in self.waiting}
+            self.sizes = {member: self.sizes[member] for _, member in self.waiting}
+
+    def end_of(self, name: str) -> int:
+        """A member's clock behind one more request."""
+        return self.clocks[name] + self.sizes[name]
 
     def set_clock(self, name: str, clock: int) -> None:
         self.clocks[name] = clock
@@ -354,7 +365,7 @@ class _Turns:
             if (priority, name) not in self.waiting:
                 continue
             self.entries += 1
-            heapq.heappush(heap, (clock, self.entries, name))
+            heapq.heappush(heap, (self.end_of(name), self.entries, name))
             if len(heap) > 2 * len(self.waiting) + _REMEMBERED:
                 current = [one for one in heap if self._is_current(priority, one)]
                 heap[:] = {one[2]: one for one in sorted(current, reverse=True)}.values()
@@ -368,8 +379,8 @@ class _Turns:
         return heap[0][2]
 
     def _is_current(self, priority: int, entry: tuple[int, int, str]) -> bool:
-        clock, _, name = entry
-        return (priority, name) in self.waiting and self.clocks[name] == clock
+        end, _, name = entry
+        return (priority, name) in self.waiting and self.end_of(name) == end
 
 
 class WaitingQueue:
@@ -415,9 +426,9 @@ class WaitingQueue:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ClientQueue(self._config, self._estimate)
-            turns = self._turns
+            turns, work = self._turns, work_of(sequence.length, self._estimate(sequence))
             for name in place:
-                turns.begin(priority, name)
+                turns.begin(priority, name, work)
                 turns = turns.below.setdefault(name, _Turns())
         queue.add(sequence)
         self.count += 1
@@ -448,7 +459,7 @@ class WaitingQueue:
         if self._others is None:
             turn = {priority: at for at, priority in enumerate(priorities)}
             ordered = sorted(
-                (turn[priority], [turns.clocks[name] for turns, name in self._path(place)], at)
+                (turn[priority], [turns.end_of(name) for turns, name in self._path(place)], at)
                 for at, (priority, place) in enumerate(self._queues)
             )
             queues = list(self._queues.values())

@@ -284,6 +284,10 @@ class Scheduler:
                 cleared = self._suspects.turn(alone, running.sequences)
             ready = running.secure(alone, others=cleared, may_preempt=not self._flights)
             if ready is not None:  # otherwise the step in flight may free the missing blocks
+                prefilling = running.prefilling or running.preempted or self._waiting.count
+                parts = StepBudget.parts(self._step_seconds, self.cost, ready, prefilling)
+                if parts > 1:
+                    ready = running.take_turns(ready, parts)
                 budget = self.config.max_step_tokens - len(ready)
                 if ready:
                     draft_budget = budget // 2  # the other half is for prefill
@@ -292,7 +296,6 @@ class Scheduler:
                 builder.decoding = ready
                 for sequence in ready:
                     sequence.computed += 1
-                prefilling = running.prefilling or running.preempted or self._waiting.count
                 if prefilling and not cleared:
                     bounded = StepBudget.of(budget, self._step_seconds, self.cost, ready)
                     self._prefill.plan(builder, bounded, alone)

@@ -88,6 +88,23 @@ def test_clients_who_wait_get_as_much_as_each_other(steps, policy) -> None:
     assert not queues.count and queues.peek() is None
 
 
+def test_a_short_request_waits_for_no_round_of_long_ones() -> None:
+    """Thirty clients with long prompts came at once; then one comes with a token at a time."""
+    queues, number = _queues(), 0
+    for number in range(300):
+        queues.add(_sequence(number, f"client {number % 30}", 40))
+    for _ in range(4):
+        _take(queues)
+    waits = []
+    for number in range(300, 340):
+        queues.add(_sequence(number, "short"))
+        waits.append(0)
+        while _take(queues).request.client != "short":
+            waits[-1] += 1
+    # Its share is as large as another's, however small its requests: now and then it waits.
+    assert waits[0] == 0 and np.mean(waits) < 1, waits
+
+
 def test_output_counts() -> None:
     """A client whose requests generate much waits longer for the next."""
     queues = _queues("fcfs")
