@@ -426,7 +426,9 @@ class WaitingQueue:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ClientQueue(self._config, self._estimate)
-            turns, work = self._turns, work_of(sequence.length, self._estimate(sequence))
+            # Alone a request waits for no turn.
+            work = work_of(sequence.length, self._estimate(sequence)) if self.count else 0
+            turns = self._turns
             for name in place:
                 turns.begin(priority, name, work)
                 turns = turns.below.setdefault(name, _Turns())
