@@ -16,18 +16,18 @@ import json
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
+from typing import Any
 from typing import Protocol
 
 import numpy as np
 
 import rootlace as rl
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
-from benchmarks.speculation import LOADS, Load, answering
+from benchmarks.speculation import LOADS, Load, answering, states_of
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.cache.suffix_index import GRAMS, LONGEST, SuffixIndex
 from rootlace.runtime.config import SPECULATION_TOKENS
@@ -43,7 +43,7 @@ _LONG = (
     "Write a Python function that says whether a word is a palindrome, and explain it.",
     "Which is heavier, a kilogram of feathers or a kilogram of iron? Explain step by step.",
 )
-STUDIED = LOADS | {"vote of 8, longer answers": Load(lambda: answering(_LONG, 160, votes=8))}
+STUDIED = LOADS | {"vote of 8, longer answers": Load(answering(_LONG, 160, votes=8))}
 _MOST_BRANCHES = 2
 """Behind each token of a chain."""
 
@@ -54,12 +54,10 @@ def record(runtime: rl.Runtime, load: Load) -> Texts:
     """Prompts and outputs of a load, as `read_recorded` gives them."""
     rl.set_default_backend(runtime)
     rl.flush_cache(runtime)
-    with ThreadPoolExecutor(load.at_once) as pool:
-        states = list(pool.map(lambda program: program(), load.programs()))
     texts: Texts = []
-    for state in states:
-        state.sync()
-        pieces, begun = state.text().pieces, 0
+    for state in states_of(load)[0]:
+        text: Any = state.text()
+        pieces, begun = text.pieces, 0
         for name in state:
             while pieces[begun] != state[name]:
                 begun += 1

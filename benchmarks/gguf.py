@@ -14,6 +14,8 @@ prefill  time to the first token of a prompt that nobody knows
 decode   time between tokens of so many sequences behind prompts of so many tokens, drawn from the
          40 likeliest, so that drafts hardly help
 W1 - W5  the workloads of `benchmarks.peers` at a scale of 0.25
+programs those of `benchmarks.speculation` by OpenAI's interface, time per token of output: what
+         drafts bring (llama.cpp's with `--llama-arguments "--spec-type ngram-simple"`)
 records  60 sentences as JSON of a schema, four at a time
 labels   60 rows behind the same 20 examples: the probabilities of the next token
 
@@ -42,6 +44,7 @@ from typing import Any
 
 import jsonschema
 
+import rootlace as rl
 from benchmarks.common import (
     ForeignLoad,
     Report,
@@ -55,7 +58,7 @@ from benchmarks.peers.drive import drive
 from benchmarks.peers.family import Family, end
 from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.plot import figure_of, ratio_bars
-from benchmarks.speculation import RECORD, sentence
+from benchmarks.speculation import LOADS, RECORD, sentence, states_of
 from rootlace.kernels.native.machine import usable_cores
 
 DRIVER = Path(__file__).parent / "peers" / "drivers" / "serve_xllamacpp.py"
@@ -189,8 +192,12 @@ def engines(
     slots: int,
     context: int,
     divided: bool = False,
+    given: str = "",
 ) -> list[Engine]:
-    """Ours and llama.cpp's, whose slots share one cache of `context` tokens or divide it."""
+    """Ours and llama.cpp's, whose slots share one cache of `context` tokens or divide it.
+
+    `given`: more arguments of llama.cpp's.
+    """
     threads = str(usable_cores())
 
     def ours(port: int) -> list[str]:
@@ -198,10 +205,10 @@ def engines(
 
     def theirs(port: int) -> list[str]:
         program = [str(llama_server)] if llama_server else [str(python), str(DRIVER)]
-        given = ["-m", str(file), "--port", str(port), "-np", str(slots), "-c", str(context)]
+        sizes = ["-m", str(file), "--port", str(port), "-np", str(slots), "-c", str(context)]
         cache = "--no-kv-unified" if divided else "--kv-unified"
         more = ["-tb", threads] if llama_server else []
-        return [*program, *given, "-t", threads, cache, *more]
+        return [*program, *sizes, "-t", threads, cache, *more, *given.split()]
 
     found = [Engine("rootlace", ours, partial(Ours, "rootlace"))]
     if python or llama_server:
@@ -284,6 +291,20 @@ def labels(server: Server, turn: int) -> float:
     return time.perf_counter() - begun
 
 
+def programs(server: Server, turn: int, name: str) -> float:
+    """Milliseconds per token of output."""
+    server.reset()
+    backend = rl.OpenAIBackend(server.url + "/v1")
+    try:
+        rl.set_default_backend(backend)
+        states, seconds = states_of(LOADS[name], f"Round {turn}. ")
+    finally:
+        rl.set_default_backend(None)
+        backend.close()
+    counts = (state.get_meta_info(gen)["completion_tokens"] for state in states for gen in state)
+    return 1e3 * seconds / sum(counts)
+
+
 Measure = Callable[[Server, int], float]
 DECODES = [(rows, context) for context in (128, 2048) for rows in (1, 4, 8, 16)]
 MEASURES: dict[str, tuple[str, Measure]] = {
@@ -293,6 +314,11 @@ MEASURES: dict[str, tuple[str, Measure]] = {
         for rows, context in DECODES
     },
     **{name: ("s", partial(workload, name=name)) for name in WORKLOADS},
+    **{
+        name: ("ms", partial(programs, name=name))
+        for name in LOADS
+        if name != "records as JSON"  # /v1/completions of llama.cpp's takes no schema
+    },
     "60 records": ("s", records),
     "60 labels": ("s", labels),
 }
@@ -350,6 +376,7 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, required=True, metavar="FILE")
     parser.add_argument("--llama-python", type=Path, metavar="PY", help="that has xllamacpp")
     parser.add_argument("--llama-server", type=Path, metavar="PATH")
+    parser.add_argument("--llama-arguments", default="", metavar="TEXT", help="more of its own")
     parser.add_argument("--divided", action="store_true", help="llama.cpp's cache, among its slots")
     parser.add_argument("--only", nargs="+", choices=["starts", *MEASURES], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
@@ -367,7 +394,7 @@ def main() -> None:
             starts(engines(args.gguf, *peers, 1, 4096 + 64), rows, args.rounds, args.busy)
         task = bar.add_task("", total=len(names) * args.rounds)
         context = 2 * CONTEXT if args.divided else CONTEXT  # a slot: 8,192 tokens
-        both = engines(args.gguf, *peers, SLOTS, context, args.divided)
+        both = engines(args.gguf, *peers, SLOTS, context, args.divided, args.llama_arguments)
         with ExitStack() as stack:
             asked = both if names else []
             servers = {one.name: stack.enter_context(one.started())[0] for one in asked}

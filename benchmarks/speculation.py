@@ -98,9 +98,9 @@ def answer(
 
 
 @rl.function
-def agent(s: rl.ProgramState, subject: int) -> None:
+def agent(s: rl.ProgramState, subject: int, mark: str = "") -> None:
     """Looks into a document and writes down what it saw, step by step."""
-    s += "Each observation is copied into the notes, word for word.\n"
+    s += f"{mark}Each observation is copied into the notes, word for word.\n"
     for step in range(3):
         passage = PASSAGES[(subject + step) % len(PASSAGES)]
         s += f"Action: open document {step}\nObservation: {passage}\nNotes: {passage[:60]}"
@@ -109,15 +109,17 @@ def agent(s: rl.ProgramState, subject: int) -> None:
 
 
 @rl.function
-def edit(s: rl.ProgramState) -> None:
-    s += f"A file:\n```python\n{SOURCE}```\nThe same file with `area` in place of `surface`:\n"
+def edit(s: rl.ProgramState, mark: str = "") -> None:
+    s += (
+        f"{mark}A file:\n```python\n{SOURCE}```\nThe same file with `area` in place of `surface`:\n"
+    )
     s += "```python\n" + SOURCE[:120].replace("surface", "area")
     s += rl.gen("answer", max_tokens=400, temperature=0.0)
 
 
 @rl.function
-def record(s: rl.ProgramState, text: str) -> None:
-    s += "The person in each sentence as JSON.\n"
+def record(s: rl.ProgramState, text: str, mark: str = "") -> None:
+    s += f"{mark}The person in each sentence as JSON.\n"
     s += f"Sentence: {sentence(7)}\nJSON: "
     s += '{"name": "Anna Berg", "age": 41, "town": "Norwick", "occupation": "pilot"}\n'
     s += f"Sentence: {text}\nJSON: "
@@ -156,29 +158,34 @@ Program = Callable[[], rl.ProgramState]
 
 @dataclass(frozen=True)
 class Load:
-    """Programs, so many at a time."""
+    """Programs, so many at a time, whose prompts begin with a mark."""
 
-    programs: Callable[[], list[Program]]
+    programs: Callable[[str], list[Program]]
     at_once: int = 1
 
 
-def answering(prompts: Iterable[str], tokens: int = 96, votes: int = 1) -> list[Program]:
+def answering(
+    prompts: Iterable[str], tokens: int = 96, votes: int = 1
+) -> Callable[[str], list[Program]]:
     seeds = range(1, votes + 1) if votes > 1 else (None,)
-    return [partial(answer.run, prompt, tokens, seed) for prompt in prompts for seed in seeds]
+    asked = [(prompt, seed) for prompt in prompts for seed in seeds]
+    return lambda mark: [partial(answer.run, mark + prompt, tokens, seed) for prompt, seed in asked]
 
 
 SUMS = [f"Tom has {a} apples and buys {b} more. How many has he? Think." for a, b in
         ((15, 28), (7, 9), (31, 12), (22, 22))]  # fmt: skip
 LOADS = {
-    "answers that quote": Load(lambda: answering(quoting()[::3])),
-    "answers that quote, 8 at once": Load(lambda: answering(quoting()), 8),
-    "agent that copies": Load(lambda: [partial(agent.run, n) for n in range(3)]),
-    "edit of a file": Load(lambda: [edit.run]),
-    "vote of 8": Load(lambda: answering(SUMS[:2], 64, votes=8)),
-    "self-consistency, 4 at once": Load(lambda: answering(SUMS, 64, votes=5), 4),
-    "records as JSON": Load(lambda: [partial(record.run, sentence(n)) for n in range(20)]),
-    "chats": Load(lambda: answering(CHATS, 64)),
-    "chats, 8 at once": Load(lambda: answering(CHATS, 64), 8),
+    "answers that quote": Load(answering(quoting()[::3])),
+    "answers that quote, 8 at once": Load(answering(quoting()), 8),
+    "agent that copies": Load(lambda mark: [partial(agent.run, n, mark) for n in range(3)]),
+    "edit of a file": Load(lambda mark: [partial(edit.run, mark)]),
+    "vote of 8": Load(answering(SUMS[:2], 64, votes=8)),
+    "self-consistency, 4 at once": Load(answering(SUMS, 64, votes=5), 4),
+    "records as JSON": Load(
+        lambda mark: [partial(record.run, sentence(n), mark) for n in range(20)]
+    ),
+    "chats": Load(answering(CHATS, 64)),
+    "chats, 8 at once": Load(answering(CHATS, 64), 8),
 }
 
 
@@ -206,15 +213,20 @@ class Run:
         return sum(map(len, self.answers))
 
 
-def run(runtime: rl.Runtime, load: Load) -> Run:
-    rl.set_default_backend(runtime)
-    rl.flush_cache(runtime)
-    programs, begun = load.programs(), time.perf_counter()
+def states_of(load: Load, mark: str = "") -> tuple[list[rl.ProgramState], float]:
+    """The ended programs of a load on the default backend, and the seconds they took."""
+    programs, begun = load.programs(mark), time.perf_counter()
     with ThreadPoolExecutor(load.at_once) as pool:
         states = list(pool.map(lambda program: program(), programs))
         for state in states:
             state.sync()
-    seconds = time.perf_counter() - begun
+    return states, time.perf_counter() - begun
+
+
+def run(runtime: rl.Runtime, load: Load) -> Run:
+    rl.set_default_backend(runtime)
+    rl.flush_cache(runtime)
+    states, seconds = states_of(load)
     answers: list[list[int]] = []
     drafts: dict[str, dict[str, int]] = {}
     for state in states:

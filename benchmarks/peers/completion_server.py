@@ -49,7 +49,7 @@ class CompletionServer:
 
     def __init__(self, name: str, url: str, timeout: float = 600.0) -> None:
         self.name = name
-        self._base = (url if "//" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self.url = (url if "//" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._timeout = timeout
         self._news: queue.SimpleQueue[News | Exception] = queue.SimpleQueue()
         self._cached: int | None = 0
@@ -107,7 +107,7 @@ class CompletionServer:
         """The response, to be read or closed. Raises OSError, HTTPError for what is not 200."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._base + path, data, headers, method=method)
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
         return DIRECT.open(request, timeout=self._timeout)
 
     def events(self, body: Body) -> Iterator[Body]:
@@ -196,7 +196,7 @@ class OpenAIServer(CompletionServer):
             with self.open("/v1/models", method="GET") as response:
                 return str(json.load(response)["data"][0]["id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise PeerError(f"{self.name}: no model at {self._base}: {error}") from None
+            raise PeerError(f"{self.name}: no model at {self.url}: {error}") from None
 
     def _find_out(self) -> None:
         """Whether answers can hold ids: not every server takes the field that asks for them."""
