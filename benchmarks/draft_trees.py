@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
