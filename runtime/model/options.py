@@ -16,7 +16,13 @@ from typing import Any
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig, check_config
 from rootlace.runtime.model.checkpoint.eagle_head import HeadConfig, is_head, read_head
-from rootlace.runtime.model.checkpoint.source import FolderSource, check_fetched, model_source
+from rootlace.runtime.model.checkpoint.source import (
+    FolderSource,
+    check_fetched,
+    gguf_file,
+    model_folder,
+    model_source,
+)
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
     FLAG,
@@ -88,20 +94,25 @@ def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
 # Draft model --------------------------------------------------------------------------------------
 
 
+def names_head(given: str | Path) -> bool:
+    """Whether `given` is the folder of a head that reads a model's hidden states. Raises
+    `UnsupportedModel` where it is no model either."""
+    return gguf_file(given) is None and is_head(FolderSource(model_folder(given)).config())
+
+
 def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig) -> ModelConfig:
     """The configuration of `executor.draft_model`, a `HeadConfig` of a head. Raises
     `InvalidRequest` where it does not go with the model and the other options, `UnsupportedModel`
     for a model or a head that is not run."""
     path, ignored = executor.draft_model, executor.ignore_config_keys
-    source = model_source(path)
     draft: ModelConfig | None
-    if isinstance(source, FolderSource) and is_head(source.config()):
+    if names_head(path):
         try:
-            draft = read_head(source, config, ignored)
+            draft = read_head(model_folder(path), config, ignored)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"draft_model {path}: EAGLE head: {error}") from error
     else:
-        draft = check_config(source, ignored)
+        draft = check_config(model_source(path), ignored)
     reasons = {
         "transformers' modules would run it": draft is None,
         "it scores labels": draft is not None and draft.spec.labels is not None,

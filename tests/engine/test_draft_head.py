@@ -42,7 +42,7 @@ from tests.model.eagle_heads import (
 from tests.native import native_library
 
 LAYERS = 7
-MODEL = {**SHAPE, "num_hidden_layers": LAYERS}
+MODEL = {**SHAPE, "num_hidden_layers": LAYERS, "max_position_embeddings": 512}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -63,8 +63,8 @@ READ = {"outputs": (1, 5, 6), "speculators": (6, 0, 3)}
 """Layers before which states are taken, where that is not as usual."""
 USUAL = (2, LAYERS // 2, LAYERS - 3)
 EMBEDS = ("speculators", "rotated")
-SEEDS = {"rotated": 3}
-IDS = np.random.default_rng(1).integers(3, SHAPE["vocab_size"], 40).tolist()
+SEEDS = {"rotated": 3, "flat": 1}
+IDS = np.random.default_rng(1).integers(3, SHAPE["vocab_size"], 330).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def row(ids: list[int], count: int = 4, *, begin: int = 0, **changes: Any) -> Dr
     """A row in the blocks from `begin` on."""
     table = np.arange(begin, begin + -(-(len(ids) + count) // 4), dtype=np.int32)
     params = SamplingParams(temperature=0.0, seed=0, frequency_penalty=1e-6)  # needs logits
-    made = DraftRow(np.array(ids, np.int32), len(ids), table, params, False, count, 64)
+    made = DraftRow(np.array(ids, np.int32), len(ids), table, params, False, count, 512)
     return replace(made, **changes)
 
 
@@ -116,8 +116,8 @@ def states_of(model: LlamaForCausalLM, ids: list[int], layers: tuple[int, ...]) 
     return torch.cat([states[one][0] for one in layers], -1)
 
 
-def drafted(head: HeadDecoder, asked: DraftRow) -> tuple[list[int], np.ndarray]:
-    """Drafts, and the logits that they were chosen by."""
+def drafted(head: HeadDecoder, *asked: DraftRow) -> tuple[list[list[int]], np.ndarray]:
+    """Drafts, and the logits that they were chosen by [rows, count, vocabulary]."""
     forward, logits = head._steps._forward, []
     original = forward.logits
 
@@ -127,10 +127,10 @@ def drafted(head: HeadDecoder, asked: DraftRow) -> tuple[list[int], np.ndarray]:
 
     forward.logits = kept  # type: ignore[method-assign]
     try:
-        made = head.draft([asked])
+        made = head.draft(asked)
     finally:
         forward.logits = original  # type: ignore[method-assign]
-    return made.drafts[0], np.concatenate(logits)
+    return made.drafts, np.stack(logits, 1)
 
 
 def head_of(runner: ModelRunner) -> HeadDecoder:
@@ -147,21 +147,21 @@ def test_drafts_are_those_of_the_definition(
     head, embedding = head_of(runner), model[1].model.embed_tokens.weight.detach()
     reference = Reference(config, weights(name), embedding)
     layers = READ.get(name, USUAL)
-    for begin, end in ((0, 11), (11, 20)):
+    for begin, end in ((0, 101), (101, 150)):
         part = plan_of_rows([np.array(IDS[begin:end])], 4, begin=begin)
         runner.run(part)
-    ids = IDS[:21]
+    ids = IDS[:151]
     for count in (5, 3):
         states = states_of(model[1], ids[:-1], layers)
         expected, logits = reference.drafts(states, ids, count)
-        made, near = drafted(head, row(ids, count))
+        [made], [near] = drafted(head, row(ids, count))
         np.testing.assert_allclose(near, logits.numpy(), rtol=1e-3, atol=1e-3)
         assert made == expected
         assert len(set(made)) > 1 or count < 5
         # Two drafted tokens are accepted, another one replaces the third.
         checked = plan_of_rows([np.array([ids[-1], *made])], 4, begin=len(ids) - 1)
         runner.run(checked)
-        ids = [*ids, *made[:2], IDS[30]]
+        ids = [*ids, *made[:2], IDS[0]]
         assert head.missing(np.array(ids, np.int32), row(ids).table) == 3
 
 
@@ -184,7 +184,7 @@ def test_contexts_begin_behind_blocks_from_below_the_pool(
     head.moved(np.array([[LOAD, 0, 0, 1]], np.int32))
     asked = row(ids)
     assert head.missing(asked.token_ids, asked.table) == len(ids) - 9
-    made = drafted(head, asked)[1][0]
+    made = drafted(head, asked)[1][0, 0]
     states = states_of(model[1], ids[:-1], USUAL)[8:]
     # Rotations are relative: so are positions.
     expected = reference.drafts(states, ids[8:], 1)[1][0].numpy()
@@ -197,6 +197,27 @@ def test_contexts_begin_behind_blocks_from_below_the_pool(
     copies.copies = np.array([[one, 16 + one, 4] for one in range(5)], np.int32)
     runner.run(copies)
     assert head.draft([row(ids, begin=16)]).drafts == head.draft([row(ids)]).drafts
+
+
+def test_rows_that_share_a_prefix(load: Load) -> None:
+    """Attention computes it once for both, with the same bits as of each alone."""
+    runner, apart = load("flat"), load("flat")
+    asked = []
+    for last in (5, 6):
+        ids = [*IDS[:320], last, last]
+        table = np.array([*range(80), 80 + last, 90 + last], np.int32)
+        asked.append(row(ids, 4, compute=400, table=table))
+        for one in (runner, apart):
+            plan = plan_of_rows([np.array(ids[:-1])], 4)
+            plan.block_tables[0, 80] = table[80]
+            plan.slots[320:] = table[80] * 4
+            one.run(plan)
+    alone = [drafted(head_of(apart), one) for one in asked]
+    head_of(runner).draft([asked[0]])  # computes the prefix
+    assert [head_of(runner).missing(one.token_ids, one.table) for one in asked] == [1, 2]
+    made, near = drafted(head_of(runner), *asked)
+    assert made == [one[0][0] for one in alone]
+    np.testing.assert_array_equal(near, np.concatenate([one[1] for one in alone]))
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +310,9 @@ def test_a_head_that_is_right_is_accepted(tmp_path: Path, monkeypatch: pytest.Mo
     executor = ExecutorConfig(
         model=str(tmp_path / "model"),
         draft_model=str(tmp_path / "head"),
-        kernels="native", dtype="float32", threads=1,  # type: ignore[arg-type]
+        kernels="native",
+        dtype="float32",
+        threads=1,  # type: ignore[arg-type]
     )
     runner = ModelRunner.load(executor, CacheConfig(4, 64), 64, 16)
     harness = Harness(runner, block_size=4, num_blocks=40, max_step_tokens=64)

@@ -10,7 +10,7 @@ A head drafts for one model, from hidden states of three of the model's layers. 
  midlayer.*   or layers.0.*: a layer of Llama, whose attention reads 2 H numbers
  norm, lm_head [draft vocabulary, H], d2t (token = id + d2t[id]), embed_tokens (else the model's)
 
-Imports no torch: a head that is refused is refused at once.
+Imports no torch, nor what reads weights: a head that is refused is refused at once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.quantised.layouts import Expected
-from rootlace.runtime.model.checkpoint.source import FolderSource, has_weights
+from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.model.families.config_reader import COUNTS, SIZE, TABLE, TEXTS, ConfigReader
 from rootlace.wire.errors import UnsupportedModel
 
@@ -40,7 +37,8 @@ _COUNT = 3
 """Layers whose states a head reads."""
 _ROPES = ("default", "linear", "llama3", "yarn")
 """Rotations that do not depend on how long a text is."""
-_INTEGERS = frozenset({"I32", "I64"})
+INTEGERS = frozenset({"I32", "I64"})
+"""Types of `d2t`."""
 
 
 @dataclass(frozen=True)
@@ -90,39 +88,8 @@ class HeadConfig(ModelConfig):
             shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
         found = {name: Expected((shape,)) for name, shape in shapes.items()}
         if "d2t" in stored or self.draft_vocab_size != spec.vocab_size:
-            found["d2t"] = Expected(((self.draft_vocab_size,),), _INTEGERS)
+            found["d2t"] = Expected(((self.draft_vocab_size,),), INTEGERS)
         return found
-
-    def open(self) -> Checkpoint:
-        """The head's weights. Raises `UnsupportedModel` for others than are expected."""
-        checkpoint = Checkpoint(self.path, self.allow_pickle)
-        checkpoint.expect(self.expected(checkpoint.types), _says_nothing)
-        return checkpoint
-
-    def targets(self, checkpoint: Checkpoint) -> np.ndarray:
-        """int32 [draft vocabulary]: the model's token of each of the head's."""
-        ids = np.arange(self.draft_vocab_size)
-        if "d2t" in checkpoint.types:
-            ids += checkpoint.array("d2t", _INTEGERS)
-        if ids.min() < 0 or ids.max() >= self.spec.vocab_size:
-            raise UnsupportedModel(
-                f"{self.path}: d2t: it names a token that is not among the model's "
-                f"{self.spec.vocab_size}"
-            )
-        return ids.astype(np.int32)
-
-    def weight_bytes(self, itemsize: int, quantize: str) -> int:
-        """About the memory of its weights, those that are not rounded in `itemsize` bytes each. An
-        embedding of its own stays in the file, of which the rows that are used take memory."""
-        rounded = {"none": itemsize, "int8": 9 / 8, "int4": 5 / 8}
-        own = has_weights(self.path, self.allow_pickle)
-        expected = self.expected(Checkpoint(self.path, self.allow_pickle).types if own else ())
-        total = 0.0
-        for name, what in expected.items():
-            rounds = "_proj" in name or name == "lm_head.weight"
-            if name != "embed_tokens.weight":
-                total += what.num_bytes(1) * (rounded[quantize] if rounds else itemsize)
-        return int(total)
 
 
 def layer_name(stored: Collection[str]) -> str:
@@ -130,7 +97,7 @@ def layer_name(stored: Collection[str]) -> str:
     return "midlayer." if any(name.startswith("midlayer.") for name in stored) else "layers.0."
 
 
-def _says_nothing(name: str) -> bool:
+def says_nothing(name: str) -> bool:
     """Which tokens have a row in `lm_head`, as `d2t` says, too; what `rope_theta` says, too; and
     the model's own, for training."""
     return name == "t2d" or name.endswith(".inv_freq") or name.startswith("verifier_")
@@ -142,10 +109,11 @@ def is_head(raw: Mapping[str, Any]) -> bool:
     return "eagle" in called or not _MARKS.isdisjoint(raw)
 
 
-def read_head(source: FolderSource, model: ModelConfig, ignored: Collection[str]) -> HeadConfig:
+def read_head(folder: Path, model: ModelConfig, ignored: Collection[str]) -> HeadConfig:
     """The configuration of a head for `model`. Raises `UnsupportedModel`, naming file and key, for
     whatever is not computed as the head means it, or is another model's."""
-    file, raw, spec = source.config_file, source.config(), model.spec
+    source, spec = FolderSource(folder), model.spec
+    file, raw = source.config_file, source.config()
     config = ConfigReader(file, raw)
     apart = "speculators_model_type" in raw
     layer, layers = _speculators(config, ignored) if apart else _flat(config, raw)
@@ -158,7 +126,7 @@ def read_head(source: FolderSource, model: ModelConfig, ignored: Collection[str]
     for key in ("norm_before_fc", "fc_norm"):
         config.only(key, False)
     config.only("target_hidden_size", spec.hidden_size)
-    read = ModelConfig.of(HeadSource(source.path, layer), ignored)
+    read = ModelConfig.of(HeadSource(folder, layer), ignored)
     own, attention = read.spec, read.spec.attention
     for key, found, expected in (
         ("num_hidden_layers", own.num_layers, 1),

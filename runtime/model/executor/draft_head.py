@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,8 +28,14 @@ from rootlace.kernels.native.packed import ACTIVATIONS, Epilogue, Packed
 from rootlace.runtime.contracts.block_store import LOAD
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.automaton_table import Mask
-from rootlace.runtime.model.checkpoint.eagle_head import HeadConfig, layer_name
+from rootlace.runtime.model.checkpoint.eagle_head import (
+    INTEGERS,
+    HeadConfig,
+    layer_name,
+    says_nothing,
+)
 from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.decoder.interface import copied_slots, wanted_tokens
 from rootlace.runtime.model.decoder.native_decoder import Given, NativeDecoder
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu, packer_of
@@ -36,6 +43,7 @@ from rootlace.runtime.model.executor.draft_model import DraftDecoder, check_draf
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.steps import Beside, ModelSetup
 from rootlace.runtime.model.kv_pool import block_bytes
+from rootlace.wire.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +53,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_BYTES = {"int8": 9 / 8, "int4": 5 / 8}
+"""About those of a weight that `--quantize` rounds."""
+
 # Setup --------------------------------------------------------------------------------------------
 
 
@@ -53,8 +64,16 @@ def head_beside(draft: ModelSetup) -> Beside:
     config, size, itemsize = draft.config, draft.cache.block_size, draft.dtype.itemsize
     assert isinstance(config, HeadConfig)
     features = size * config.spec.hidden_size * itemsize
-    weights = config.weight_bytes(itemsize, draft.executor.quantize)
-    return Beside(weights, block_bytes(config, size, draft.kv_dtype) + features)
+    there = has_weights(config.path, config.allow_pickle)
+    stored = Checkpoint(config.path, config.allow_pickle).types if there else ()
+    weights = 0.0
+    for name, what in config.expected(stored).items():
+        # Of an embedding the file's rows that are used take memory.
+        if name not in ("embed_tokens.weight", "d2t"):
+            rounds = "_proj." in name or name == "lm_head.weight"
+            each = _BYTES.get(draft.executor.quantize, itemsize) if rounds else itemsize
+            weights += math.prod(what.shapes[0]) * each
+    return Beside(int(weights), block_bytes(config, size, draft.kv_dtype) + features)
 
 
 def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
@@ -70,7 +89,8 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     config = draft.config
     assert isinstance(config, HeadConfig) and model.team is not None
     blocks, size = model.pool.shape[2:4]
-    checkpoint = config.open()
+    checkpoint = Checkpoint(config.path, config.allow_pickle)
+    checkpoint.expect(config.expected(checkpoint.types), says_nothing)
     layer, dtype = layer_name(checkpoint.types), torch_dtype(draft.dtype)
     found = on_cpu(
         replace(
@@ -94,7 +114,7 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
             checkpoint.array(f"{layer}{name}.weight").astype(np.float32)
             for name in ("input_layernorm", "hidden_norm")
         ],
-        config.targets(checkpoint),
+        _targets(config, checkpoint),
         num_slots=blocks * size,
         block_size=size,
     )
@@ -109,6 +129,19 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     milliseconds = 1e3 * decoder.step_seconds
     log.info("the head %s takes %.3g ms a token", config.path, milliseconds)
     return decoder
+
+
+def _targets(config: HeadConfig, checkpoint: Checkpoint) -> np.ndarray:
+    """int32 [draft vocabulary]: the model's token of each of the head's."""
+    ids = np.arange(config.draft_vocab_size)
+    if "d2t" in checkpoint.types:
+        ids += checkpoint.array("d2t", INTEGERS)
+    if ids.min() < 0 or ids.max() >= config.spec.vocab_size:
+        raise UnsupportedModel(
+            f"{config.path}: d2t: it names a token that is not among the model's "
+            f"{config.spec.vocab_size}"
+        )
+    return ids.astype(np.int32)
 
 
 def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelWeights]:
@@ -192,7 +225,7 @@ class HeadForward:
         block_size: int,
     ) -> None:
         """`norms`: weights of the norms of embeddings and of features, float32 [H]; `targets`: see
-        `HeadConfig`."""
+        `_targets`."""
         self._config = config
         self._decoder = decoder
         self._embeddings = embeddings
