@@ -467,6 +467,21 @@ def test_weights_that_are_not_a_heads(
         ModelRunner.load(executor, CacheConfig(4, 64), 64, 16)
 
 
+def test_weights_of_torch(model: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
+    """They are read where that is allowed: the first heads were published so."""
+    save_head(tmp_path, {**FLAT, "architectures": ["LlamaForCausalLM"]}, {})
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights_of(FLAT), tmp_path / "pytorch_model.bin")
+    executor = ExecutorConfig(
+        model=str(model[0]), draft_model=str(tmp_path), kernels="native", allow_pickle=True
+    )
+    runner = ModelRunner.load(executor, CacheConfig(4, 64), 64, 16)
+    runner.run(plan_of_rows([np.array(IDS[:20])], 4))
+    assert len(head_of(runner).draft([row(IDS[:21])]).drafts[0]) == 4
+    with pytest.raises(UnsupportedModel, match="neither model\\.safetensors nor"):
+        ModelRunner.load(replace(executor, allow_pickle=False), CacheConfig(4, 64), 64, 16)
+
+
 def test_a_model_that_has_too_few_layers(tmp_path: Path) -> None:
     save(LlamaConfig(**{**SHAPE, "num_hidden_layers": 2}), tmp_path / "model")
     save_head(tmp_path / "head", FLAT, {})
