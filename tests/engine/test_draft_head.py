@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD
+from rootlace.runtime.contracts.messages import EngineOutput
 from rootlace.runtime.contracts.plan import DraftRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.draft_head import HeadDecoder
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv_pool import plan_of_rows
 from rootlace.runtime.model.options import check_options
+from rootlace.runtime.scheduler.drafter import MODEL as MODEL_SOURCE
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, greedy
@@ -301,6 +304,21 @@ def circle(folder: Path, head: Path) -> None:
     save_head(head, config, weights)
 
 
+class Counting(Harness):
+    """Counts what `usage` is told, by source."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.accepted: Counter[int] = Counter()
+        self.rejected = 0
+
+    def take(self, updates: list[EngineOutput]) -> None:
+        for update in updates:
+            self.accepted.update(source for _, source in update.accepted)
+            self.rejected += sum(update.rejected)
+        super().take(updates)
+
+
 def test_a_head_that_is_right_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft of it, greedy and seeded: so tokens and features are those that belong together,
     in batches, behind cached prefixes and after preemption."""
@@ -315,7 +333,7 @@ def test_a_head_that_is_right_is_accepted(tmp_path: Path, monkeypatch: pytest.Mo
         threads=1,  # type: ignore[arg-type]
     )
     runner = ModelRunner.load(executor, CacheConfig(4, 64), 64, 16)
-    harness = Harness(runner, block_size=4, num_blocks=40, max_step_tokens=64)
+    harness = Counting(runner, block_size=4, num_blocks=40, max_step_tokens=64)
     for turn in range(2):
         rids = {}
         for i in range(6):
@@ -329,6 +347,8 @@ def test_a_head_that_is_right_is_accepted(tmp_path: Path, monkeypatch: pytest.Mo
     stats = harness.scheduler.stats()
     assert stats["drafted_model_tokens"] > 100 and stats["retractions"]
     assert stats["accepted_model_tokens"] == stats["drafted_model_tokens"]
+    assert harness.accepted == Counter({MODEL_SOURCE: stats["accepted_model_tokens"]})
+    assert not harness.rejected
 
 
 # Memory -------------------------------------------------------------------------------------------

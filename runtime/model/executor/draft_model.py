@@ -107,7 +107,10 @@ class _Chunk:
 
     def behind(self) -> _Chunk:
         """The token behind it."""
-        return replace(self, begin=self.end, end=self.end + 1)
+        return _Chunk(
+            *(self.place, self.row, self.tokens, self.slots),
+            *(self.end, self.end + 1, self.skipped),
+        )
 
 
 class DraftDecoder:
@@ -292,11 +295,9 @@ class DraftDecoder:
         result = self._steps.collect(self._steps.launch(plan))
         self._held[slots] = token_ids
         self._written.append(slots)
-        self._fresh[slots] = True
-        if not self.keeps_drafted:
-            drafted = [c.slots[c.begin : c.end] for c in chunks if c.end > len(c.row.token_ids)]
-            for some in drafted:
-                self._fresh[some] = False
+        for chunk in chunks:
+            known = chunk.end <= len(chunk.row.token_ids)
+            self._fresh[chunk.slots[chunk.begin : chunk.end]] = known or self.keeps_drafted
         found = iter(result.token_ids.tolist())
         for chunk in chunks:
             if chunk.samples:
