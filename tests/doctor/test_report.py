@@ -1,5 +1,6 @@
 """A model's memory, as the doctor foresees it and as the executor then has it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,22 @@ def test_a_head_takes_its_part(model: Path, tmp_path: Path) -> None:
         apart = report.weight_bytes(runner.config, FLOAT32, quantize, head_apart=True)
         stored = (head / "model.safetensors").stat().st_size  # of float32
         assert stored / 4 < found.memory.weights - apart < stored
+
+
+def test_an_embedding_of_a_heads_own(model: Path, tmp_path: Path) -> None:
+    """It takes memory where it is not of the model's type."""
+    native_library()
+    weights = []
+    for dtype in ("float32", "bfloat16"):
+        for embeds in (False, True):
+            head = save_head_for(model, tmp_path / "head", embeds=embeds)
+            executor = settings(model, draft_model=str(head), dtype=dtype)
+            found = examine(executor, lambda *_: None).model
+            assert found is not None
+            weights.append(found.memory.weights)
+    assert weights[1] == weights[0]
+    config = json.loads((model / "config.json").read_text())
+    assert weights[3] - weights[2] == 2 * config["vocab_size"] * config["hidden_size"]
 
 
 def test_a_draft_model_with_other_tokens(model: Path, tmp_path: Path) -> None:

@@ -97,12 +97,12 @@ def save_head(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) 
     return folder
 
 
-def save_head_for(model: Path, folder: Path) -> Path:
+def save_head_for(model: Path, folder: Path, *, embeds: bool = False) -> Path:
     """A random head for the model in a folder, however few its layers are."""
     sizes = json.loads((model / "config.json").read_text())
     own = {key: sizes[key] for key in ("vocab_size", "hidden_size")}
     config = {**FLAT, **own, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
-    return save_head(folder, config, weights_of(config))
+    return save_head(folder, config, weights_of(config, embeds=embeds))
 
 
 class Reference:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.packed import ACTIVATIONS, Epilogue, Packed
+from rootlace.kernels.native.packed import ACTIVATIONS, BFLOAT16, FLOAT32, Epilogue, Packed
 from rootlace.runtime.contracts.block_store import LOAD
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.automaton_table import Mask
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_EMBEDDING = "embed_tokens.weight"
+_STORED = {FLOAT32: "F32", BFLOAT16: "BF16"}
+"""What safetensors calls the types of activations."""
 _BYTES = {"int8": 9 / 8, "int4": 5 / 8}
 """About those of a weight that `--quantize` rounds."""
 
@@ -65,11 +68,12 @@ def head_beside(draft: ModelSetup) -> Beside:
     assert isinstance(config, HeadConfig)
     features = size * config.spec.hidden_size * itemsize
     there = has_weights(config.path, config.allow_pickle)
-    stored = Checkpoint(config.path, config.allow_pickle).types if there else ()
+    stored = Checkpoint(config.path, config.allow_pickle).types if there else {}
     weights = 0.0
     for name, what in config.expected(stored).items():
-        # Of an embedding the file's rows that are used take memory.
-        if name not in ("embed_tokens.weight", "d2t"):
+        # Of an embedding that stays in the file, the rows that are used take memory.
+        mapped = name == _EMBEDDING and stored[name] == _STORED[draft.dtype]
+        if name != "d2t" and not mapped:
             rounds = "_proj." in name or name == "lm_head.weight"
             each = _BYTES.get(draft.executor.quantize, itemsize) if rounds else itemsize
             weights += math.prod(what.shapes[0]) * each
@@ -105,7 +109,7 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     packer = packer_of(native.load(), model.team, draft)
     with torch.inference_mode():
         fusing = packer.pack(Dense(checkpoint.tensor("fc.weight").to(dtype)))
-    embedded = "embed_tokens.weight" in checkpoint.types
+    embedded = _EMBEDDING in checkpoint.types
     forward = HeadForward(
         config,
         found.forward,
@@ -164,7 +168,7 @@ def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelW
         layer = layer_name(checkpoint.types)
         return ModelWeights(
             embedding=read("embed_tokens")
-            if "embed_tokens.weight" in checkpoint.types
+            if _EMBEDDING in checkpoint.types
             else torch.empty(0, config.spec.hidden_size, dtype=dtype),
             layers=[
                 LayerWeights(
