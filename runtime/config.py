@@ -267,8 +267,8 @@ class ExecutorConfig:
     )
     draft_model: str = option(
         "",
-        "A smaller model with the same tokenizer, which drafts tokens that the model checks; on a "
-        "CPU with native kernels.",
+        "A smaller model with the same tokenizer, or the folder of the model's EAGLE-3 head, which "
+        "drafts tokens that the model checks; on a CPU with native kernels.",
         shown="none",
         aliases=("speculative_draft_model_path",),
     )

@@ -185,7 +185,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.families",
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",
+        "rootlace.runtime.model.checkpoint.eagle_head",
         "rootlace.runtime.model.parallel.shard",
+    },
+    "rootlace.runtime.model.checkpoint.eagle_head": {
+        "rootlace.wire",
+        "rootlace.runtime.model.families",
+        "rootlace.runtime.model.checkpoint.config",
+        "rootlace.runtime.model.checkpoint.source",
+        "rootlace.runtime.model.checkpoint.quantised.layouts",
     },
     "rootlace.runtime.model.checkpoint.config": {
         "rootlace.wire",
@@ -272,6 +280,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.transformers_backend": {"aiohttp", "zmq"},
     "rootlace.runtime.model.options": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.eagle_head": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.source": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.hub": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised.layouts": HEAVY | SERVING | {"numpy"},

@@ -132,6 +132,29 @@ def described_model(given: str) -> str:
     return str(source.path.absolute())
 
 
+def draft_model(
+    given: str,
+    allow_pickle: bool = False,
+    ignored: Collection[str] = (),
+    *,
+    weights: bool = True,
+) -> str:
+    """The draft model or head `given`; ends the command if it is none, or, with `weights`, if it
+    cannot be served. A head is judged beside the model."""
+    from rootlace.runtime.model.hub.local import local_model
+    from rootlace.runtime.model.options import names_head
+
+    try:
+        path = local_model(given, weights=weights, allow_pickle=allow_pickle)
+        if names_head(path):
+            return str(Path(path).expanduser().absolute())
+    except (RootlaceError, FileNotFoundError) as error:
+        fail(str(error))
+    if not weights:
+        return described_model(given)
+    return str(served_model(given, allow_pickle, ignored)[0].path.absolute())
+
+
 def served_model(
     given: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
 ) -> tuple[ModelSource, ModelConfig | None]:

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, chosen, described_model, fail, with_options
+from rootlace.cli.common import (
+    check_runtime,
+    chosen,
+    described_model,
+    draft_model,
+    fail,
+    with_options,
+)
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.wire.errors import RootlaceError
 
@@ -68,7 +75,7 @@ def doctor(
     except msgspec.ValidationError as error:
         fail(str(error))
     folder = "" if model is None else described_model(model)
-    drafting = described_model(settings.draft_model) if settings.draft_model else ""
+    drafting = draft_model(settings.draft_model, weights=False) if settings.draft_model else ""
     if not folder and (memory or drafting):
         fail(f"{'--memory' if memory else '--draft-model'} needs a model")
     if memory:

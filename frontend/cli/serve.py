@@ -21,6 +21,7 @@ from rootlace.cli.common import (
     MODELS,
     check_runtime,
     chosen,
+    draft_model,
     fail,
     read_options,
     served_model,
@@ -128,8 +129,8 @@ def _config(
     pickles = settings.get("allow_pickle", False)
     source, read = served_model(given, pickles, ignored)  # downloads
     if settings.get("draft_model"):
-        drafting, _ = served_model(settings["draft_model"], pickles, ignored)
-        settings = {**settings, "draft_model": str(drafting.path.absolute())}
+        drafting = draft_model(settings["draft_model"], pickles, ignored)
+        settings = {**settings, "draft_model": drafting}
     try:
         called = "" if given is None else known_name(given)
         stated = runtime_config(str(source.path.absolute()), program_address, settings, called)

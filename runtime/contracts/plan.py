@@ -343,7 +343,7 @@ class ModelDrafts:
 
 
 class DraftModel(Protocol):
-    """A second model, whose KV lies in blocks of the same numbers as the executor's.
+    """A second model, or a head of the model, whose KV lies in blocks of the executor's numbers.
 
     It computes while a step is planned. Its drafts may be anything: the executor checks them.
     """

@@ -41,13 +41,17 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
-from rootlace.runtime.model.executor.draft_model import taken_beside
 from rootlace.runtime.model.executor.refusals import (
     check_computable,
     check_gpu_kernels,
     check_without_native,
 )
-from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype, draft_setup
+from rootlace.runtime.model.executor.runner import (
+    chosen_device,
+    chosen_dtype,
+    draft_beside,
+    draft_setup,
+)
 from rootlace.runtime.model.executor.steps import Beside
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.hub.download import snapshots
@@ -472,7 +476,7 @@ def _on_this_machine(
         draft = draft_setup(config, executor, CacheConfig(), where, native=native)
         if _has_tokens(config) and _has_tokens(draft.config):
             check_same_tokens(config, draft.config)
-        beside = taken_beside(draft)
+        beside = draft_beside(draft)
     memory = _memory(
         config,
         executor,

@@ -15,7 +15,14 @@ from typing import Any
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig, check_config
-from rootlace.runtime.model.checkpoint.source import check_fetched, model_source
+from rootlace.runtime.model.checkpoint.eagle_head import HeadConfig, is_head, read_head
+from rootlace.runtime.model.checkpoint.source import (
+    FolderSource,
+    check_fetched,
+    gguf_file,
+    model_folder,
+    model_source,
+)
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
     FLAG,
@@ -87,18 +94,25 @@ def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
 # Draft model --------------------------------------------------------------------------------------
 
 
+def names_head(given: str | Path) -> bool:
+    """Whether `given` is the folder of a head that reads a model's hidden states. Raises
+    `UnsupportedModel` where it is no model either."""
+    return gguf_file(given) is None and is_head(FolderSource(model_folder(given)).config())
+
+
 def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig) -> ModelConfig:
-    """The configuration of `executor.draft_model`. Raises `InvalidRequest` where it does not go
-    with the model and the other options, `UnsupportedModel` for a model that is not run."""
-    path = executor.draft_model
-    source = model_source(path)
-    raw = source.config()
-    called = " ".join(map(str, raw.get("architectures") or ())).lower()
-    if "eagle" in called or not raw.keys().isdisjoint(_EAGLE_KEYS):
-        raise UnsupportedModel(
-            f"draft_model {path}: EAGLE-3 head: not served; give a whole model with the same tokens"
-        )
-    draft = check_config(source, executor.ignore_config_keys)
+    """The configuration of `executor.draft_model`, a `HeadConfig` of a head. Raises
+    `InvalidRequest` where it does not go with the model and the other options, `UnsupportedModel`
+    for a model or a head that is not run."""
+    path, ignored = executor.draft_model, executor.ignore_config_keys
+    draft: ModelConfig | None
+    if names_head(path):
+        try:
+            draft = read_head(model_folder(path), config, ignored)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"draft_model {path}: EAGLE head: {error}") from error
+    else:
+        draft = check_config(model_source(path), ignored)
     reasons = {
         "transformers' modules would run it": draft is None,
         "it scores labels": draft is not None and draft.spec.labels is not None,
@@ -118,10 +132,6 @@ def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig
     return replace(draft, allow_pickle=executor.allow_pickle)
 
 
-_EAGLE_KEYS = {"draft_vocab_size", "eagle_config", "speculators_model_type"}
-"""Keys of heads that read the hidden states of another model."""
-
-
 def draft_executor(executor: ExecutorConfig, draft: ModelConfig) -> ExecutorConfig:
     """How the draft model is loaded: as the model, where that fits it."""
     quantised = draft.quantisation is not None
@@ -137,7 +147,9 @@ def draft_executor(executor: ExecutorConfig, draft: ModelConfig) -> ExecutorConf
 
 def check_same_tokens(config: ModelConfig, draft: ModelConfig) -> None:
     """Raises `InvalidRequest` unless both tokenizers have the same token for every id. One may be
-    padded behind the last token of the other."""
+    padded behind the last token of the other. A head has none."""
+    if isinstance(draft, HeadConfig):
+        return
     texts = config.source.tokenizer_json(), draft.source.tokenizer_json()
     if texts[0] == texts[1]:
         return

@@ -32,6 +32,7 @@ from rootlace.runtime.config import (
     SchedulerConfig,
 )
 from tests.cli.conftest import CPU, Serve
+from tests.model.eagle_heads import save_head_for
 from tests.processes import alive
 from tests.waiting import eventually
 
@@ -211,6 +212,18 @@ def test_a_draft_model(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert "there is no such folder" in _fails(str(tiny_model), *options, str(tmp_path / "none"))
     said = _fails(str(tiny_model), *options, str(tiny_model), "--tensor-parallel", "2")
     assert f"draft_model {tiny_model.resolve()}: not served with tensor_parallel" in said
+
+
+def test_a_head(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no tokenizer; what is not read of it is refused before anything is loaded."""
+    head = save_head_for(tiny_model, tmp_path / "head")
+    options = ("--port", "0", "--draft-model", str(head))
+    _, engine = _configured(monkeypatch, str(tiny_model), *options)
+    assert engine.executor.draft_model == str(head)
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps({**config, "hidden_size": 128}))
+    said = _fails(str(tiny_model), *options)
+    assert f"draft_model {head}: EAGLE head: {head}/config.json: hidden_size 128: expected" in said
 
 
 def test_options_of_a_file(

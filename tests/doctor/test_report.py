@@ -1,5 +1,6 @@
 """A model's memory, as the doctor foresees it and as the executor then has it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.checkpoints import configs
+from tests.model.eagle_heads import save_head_for
 from tests.model.quantised_checkpoints import gptq, quantised
 from tests.native import native_library
 from tests.tiny_model import make_tiny_model
@@ -79,6 +81,40 @@ def test_a_draft_model_takes_its_part(model: Path) -> None:
         assert found.memory.weights == both * report.weight_bytes(
             runner.config, FLOAT32, "none", head_apart=True
         )
+
+
+def test_a_head_takes_its_part(model: Path, tmp_path: Path) -> None:
+    native_library()
+    head = save_head_for(model, tmp_path / "head")
+    alone = settings(model, kv_memory_bytes=1 << 20, dtype="float32")
+    for quantize in ("none", "int8"):
+        executor = replace(alone, draft_model=str(head), quantize=quantize)
+        found = examine(executor, lambda *_: None).model
+        runner = ModelRunner.load(executor, CacheConfig(), max_step_tokens=64, max_running=4)
+        assert found is not None
+        assert found.memory.cache_tokens == runner.num_blocks * runner.block_size
+        token = 4 * (2 * 4 * 8 + 32)  # keys, values and a feature
+        beside = runner.num_blocks * runner.block_size * token
+        assert found.memory.cache == runner.kv_cache.nbytes + beside
+        apart = report.weight_bytes(runner.config, FLOAT32, quantize, head_apart=True)
+        stored = (head / "model.safetensors").stat().st_size  # of float32
+        assert stored / 4 < found.memory.weights - apart < stored
+
+
+def test_an_embedding_of_a_heads_own(model: Path, tmp_path: Path) -> None:
+    """It takes memory where it is not of the model's type."""
+    native_library()
+    weights = []
+    for dtype in ("float32", "bfloat16"):
+        for embeds in (False, True):
+            head = save_head_for(model, tmp_path / "head", embeds=embeds)
+            executor = settings(model, draft_model=str(head), dtype=dtype)
+            found = examine(executor, lambda *_: None).model
+            assert found is not None
+            weights.append(found.memory.weights)
+    assert weights[1] == weights[0]
+    config = json.loads((model / "config.json").read_text())
+    assert weights[3] - weights[2] == 2 * config["vocab_size"] * config["hidden_size"]
 
 
 def test_a_draft_model_with_other_tokens(model: Path, tmp_path: Path) -> None:

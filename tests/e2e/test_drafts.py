@@ -14,6 +14,7 @@ import pytest
 import rootlace as rl
 from rootlace.wire.errors import InvalidRequest
 from tests.e2e.test_thoughts import OPENS, SCHEMA, post
+from tests.model.eagle_heads import save_head_for
 from tests.native import native_library
 from tests.tiny_model import make_tiny_model
 
@@ -116,6 +117,11 @@ def test_a_draft_model(
             assert told(runtime, body)[0] == told(servers[0], body)[0], name
         with urllib.request.urlopen(f"{runtime.url}/metrics", timeout=60) as reply:
             assert 'source="model"' in reply.read().decode()
+    head = save_head_for(model, tmp_path_factory.mktemp("head"))
+    with rl.Runtime(str(model), draft_model=head, **given) as runtime:
+        for name, more in CHATS.items():
+            body = {"max_tokens": 80, "ignore_eos": True, "temperature": 1, **more}
+            assert told(runtime, body)[0] == told(servers[0], body)[0], name
     make_tiny_model(folders[1], tags=["<think>", "</thinks>"])
     with pytest.raises(InvalidRequest, match="token 261 is '</thinks>' there, '</think>' in"):
         rl.Runtime(str(model), draft_model=draft, **given)

@@ -353,8 +353,6 @@ def test_what_it_does_not_go_with(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE-3 head: not served"),
-        ({"draft_vocab_size": 100}, "EAGLE-3 head: not served"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "it scores labels"),
         ({"hidden_act": "sine"}, "hidden_act"),
     ],

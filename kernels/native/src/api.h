@@ -158,6 +158,7 @@ struct RlModel {
   void* cache;
   int64_t num_blocks;
   int32_t block_size, kv_bits;
+  int32_t unseen;           // slots at the beginning of a row's context that are not attended to
   // What adapters do to a layer's qkv, output, gate_up, down and q_up:
   // [adapters, num_layers, 5]; null: there are none.
   const RlLowRank* adapters;
@@ -200,6 +201,16 @@ struct RlStep {
   const int32_t* copied;           // [C, 3]: source block, target block, slots from the first on
   RlRows rows;
   const int32_t* adapters;  // [T], the number of each token's adapter, -1: none; null: no token's
+  // Of a head that reads another model's states, instead of embeddings: the residual stream
+  // [T, hidden], and what the first layer's products read [T, their inputs]; null: embeddings.
+  const float* given_residual;
+  const void* given_inputs;
+  // Layers before which the residual stream of all tokens is wanted, and where it goes: out
+  // [T, layers_wanted, hidden] of the model's dtype.
+  int32_t layers_wanted;
+  const int32_t* wanted_layers;
+  void* states;
+  float* residual;  // out [N, hidden], before the final norm; null: not wanted
   void* hidden;    // out [N, hidden], final-normed
   int64_t* nanos;  // [RL_PARTS], nanoseconds are added; null: not measured
 };

@@ -103,11 +103,15 @@ class Work {
       to = std::fill_n(to, group_, plan_.tokens[i].position);
     lowest_ = *std::min_element(positions_, to);
     highest_ = *std::max_element(positions_, to);
-    first_visible_ = std::max(lowest_ - window() + 1, 0) / KEY_BLOCK;
+    first_visible_ = first_seen(lowest_) / KEY_BLOCK;
     keys_end_ = std::min(task_.high * KEY_BLOCK, highest_ + 1);
   }
 
-  int window() const { return call_.window > 0 ? call_.window : 1 << 30; }
+  // The first position that a token attends to.
+  int first_seen(int position) const {
+    const int window = call_.window > 0 ? call_.window : 1 << 30;
+    return std::max(position - window + 1, call_.unseen);
+  }
 
   void copy_queries() {
     const int stride = products_.query_stride();
@@ -203,7 +207,7 @@ class Work {
     if (as_they_lie()) find_panels(begin, at[begin & 1]);
     for (int block = begin; block < end; block++) {
       const int start = block * KEY_BLOCK;
-      const bool whole = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
+      const bool whole = start + KEY_BLOCK <= lowest_ + 1 && start >= first_seen(highest_);
       const bool more = (block + 1) * KEY_BLOCK < keys_end_;
       if (more && as_they_lie()) find_panels(block + 1, at[(block + 1) & 1]);
       for (int head = task_.kv_begin; head <= last_head; head++) {
@@ -242,7 +246,7 @@ class Work {
       const int most = *std::max_element(position, position + rows);
       const int least = *std::min_element(position, position + rows);
       count = std::min(KEY_BLOCK, std::min(keys_end_, most + 1) - start);
-      if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
+      if (count <= 0 || start + KEY_BLOCK <= first_seen(least)) return;
     }
     const int vecs = ceil_div(count, LANES);
     products_.score(queries_at_ + (size_t)first * products_.query_stride(), rows, vecs, scores_, next);
@@ -250,7 +254,7 @@ class Work {
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
       keep[i] = soften(scores_ + i * KEY_BLOCK, vecs,
-                       whole ? 0 : position[i] - window() + 1 - start,
+                       whole ? 0 : first_seen(position[i]) - start,
                        whole ? KEY_BLOCK : position[i] + 1 - start, scale(), now_.base[first + i],
                        now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
     products_.weigh(weights_, rows, count, now_.values + (size_t)first * columns_, keep, next);
@@ -412,7 +416,7 @@ extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_
     plan.make({heads, kv_heads, head_dim, block_size, head_dim}, runs.added_to(*rows, block_size),
               threads.size());
     run<T>(threads, plan,
-           {static_cast<const T*>(q), (size_t)q_stride, k_cache, v_cache, kv_bits, window, scale,
+           {static_cast<const T*>(q), (size_t)q_stride, k_cache, v_cache, kv_bits, window, 0, scale,
             cap, static_cast<T*>(out), width, lse},
            layers, layer_stride);
   };

@@ -17,7 +17,8 @@ namespace rootlace {
 // k_cache, v_cache: [blocks, block_size, kv_heads, head_dim] of one layer in KvLayout, this step's
 // tokens included; with `bits`, integers in blocks of KvCodes. They may be the same. `window`: a token sees itself and
 // window - 1 tokens before it; 0: all. Scores are scale * q . k, with `scale` > 0, then, with a `cap`
-// c > 0, c tanh(score / c).
+// c > 0, c tanh(score / c). The first `unseen` positions of a row are not attended to; no token is at
+// one of these.
 // lse: [tokens, heads], natural log-sum-exp of the scores, or null.
 template <class T>
 struct AttentionCall {
@@ -26,7 +27,7 @@ struct AttentionCall {
   const void* k_cache;
   const void* v_cache;
   int bits;
-  int window;
+  int window, unseen;
   float scale, cap;
   T* out;
   size_t out_stride;

@@ -1,7 +1,7 @@
 // The forward pass of a step: T flat tokens in, hidden states of the wanted tokens out.
 //
 // Transformer layers as torch_decoder.py has them; what a model has besides attention, MLP and
-// norms, its structures (api.h) say. The residual stream is float32; what products read is T. All
+// norms, its structures (api.h) say; so of a head that reads another model's states. The residual stream is float32; what products read is T. All
 // layers run in one region of the team.
 #include <algorithm>
 #include <memory>
@@ -51,7 +51,7 @@ class Forward {
     qkv_size_ = latent_ ? latent_.width() : q_size_ + 2 * kv_size_;
     attended_size_ = model.heads * shape().value_dim;
     size_t tokens = step.tokens, most = most_rows(), hidden = model.hidden;
-    narrow_stride_ = spread<T>(std::max(model.hidden, attended_size_));
+    narrow_stride_ = spread<T>(std::max({model.hidden, attended_size_, given_inputs()}));
     wide_stride_ = spread<T>(std::max({qkv_size_, model.inner, latent_ ? latent_.most_inputs() : 0}));
     wanted_stride_ = std::max(narrow_stride_, latent_ ? latent_.query_stride() : 0);
     size_t wanted = step.wanted_tokens ? step.wanted : 0;
@@ -105,7 +105,7 @@ class Forward {
   // Memory that the threads share for their products.
   size_t shared() const {
     const int inputs = std::max({model_.hidden, latent_ ? latent_.most_inputs() : q_size_,
-                                 model_.inner, model_.adapter_rank});
+                                 model_.inner, model_.adapter_rank, given_inputs()});
     return std::max(shared_bytes<T>(most_rows(), inputs),
                     shared_bytes<T>(mixture_.most_rows(), mixture_.most_inputs()));
   }
@@ -180,6 +180,7 @@ class Forward {
     float* residual = residual_;
     int tokens = step_.tokens;
     each_row(crew, tokens, [&](int t) {
+      if (step_.given_residual) return take_given(t, residual + static_cast<size_t>(t) * hidden);
       embed(t, residual + static_cast<size_t>(t) * hidden);
       norm(t, residual, model_.layers[0].input_norm, narrow_, narrow_stride_);
     });
@@ -187,6 +188,7 @@ class Forward {
     const AdapterGroups* groups = &space_.adapted;
     for (int index = 0; index <= last; index++) {
       const RlLayer& layer = model_.layers[index];
+      put_states(crew, index);
       auto added = [&](AdaptedPart part, const T* x, size_t stride) {
         return adapted(crew, *groups, index, part, x, stride);
       };
@@ -245,6 +247,31 @@ class Forward {
                [&](int t) { join(t, layer.mlp_out_norm, residual, next, out, stride); });
       clock.mark(RL_ELEMENTWISE);
     }
+    if (step_.residual)
+      crew.each(1, [&](int) {
+        std::copy_n(residual, static_cast<size_t>(tokens) * hidden, step_.residual);
+      });
+  }
+
+  // Inputs of the first layer's products that are given.
+  int given_inputs() const { return step_.given_inputs ? model_.layers[0].qkv[0].inputs : 0; }
+
+  void take_given(int t, float* residual) const {
+    const size_t hidden = model_.hidden, inputs = given_inputs();
+    std::copy_n(step_.given_residual + t * hidden, hidden, residual);
+    std::copy_n(static_cast<const T*>(step_.given_inputs) + t * inputs, inputs,
+                narrow_ + t * narrow_stride_);
+  }
+
+  // The residual stream before a layer, where that is wanted.
+  void put_states(Crew& crew, int index) const {
+    const size_t hidden = model_.hidden, count = step_.layers_wanted;
+    for (size_t i = 0; i < count; i++)
+      if (step_.wanted_layers[i] == index)
+        each_row(crew, step_.tokens, [&](int t) {
+          convert(residual_ + t * hidden, model_.hidden,
+                  static_cast<T*>(step_.states) + (t * count + i) * hidden);
+        });
   }
 
   // The MLP that all tokens have, if there is one, and experts, if there are any.
@@ -489,6 +516,7 @@ class Forward {
     call.v_cache = values(index);
     call.bits = model_.kv_bits;
     call.window = layer.window;
+    call.unseen = model_.unseen;
     call.scale = model_.scale;
     call.cap = model_.score_cap;
     call.sinks = layer.sinks;

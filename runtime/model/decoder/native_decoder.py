@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +85,17 @@ def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a step of a head has in place of embeddings: `residual`, float32 [T, H], and the
+    `inputs` of the first layer's products, of the decoder's dtype. The step leaves `wanted`,
+    float32 [N, H]: the residual stream of the wanted tokens behind the last layer."""
+
+    residual: np.ndarray
+    inputs: np.ndarray
+    wanted: np.ndarray
+
+
 class NativeDecoder:
     """See `interface.Forward`. Not thread-safe."""
 
@@ -117,6 +129,8 @@ class NativeDecoder:
         self._logits = np.empty((0, self._model.vocab), np.float32)
         self._logits_at = self._logits.ctypes.data
         self._ranks = ranks
+        self._captured = np.empty(0, np.int32)
+        self._states: np.ndarray | None = None
         self._fault: BaseException | None = None
         if ranks is not None:
             self._model.sum = native.Sum(self._sum)
@@ -134,7 +148,25 @@ class NativeDecoder:
     def vocab_size(self) -> int:
         return self._spec.vocab_size
 
-    def run(self, plan: StepPlan) -> np.ndarray:
+    def capture(self, layers: Sequence[int]) -> None:
+        """Have each step keep its tokens' hidden states before these layers for `take_states`."""
+        self._captured = np.array(layers, np.int32)
+
+    def take_states(self) -> np.ndarray | None:
+        """What is captured of the last step, [T, layers, H] of the decoder's dtype; None where it
+        failed, or they were taken."""
+        states, self._states = self._states, None
+        return states
+
+    def embeddings(self, token_ids: np.ndarray) -> np.ndarray:
+        """See `NativeWeights`."""
+        return self._weights.embeddings(token_ids)
+
+    def hide_first(self) -> None:
+        """Have no token attend to the first slot of its row."""
+        self._model.unseen = 1
+
+    def run(self, plan: StepPlan, given: Given | None = None) -> np.ndarray:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
 
         Raises ValueError for tokens, positions, slots or copied blocks that do not exist. Block
@@ -166,6 +198,10 @@ class NativeDecoder:
         growth, factors = self._spec.attention.growth, None
         if growth is not None:
             factors = query_factors(growth, positions).astype(self.dtype).astype(np.float32)
+        captured, states = self._captured, None
+        self._states = None
+        if len(captured):
+            states = np.empty((count, len(captured), self._spec.hidden_size), self.dtype)
         rows = self._weights.stored_rows
         if rows is not None:
             token_ids = rows.places(token_ids)
@@ -197,6 +233,12 @@ class NativeDecoder:
                 None,
             ),
             None if adapters is None else adapters.ctypes.data,
+            None if given is None else given.residual.ctypes.data,
+            None if given is None else given.inputs.ctypes.data,
+            len(captured),
+            captured.ctypes.data,
+            None if states is None else states.ctypes.data,
+            None if given is None else given.wanted.ctypes.data,
             hidden.ctypes.data,
             None if self.nanos is None else self.nanos.ctypes.data,
         )
@@ -206,6 +248,7 @@ class NativeDecoder:
             )
         except NativeError as error:
             raise self._fault or error from error
+        self._states = states
         return hidden
 
     def _sum(self, address: int, count: int) -> int:

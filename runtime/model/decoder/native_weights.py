@@ -175,6 +175,17 @@ class NativeWeights:
         )
         """Cache and rotations are still to be set."""
 
+    def embeddings(self, token_ids: np.ndarray) -> np.ndarray:
+        """token_ids int32 [T] -> float32 [T, H]: rows of the embedding, as the checkpoint has
+        them."""
+        table = self._weights.tensors.get("embedding")
+        if self.stored_rows is not None:
+            token_ids = self.stored_rows.places(token_ids)
+            table = self.stored_rows.table
+        assert table is not None
+        rows: np.ndarray = table[token_ids].astype(np.float32)
+        return rows
+
     def _low_ranks(self, adapted: AdaptedLayers) -> ctypes.Array[native.LowRank] | None:
         if not adapted:
             return None

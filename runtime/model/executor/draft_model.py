@@ -89,7 +89,8 @@ def load_draft(
 @dataclass(slots=True)
 class _Chunk:
     """Tokens `begin : end` of a row, to be computed. `place`: among the rows; `tokens`: the row's,
-    with room for its draft; `slots`: of all of them."""
+    with room for its draft; `slots`: of all of them. The first `skipped` tokens, of whole blocks,
+    are none of its context."""
 
     place: int
     row: DraftRow
@@ -97,6 +98,7 @@ class _Chunk:
     slots: np.ndarray
     begin: int
     end: int
+    skipped: int = 0
 
     @property
     def samples(self) -> bool:
@@ -105,7 +107,10 @@ class _Chunk:
 
     def behind(self) -> _Chunk:
         """The token behind it."""
-        return _Chunk(self.place, self.row, self.tokens, self.slots, self.end, self.end + 1)
+        return _Chunk(
+            *(self.place, self.row, self.tokens, self.slots),
+            *(self.end, self.end + 1, self.skipped),
+        )
 
 
 class DraftDecoder:
@@ -115,6 +120,11 @@ class DraftDecoder:
     forgotten, unless the draft model computed this very token for this very step. Nothing is copied
     between blocks: copied rows are few, and are computed again when a draft needs them.
     """
+
+    first = 0
+    """The first position that has keys and values."""
+    keeps_drafted = True
+    """Whether keys and values of a drafted token are those that it has once it is accepted."""
 
     def __init__(
         self,
@@ -147,10 +157,20 @@ class DraftDecoder:
     # ------------------------------------------------------------ what there is
 
     def missing(self, token_ids: np.ndarray, table: np.ndarray) -> int:
-        """See `DraftModel`: the last token is always computed, since its logits are needed."""
+        """See `DraftModel`."""
+        length = len(token_ids)
+        return length - self._begin(token_ids, table)[0] or length
+
+    def _begin(self, token_ids: np.ndarray, table: np.ndarray) -> tuple[int, int]:
+        """The first token to compute before a draft, and how many before it are skipped. The last
+        token is always computed, since its logits are needed; where it cannot be, all tokens."""
+        return self._first_unlike(token_ids, table, 0), 0
+
+    def _first_unlike(self, token_ids: np.ndarray, table: np.ndarray, begin: int) -> int:
+        """The first token from `begin` on that is to be computed."""
         count = len(token_ids) - 1
-        agree = self._held[self._slots(table, count)] == token_ids[:count]
-        return len(token_ids) - (count if agree.all() else int(agree.argmin()))
+        agree = self._held[self._slots(table, count)[begin:]] == token_ids[begin:count]
+        return count if agree.all() else begin + int(agree.argmin())
 
     def launched(self, plan: StepPlan) -> None:
         """Note what a step of the model writes to."""
@@ -199,14 +219,16 @@ class DraftDecoder:
         chunks: list[_Chunk] = []
         for at, row in enumerate(rows):
             length = len(row.token_ids)
-            begin = length - self.missing(row.token_ids, row.table)
+            begin, skipped = self._begin(row.token_ids, row.table)
+            if begin == length:
+                continue
             end = min(begin + row.compute, length)
             slots = self._slots(row.table, length + row.count - 1)
             if self._fresh[slots[begin]]:
                 continue
             tokens = np.empty(length + row.count, np.int32)
             tokens[:length] = row.token_ids
-            chunks.append(_Chunk(at, row, tokens, slots, begin, end))
+            chunks.append(_Chunk(at, row, tokens, slots, begin, end, skipped))
             self._fresh[slots[begin:end]] = True
         computed = sum(chunk.end - chunk.begin for chunk in chunks)
         self._step(chunks, drafts)
@@ -247,10 +269,11 @@ class DraftDecoder:
         ]
         counts = [chunk.end - chunk.begin for chunk in chunks]
         ends = np.array([chunk.end for chunk in chunks], np.int32)
-        tables = np.zeros((len(chunks), -(-int(ends.max()) // self._size)), np.int32)
+        contexts = ends - np.array([chunk.skipped for chunk in chunks], np.int32)
+        tables = np.zeros((len(chunks), -(-int(contexts.max()) // self._size)), np.int32)
         for table, chunk in zip(tables, chunks, strict=True):
-            used = -(-chunk.end // self._size)
-            table[:used] = chunk.row.table[:used]
+            own = chunk.row.table[chunk.skipped // self._size : -(-chunk.end // self._size)]
+            table[: len(own)] = own
         token_ids = np.concatenate([chunk.tokens[chunk.begin : chunk.end] for chunk in chunks])
         slots = np.concatenate([chunk.slots[chunk.begin : chunk.end] for chunk in chunks])
         plan = StepPlan(
@@ -260,7 +283,7 @@ class DraftDecoder:
             positions=np.concatenate([np.arange(c.begin, c.end, dtype=np.int32) for c in chunks]),
             slots=slots,
             row_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-            context_len=ends,
+            context_len=contexts,
             block_tables=tables,
             copies=_NO_COPIES,
             duplicate_tokens=_NO_TOKENS,
@@ -271,8 +294,10 @@ class DraftDecoder:
         self._held[slots] = _UNKNOWN
         result = self._steps.collect(self._steps.launch(plan))
         self._held[slots] = token_ids
-        self._fresh[slots] = True
         self._written.append(slots)
+        for chunk in chunks:
+            known = chunk.end <= len(chunk.row.token_ids)
+            self._fresh[chunk.slots[chunk.begin : chunk.end]] = known or self.keeps_drafted
         found = iter(result.token_ids.tolist())
         for chunk in chunks:
             if chunk.samples:
@@ -301,7 +326,8 @@ class DraftDecoder:
         for _ in range(_TIMED_STEPS):
             params = SamplingParams(temperature=0.0, seed=0)
             samples = [SampleRow(0, params, _NO_TOKENS, 0, simple=True)]
-            plan = plan_of_rows([np.zeros(1, np.int32)], self._size, samples=samples)
+            token = np.zeros(1, np.int32)
+            plan = plan_of_rows([token], self._size, begin=self.first, samples=samples)
             started = time.perf_counter()
             self._steps.collect(self._steps.launch(plan))
             seconds.append(time.perf_counter() - started)

@@ -22,9 +22,11 @@ from rootlace.runtime.contracts.block_store import LOAD, SAVE, StoreMemory
 from rootlace.runtime.contracts.plan import Launched, StepPlan, StepResult
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.eagle_head import HeadConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.opening import Progress, checkpoint_dtype
-from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
+from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu, why_not_native
+from rootlace.runtime.model.executor.draft_head import head_beside, load_head
 from rootlace.runtime.model.executor.draft_model import (
     DraftDecoder,
     check_drafted_for,
@@ -33,7 +35,7 @@ from rootlace.runtime.model.executor.draft_model import (
 )
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import check_computable, check_gpus, check_memory
-from rootlace.runtime.model.executor.steps import ModelSetup, Steps
+from rootlace.runtime.model.executor.steps import Beside, ModelSetup, Steps
 from rootlace.runtime.model.kv_pool import free_memory, main_memory
 from rootlace.runtime.model.options import (
     check_options,
@@ -126,7 +128,7 @@ class ModelRunner:
         if executor.draft_model:
             draft = draft_setup(config, executor, cache, device, native=packs, progress=progress)
             check_same_tokens(config, draft.config)
-            beside = taken_beside(draft)
+            beside = draft_beside(draft)
             available -= beside.weights + beside.block * (cache.num_blocks or 1)
         if not (divided and on_gpu):  # whose memories are several
             check_memory(config, dtype, executor, cache, available, head_apart=packs)
@@ -164,7 +166,7 @@ class ModelRunner:
         return cls(
             *(config, dtype, device, plain, found.pool, found.context_length, found.kernels),
             found.adapters,
-            None if draft is None else load_draft(draft, found, weight_cache),
+            None if draft is None else load_drafting(draft, found, weight_cache),
         )
 
     @property
@@ -211,8 +213,9 @@ class ModelRunner:
 
     def _launch_noted(self, plan: StepPlan) -> Launched:
         assert self.draft is not None
+        step = self._steps.launch(plan)
         self.draft.launched(plan)
-        return self._steps.launch(plan)
+        return step
 
     def _run_noted(self, plan: StepPlan) -> StepResult:
         return self._steps.collect(self._launch_noted(plan))
@@ -304,13 +307,31 @@ def draft_setup(
     native: bool,
     progress: Progress | None = None,
 ) -> ModelSetup:
-    """How the draft model of a model on `device` is run. Raises as `read_draft` and
+    """How the draft model of a model on `device`, or its head, is run. Raises as `read_draft` and
     `check_drafted_for` do."""
     read = read_draft(config, executor, cache)
     own = draft_executor(executor, read)
-    draft = ModelSetup(read, own, cache, chosen_dtype(own, read, cache), progress=progress)
+    if isinstance(read, HeadConfig):  # which reads the model's states
+        dtype = chosen_dtype(executor, config, cache)
+    else:
+        dtype = chosen_dtype(own, read, cache)
+    draft = ModelSetup(read, own, cache, dtype, progress=progress)
     check_drafted_for(draft, device, native=native)
     return draft
+
+
+def draft_beside(draft: ModelSetup) -> Beside:
+    """What a draft model or a head takes of the memory."""
+    return head_beside(draft) if isinstance(draft.config, HeadConfig) else taken_beside(draft)
+
+
+def load_drafting(
+    draft: ModelSetup, model: LoadedModel, weight_cache: WeightCache | None
+) -> DraftDecoder:
+    """Load a draft model or a head beside `model`; see `load_draft` and `load_head`."""
+    if isinstance(draft.config, HeadConfig):
+        return load_head(draft, model)
+    return load_draft(draft, model, weight_cache)
 
 
 # Identity -----------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Beside:
-    """Bytes that a draft model takes beside the model: its `weights`, and a `block` of its KV for
-    each block of the pool."""
+    """Bytes that a draft model or a head takes beside the model: its `weights`, and a `block` of
+    its own for each block of the pool."""
 
     weights: int
     block: int

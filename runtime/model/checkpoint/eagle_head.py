@@ -1,0 +1,193 @@
+"""An EAGLE-3 head (Li et al. 2025, arXiv:2503.01840): what its folder says, and holds.
+
+A head drafts for one model, from hidden states of three of the model's layers. Two layouts of
+`config.json` are read, with the same weights:
+
+ flat         Llama's keys, "draft_vocab_size", "eagle_config"         SafeAILab, SpecForge, SGLang
+ speculators  "speculators_model_type", Llama's keys in an object      speculators, vLLM
+
+ fc           [H, layers x H]             one state of the three
+ midlayer.*   or layers.0.*: a layer of Llama, whose attention reads 2 H numbers
+ norm, lm_head [draft vocabulary, H], d2t (token = id + d2t[id]), embed_tokens (else the model's)
+
+Imports no torch, nor what reads weights: a head that is refused is refused at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.quantised.layouts import Expected
+from rootlace.runtime.model.checkpoint.source import FolderSource
+from rootlace.runtime.model.families.config_reader import COUNTS, SIZE, TABLE, TEXTS, ConfigReader
+from rootlace.wire.errors import UnsupportedModel
+
+_MARKS = frozenset({"draft_vocab_size", "eagle_config", "speculators_model_type"})
+"""Keys that a head alone has."""
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_OF_HEADS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
+_FLAT = frozenset({*_MARKS, *_OF_HEADS, _LAYERS, "target_hidden_size", "max_window_layers"})
+"""Keys of the flat layout that are not Llama's; the last one says nothing without windows."""
+_NAMES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
+_COUNT = 3
+"""Layers whose states a head reads."""
+_ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotations that do not depend on how long a text is."""
+INTEGERS = frozenset({"I32", "I64"})
+"""Types of `d2t`."""
+
+
+@dataclass(frozen=True)
+class HeadSource(FolderSource):
+    """The folder of a head, whose layer is configured as that of a Llama."""
+
+    layer: Mapping[str, Any]
+
+    def config(self) -> dict[str, Any]:
+        return {**self.layer, "architectures": ["LlamaForCausalLM"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(ModelConfig):
+    """`spec`: a Llama with the head's one layer, the model's vocabulary and its context. `layers`:
+    those of the model before which its hidden states are taken, in the order of `fc`. What a draft
+    goes on from is normed with `norm_output`; what is added to attention's output is normed with
+    `norm_before_residual`."""
+
+    layers: tuple[int, ...]
+    draft_vocab_size: int
+    norm_before_residual: bool
+    norm_output: bool
+
+    def expected(self, stored: Collection[str]) -> dict[str, Expected]:
+        """The tensors of a checkpoint with these names."""
+        spec, attention = self.spec, self.spec.attention
+        hidden, inner, layer = spec.hidden_size, spec.mlp.inner_size, layer_name(stored)
+        queries = attention.num_heads * attention.head_dim
+        keys = attention.num_kv_heads * attention.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (hidden, _COUNT * hidden),
+            f"{layer}hidden_norm.weight": (hidden,),
+            f"{layer}input_layernorm.weight": (hidden,),
+            f"{layer}self_attn.q_proj.weight": (queries, 2 * hidden),
+            f"{layer}self_attn.k_proj.weight": (keys, 2 * hidden),
+            f"{layer}self_attn.v_proj.weight": (keys, 2 * hidden),
+            f"{layer}self_attn.o_proj.weight": (hidden, queries),
+            f"{layer}post_attention_layernorm.weight": (hidden,),
+            f"{layer}mlp.gate_proj.weight": (inner, hidden),
+            f"{layer}mlp.up_proj.weight": (inner, hidden),
+            f"{layer}mlp.down_proj.weight": (hidden, inner),
+            "norm.weight": (hidden,),
+            "lm_head.weight": (self.draft_vocab_size, hidden),
+        }
+        if "embed_tokens.weight" in stored:
+            shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
+        found = {name: Expected((shape,)) for name, shape in shapes.items()}
+        if "d2t" in stored or self.draft_vocab_size != spec.vocab_size:
+            found["d2t"] = Expected(((self.draft_vocab_size,),), INTEGERS)
+        return found
+
+
+def layer_name(stored: Collection[str]) -> str:
+    """What names of the layer's weights begin with."""
+    return "midlayer." if any(name.startswith("midlayer.") for name in stored) else "layers.0."
+
+
+def says_nothing(name: str) -> bool:
+    """Which tokens have a row in `lm_head`, as `d2t` says, too; what `rope_theta` says, too; and
+    the model's own, for training."""
+    return name == "t2d" or name.endswith(".inv_freq") or name.startswith("verifier_")
+
+
+def is_head(raw: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of a head that reads another model's hidden states."""
+    called = " ".join(map(str, raw.get("architectures") or ())).lower()
+    return "eagle" in called or not _MARKS.isdisjoint(raw)
+
+
+def read_head(folder: Path, model: ModelConfig, ignored: Collection[str]) -> HeadConfig:
+    """The configuration of a head for `model`. Raises `UnsupportedModel`, naming file and key, for
+    whatever is not computed as the head means it, or is another model's."""
+    source, spec = FolderSource(folder), model.spec
+    file, raw = source.config_file, source.config()
+    config = ConfigReader(file, raw)
+    apart = "speculators_model_type" in raw
+    layer, layers = _speculators(config, ignored) if apart else _flat(config, raw)
+    if layer.get("model_type") != "llama":
+        _refuse(file, "model_type", layer.get("model_type"), "'llama'")
+    if layers is None:
+        layers = [2, spec.num_layers // 2, spec.num_layers - 3]
+    if len(layers) != _COUNT or not 0 <= min(layers) <= max(layers) < spec.num_layers:
+        _refuse(file, _LAYERS, layers, f"{_COUNT} of the model's {spec.num_layers} layers")
+    for key in ("norm_before_fc", "fc_norm"):
+        config.only(key, False)
+    config.only("target_hidden_size", spec.hidden_size)
+    read = ModelConfig.of(HeadSource(folder, layer), ignored)
+    own, attention = read.spec, read.spec.attention
+    for key, found, expected in (
+        ("num_hidden_layers", own.num_layers, 1),
+        ("hidden_size", own.hidden_size, spec.hidden_size),
+        ("vocab_size", own.vocab_size, spec.vocab_size),
+        ("tie_word_embeddings", own.tied_embeddings, False),
+        ("attention_bias", attention.qkv_bias or attention.output_bias, False),
+        ("mlp_bias", own.mlp.bias, False),
+        ("quantization_config", read.quantisation and read.quantisation.method, None),
+    ):
+        if found != expected:
+            _refuse(file, key, found, expected)
+    if own.rope.kind not in _ROPES:
+        _refuse(file, "rope_type", own.rope.kind, " or ".join(_ROPES))
+    size = config.get("draft_vocab_size", SIZE.or_none(), None) or own.vocab_size
+    if size > own.vocab_size:
+        _refuse(file, "draft_vocab_size", size, f"at most the model's {own.vocab_size}")
+    known = {one.name: getattr(read, one.name) for one in fields(read)}
+    return HeadConfig(
+        **{**known, "spec": replace(own, max_context=spec.max_context)},
+        layers=tuple(layers),
+        draft_vocab_size=size,
+        norm_before_residual=config.flag("norm_before_residual", False),
+        norm_output=config.flag("norm_output", False),
+    )
+
+
+def _flat(config: ConfigReader, raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[int] | None]:
+    """Llama's keys, and the layers before which states are taken. In `eagle_config`, as SGLang has
+    it, are those whose outputs are taken."""
+    names = config.get("architectures", TEXTS, ["LlamaForCausalLM"])
+    if len(names) != 1 or names[0] not in _NAMES:
+        config.refuse("architectures", f"only EAGLE-3 of one Llama layer ({', '.join(_NAMES)})")
+    layers = config.get(_LAYERS, COUNTS.or_none(), None) or None
+    if config.get("eagle_config", TABLE.or_none(), None):
+        inside = config.table("eagle_config")
+        inside.only("use_aux_hidden_state", True)
+        outputs = inside.get(_LAYERS, COUNTS.or_none(), None)
+        inside.finish()
+        if outputs and layers:
+            config.refuse(_LAYERS, "eagle_config has it, too")
+        if outputs:
+            layers = [one + 1 for one in outputs]
+    return {key: raw[key] for key in raw if key not in _FLAT}, layers
+
+
+def _speculators(
+    config: ConfigReader, ignored: Collection[str]
+) -> tuple[dict[str, Any], list[int] | None]:
+    """Llama's keys, and the layers before which states are taken."""
+    config.only("speculators_model_type", "eagle3")
+    # Where it comes from, how it was trained, and what its own decoder proposes.
+    config.pass_over("speculators_version", "speculators_config", "embed_requires_grad")
+    config.pass_over("draft_vocab_size", "target_hidden_size", "has_no_defaults_at_init")
+    config.pass_over(*_OF_HEADS)
+    config.only("tie_word_embeddings", False)
+    layers = config.get(_LAYERS, COUNTS.or_none(), None)
+    layer = dict(config.get("transformer_layer_config", TABLE))
+    config.finish(by_user=ignored)
+    return {key: value for key, value in layer.items() if key != "max_window_layers"}, layers
+
+
+def _refuse(file: Path, key: str, found: object, expected: object) -> None:
+    raise UnsupportedModel(f"{file}: {key} {found!r}: expected {expected}")

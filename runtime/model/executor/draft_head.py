@@ -1,0 +1,359 @@
+"""An EAGLE-3 head that drafts from the hidden states of the model that is served.
+
+ token        x0    x1    x2    x3    x4        x3 is the last one, x4 a draft
+ slot          0     1     2     3     4        of one table, in all pools
+ feature      f0    f1    f2    o3    o4        f = fc(the model's states), o: what the head made
+ keys, values  -  f0,x1 f1,x2 f2,x3 o3,x4       of the head's layer
+
+Each step of the model leaves the features of its tokens. The head reads a token beside the feature
+before it, at the position of that, and what its layer makes of both stands for the feature that
+the model has not computed yet. Keys and values follow from the token and the feature before it
+alone: so they are those of a prefix whatever comes behind, and a part of a context can be left out.
+What was drafted is computed again behind the model's own features.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.packed import ACTIVATIONS, BFLOAT16, FLOAT32, Epilogue, Packed
+from rootlace.runtime.contracts.block_store import LOAD
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.automaton_table import Mask
+from rootlace.runtime.model.checkpoint.eagle_head import (
+    INTEGERS,
+    HeadConfig,
+    layer_name,
+    says_nothing,
+)
+from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.source import has_weights
+from rootlace.runtime.model.decoder.interface import copied_slots, wanted_tokens
+from rootlace.runtime.model.decoder.native_decoder import Given, NativeDecoder
+from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu, packer_of
+from rootlace.runtime.model.executor.draft_model import DraftDecoder, check_drafted_for
+from rootlace.runtime.model.executor.plain_steps import PlainSteps
+from rootlace.runtime.model.executor.steps import Beside, ModelSetup
+from rootlace.runtime.model.kv_pool import block_bytes
+from rootlace.wire.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from rootlace.runtime.model.checkpoint.opening import Progress
+    from rootlace.runtime.model.checkpoint.weights import ModelWeights
+
+log = logging.getLogger(__name__)
+
+_EMBEDDING = "embed_tokens.weight"
+_STORED = {FLOAT32: "F32", BFLOAT16: "BF16"}
+"""What safetensors calls the types of activations."""
+_BYTES = {"int8": 9 / 8, "int4": 5 / 8}
+"""About those of a weight that `--quantize` rounds."""
+
+# Setup --------------------------------------------------------------------------------------------
+
+
+def head_beside(draft: ModelSetup) -> Beside:
+    """What a head takes of the memory: for each token a feature beside keys and values."""
+    config, size, itemsize = draft.config, draft.cache.block_size, draft.dtype.itemsize
+    assert isinstance(config, HeadConfig)
+    features = size * config.spec.hidden_size * itemsize
+    there = has_weights(config.path, config.allow_pickle)
+    stored = Checkpoint(config.path, config.allow_pickle).types if there else {}
+    weights = 0.0
+    for name, what in config.expected(stored).items():
+        # Of an embedding that stays in the file, the rows that are used take memory.
+        mapped = name == _EMBEDDING and stored[name] == _STORED[draft.dtype]
+        if name != "d2t" and not mapped:
+            rounds = "_proj." in name or name == "lm_head.weight"
+            each = _BYTES.get(draft.executor.quantize, itemsize) if rounds else itemsize
+            weights += math.prod(what.shapes[0]) * each
+    return Beside(int(weights), block_bytes(config, size, draft.kv_dtype) + features)
+
+
+def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
+    """Load the head beside its `model`, on the same threads, with as many blocks, and have the
+    model's steps keep what the head reads. Raises as `on_cpu` does, and `UnsupportedModel` for
+    weights that are not the head's."""
+    import torch
+
+    from rootlace.kernels import Dense
+    from rootlace.kernels.arrays import torch_dtype
+
+    check_drafted_for(draft, "cpu", native=model.kernels == "native")
+    config = draft.config
+    assert isinstance(config, HeadConfig) and model.team is not None
+    blocks, size = model.pool.shape[2:4]
+    checkpoint = Checkpoint(config.path, config.allow_pickle)
+    checkpoint.expect(config.expected(checkpoint.types), says_nothing)
+    layer, dtype = layer_name(checkpoint.types), torch_dtype(draft.dtype)
+    found = on_cpu(
+        replace(
+            draft,
+            cache=replace(draft.cache, num_blocks=blocks),
+            weights_of=_reading(checkpoint, config),
+        ),
+        team=model.team,
+    )
+    assert isinstance(found.forward, NativeDecoder) and isinstance(model.forward, NativeDecoder)
+    found.forward.hide_first()
+    packer = packer_of(native.load(), model.team, draft)
+    with torch.inference_mode():
+        fusing = packer.pack(Dense(checkpoint.tensor("fc.weight").to(dtype)))
+    embedded = _EMBEDDING in checkpoint.types
+    forward = HeadForward(
+        config,
+        found.forward,
+        (found.forward if embedded else model.forward).embeddings,
+        [
+            checkpoint.array(f"{layer}{name}.weight").astype(np.float32)
+            for name in ("input_layernorm", "hidden_norm")
+        ],
+        _targets(config, checkpoint),
+        num_slots=blocks * size,
+        block_size=size,
+    )
+    model.forward.capture(config.layers)
+    decoder = HeadDecoder(
+        PlainSteps(forward, found.sampling, found.damage),
+        *(blocks, size, model.context_length),
+        model=model.forward,
+        features=forward.features,
+        fuse=Fusion(packer.library, model.team, fusing),
+    )
+    milliseconds = 1e3 * decoder.step_seconds
+    log.info("the head %s takes %.3g ms a token", config.path, milliseconds)
+    return decoder
+
+
+def _targets(config: HeadConfig, checkpoint: Checkpoint) -> np.ndarray:
+    """int32 [draft vocabulary]: the model's token of each of the head's."""
+    ids = np.arange(config.draft_vocab_size)
+    if "d2t" in checkpoint.types:
+        ids += checkpoint.array("d2t", INTEGERS)
+    if ids.min() < 0 or ids.max() >= config.spec.vocab_size:
+        raise UnsupportedModel(
+            f"{config.path}: d2t: it names a token that is not among the model's "
+            f"{config.spec.vocab_size}"
+        )
+    return ids.astype(np.int32)
+
+
+def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelWeights]:
+    """Gets the weights of the head's layer, as if a model had that layer alone."""
+
+    def weights(
+        _: object, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    ) -> ModelWeights:
+        import torch
+
+        from rootlace.kernels import Dense
+        from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+
+        def read(name: str) -> torch.Tensor:
+            return checkpoint.tensor(f"{name}.weight").to(dtype)
+
+        def joined(*names: str) -> Dense:
+            return Dense(torch.cat([read(layer + name) for name in names]))
+
+        layer = layer_name(checkpoint.types)
+        return ModelWeights(
+            embedding=read("embed_tokens")
+            if _EMBEDDING in checkpoint.types
+            else torch.empty(0, config.spec.hidden_size, dtype=dtype),
+            layers=[
+                LayerWeights(
+                    qkv=joined(*(f"self_attn.{one}_proj" for one in "qkv")),
+                    output=joined("self_attn.o_proj"),
+                    gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
+                    down=joined("mlp.down_proj"),
+                    post_norm=read(f"{layer}post_attention_layernorm"),
+                )
+            ],
+            final_norm=read("norm"),
+            head=Dense(read("lm_head")),
+        )
+
+    return weights
+
+
+# Head ---------------------------------------------------------------------------------------------
+
+
+class Fusion:
+    """The product with `fc`, which makes a feature of a token's states."""
+
+    def __init__(self, library: ctypes.CDLL, team: native.Team, packed: Packed) -> None:
+        self._library = library
+        self._team = team
+        self._packed = packed
+        self._structure = packed.structure()
+
+    def __call__(self, states: np.ndarray) -> np.ndarray:
+        """states [T, layers, H], of the model's dtype -> features, float32 [T, H]."""
+        found = np.empty((len(states), self._packed.outputs), np.float32)
+        self._library.rl_linear(
+            self._team.handle,
+            ACTIVATIONS[states.dtype],
+            Epilogue.FLOAT32,
+            states.ctypes.data,
+            self._packed.inputs,
+            len(states),
+            ctypes.byref(self._structure),
+            1,
+            found.ctypes.data,
+        )
+        return found
+
+
+class HeadForward:
+    """See `interface.Forward`; logits are of the model's vocabulary. Not thread-safe."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        decoder: NativeDecoder,
+        embeddings: Callable[[np.ndarray], np.ndarray],
+        norms: Sequence[np.ndarray],
+        targets: np.ndarray,
+        num_slots: int,
+        block_size: int,
+    ) -> None:
+        """`norms`: weights of the norms of embeddings and of features, float32 [H]; `targets`: see
+        `_targets`."""
+        self._config = config
+        self._decoder = decoder
+        self._embeddings = embeddings
+        self._norms = norms
+        self._targets = targets
+        self._size = block_size
+        self._eps = config.spec.norm.eps
+        self.features = np.zeros((num_slots, config.spec.hidden_size), decoder.dtype)
+        """[slots, H]: of each token."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.spec.vocab_size
+
+    def run(self, plan: StepPlan) -> np.ndarray:
+        """See `interface.Forward`. Reads the feature before each token, and leaves one for each
+        wanted token."""
+        embedded, feature = self._norms
+        residual = self.features[self._slots_before(plan)].astype(np.float32)
+        normed = _normed(residual, feature, self._eps)
+        beside = _normed(self._embeddings(plan.token_ids), embedded, self._eps)
+        inputs = np.concatenate((beside, normed), axis=1).astype(self._decoder.dtype)
+        wanted = plan.slots[wanted_tokens(plan)]
+        given = Given(
+            normed if self._config.norm_before_residual else residual,
+            inputs,
+            np.empty((len(wanted), residual.shape[1]), np.float32),
+        )
+        # Positions are those of the features.
+        moved = replace(plan, positions=plan.positions - 1)
+        hidden = self._decoder.run(moved, given)
+        self.features[wanted] = hidden if self._config.norm_output else given.wanted
+        return hidden
+
+    def _slots_before(self, plan: StepPlan) -> np.ndarray:
+        """The slot before that of each token, in its row."""
+        owner = np.repeat(np.arange(len(plan.context_len)), np.diff(plan.row_start))
+        back = plan.row_start[owner + 1] - np.arange(len(owner))
+        at = plan.context_len[owner] - back - 1
+        blocks = plan.block_tables[owner, at // self._size].astype(np.int64)
+        slots: np.ndarray = blocks * self._size + at % self._size
+        return slots
+
+    def logits(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray:
+        """See `interface.Forward`: tokens that the head does not have are never chosen."""
+        found = np.full((len(hidden), self.vocab_size), -np.inf, np.float32)
+        found[:, self._targets] = self._decoder.logits(hidden)
+        return found
+
+    def vectors(self, hidden: np.ndarray) -> np.ndarray:
+        """See `interface.Forward`."""
+        return self._decoder.vectors(hidden)
+
+    def best(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray | None:
+        """See `interface.Forward`."""
+        if any(mask is not None for mask in masks):
+            return None
+        best = self._decoder.best(hidden)
+        found: np.ndarray = np.where(best < 0, best, self._targets[best])
+        return found
+
+
+def _normed(rows: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """RMSNorm of float32 rows [T, H]."""
+    scale = 1 / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + np.float32(eps))
+    normed: np.ndarray = rows * scale * weight
+    return normed
+
+
+class HeadDecoder(DraftDecoder):
+    """See `contracts.plan.DraftModel`. Where blocks came from below the pool, the context begins
+    behind them."""
+
+    first = 1
+    keeps_drafted = False
+
+    def __init__(
+        self,
+        steps: PlainSteps,
+        num_blocks: int,
+        block_size: int,
+        context_length: int,
+        model: NativeDecoder,
+        features: np.ndarray,
+        fuse: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        """`model`: what is drafted for; `fuse` makes features of what it captures, for `features`
+        of the head."""
+        size = model.vocab_size
+        super().__init__(steps, num_blocks, block_size, context_length, size, size)
+        self._model = model
+        self._features = features
+        self._fuse = fuse
+        self._captured = np.zeros(len(features), bool)
+        """Slots with the feature of the model's token there."""
+
+    def _begin(self, token_ids: np.ndarray, table: np.ndarray) -> tuple[int, int]:
+        length = len(token_ids)
+        captured = self._captured[self._slots(table, length - 1)]
+        skipped = 0
+        if not captured.all():
+            last = length - 2 - int(captured[::-1].argmin())
+            skipped = (last // self._size + 1) * self._size
+        begin = skipped + self.first
+        if begin >= length:  # no feature is before the last token
+            return length, 0
+        return self._first_unlike(token_ids, table, begin), skipped
+
+    def launched(self, plan: StepPlan) -> None:
+        """Take what a step of the model has left, once it is computed."""
+        super().launched(plan)
+        states, features, captured = self._model.take_states(), self._features, self._captured
+        sources, targets = copied_slots(plan, self._size)
+        features[targets], captured[targets] = features[sources], captured[sources]
+        if states is None:  # the step failed
+            captured[targets] = captured[plan.slots] = captured[plan.duplicate_slots] = False
+            return
+        found = self._fuse(states)
+        features[plan.slots] = found
+        features[plan.duplicate_slots] = found[plan.duplicate_tokens]
+        captured[plan.slots] = captured[plan.duplicate_slots] = True
+
+    def moved(self, moves: np.ndarray) -> None:
+        """See `DraftDecoder`: features are not kept below the pool."""
+        super().moved(moves)
+        loaded = moves[moves[:, 0] == LOAD, 3]
+        self._captured.reshape(-1, self._size)[loaded] = False
