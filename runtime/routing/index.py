@@ -277,15 +277,16 @@ class PrefixIndex:
     def _take(self, news: list[_News]) -> None:
         """Take reports into the table, in their order."""
         places = self._places(np.concatenate([one.digests for one in news]))
-        start = 0
-        for one in news:
-            there = places[start : start + len(one.digests)]
-            start += len(there)
+        there = places >= 0
+        ends = there.cumsum()[np.cumsum([len(one.digests) for one in news]) - 1]
+        places, start = places[there], 0
+        for one, end in zip(news, ends.tolist(), strict=True):
             bit = 1 << one.replica
             added, removed = (bit, 0) if one.held else (0, bit)
             self._heard |= added
-            self._change(there[there >= 0], added, removed)
-        self._free(places[places >= 0])
+            self._change(places[start:end], added, removed)
+            start = end
+        self._free(places)
 
     def _places(self, digests: np.ndarray) -> np.ndarray:
         """The slot of each digest, a free one where it is new; -1 where its bucket is full."""
@@ -294,13 +295,15 @@ class PrefixIndex:
         places = np.full(len(digests), -1)
         left = np.arange(len(digests))
         while len(left):
-            rows = self._rows.take(buckets[left], 0)
-            fits = 2 * (rows == digests[left, None]).view(np.int8) + (rows == 0)
-            some = fits.any(1)
-            slots = (buckets[left] * _WIDTH + fits.argmax(1))[some]
-            left = left[some]
-            self._keys[slots[::-1]] = digests[left[::-1]]  # of several the first takes the slot
-            won = self._keys[slots] == digests[left]
+            own, rows = digests[left], self._rows.take(buckets[left], 0)
+            slots = (rows == 0).argmax(1)
+            found = (rows == own[:, None]).ravel().nonzero()[0]
+            slots[found // _WIDTH] = found % _WIDTH
+            slots += buckets[left] * _WIDTH
+            fits = (self._keys[slots] == 0) | (self._keys[slots] == own)
+            left, own, slots = left[fits], own[fits], slots[fits]
+            self._keys[slots[::-1]] = own[::-1]  # of several the first takes the slot
+            won = self._keys[slots] == own
             places[left[won]] = slots[won]
             left = left[~won]
         return places
