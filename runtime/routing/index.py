@@ -260,7 +260,7 @@ class PrefixIndex:
         self._told = sum(len(one.digests) for one in news)
 
     def _settle(self) -> None:
-        """Take the reports into the table; those of void replicas wait."""
+        """Take the reports into the table in their order; those of void replicas wait."""
         ready: list[_News] = []
         wait: list[_News] = []
         for one in self._news:
@@ -268,19 +268,11 @@ class PrefixIndex:
         if not ready:
             return
         self._wait(wait)
-        if sum(len(one.digests) for one in ready) <= self._most - self._known:
-            self._take(ready)
-        else:  # one makes room for the next
-            for one in ready:
-                self._take([one])
-
-    def _take(self, news: list[_News]) -> None:
-        """Take reports into the table, in their order."""
-        places = self._places(np.concatenate([one.digests for one in news]))
+        places = self._places(np.concatenate([one.digests for one in ready]))
         there = places >= 0
-        ends = there.cumsum()[np.cumsum([len(one.digests) for one in news]) - 1]
+        ends = there.cumsum()[np.cumsum([len(one.digests) for one in ready]) - 1]
         places, start = places[there], 0
-        for one, end in zip(news, ends.tolist(), strict=True):
+        for one, end in zip(ready, ends.tolist(), strict=True):
             bit = 1 << one.replica
             added, removed = (bit, 0) if one.held else (0, bit)
             self._heard |= added
