@@ -273,7 +273,8 @@ class Router:
             if change.blocks is not None and change.blocks != self._blocks[replica]:
                 self._blocks[replica] = change.blocks
                 self._price(replica)
-            self._below.apply(replica, below, change.fresh)
+            if below or change.fresh:
+                self._below.apply(replica, below, change.fresh)
 
     def learn(self, cost: StepCost) -> None:
         """Take in measured costs of the replicas' steps."""
