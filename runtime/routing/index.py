@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,8 +81,6 @@ class HolderSets:
 MOST_ENTRIES = 10_000_000
 _WIDTH = 16
 """Slots of a bucket; a full table fills half of them, so hardly any bucket overflows."""
-_WORDS = _WIDTH + _WIDTH // 2
-"""Words of 64 bits in a bucket: keys, then set numbers of 32 bits each."""
 _FEWEST = 1 << 10
 """Buckets of a small table, in which no bucket overflows."""
 _LOOKS = 64
@@ -89,6 +88,16 @@ _LOOKS = 64
 _NONE = np.empty(0, np.uint64)
 _SWEPT = 1 << 12
 """Buckets swept in less than a millisecond."""
+_MOST_NEWS = 1 << 12
+"""Digests that wait for the next look at the table."""
+
+
+class _News(NamedTuple):
+    """Digests that `replica` told and the table lacks: of prefixes held now, or of removed ones."""
+
+    replica: int
+    held: bool
+    digests: np.ndarray
 
 
 class PrefixIndex:
@@ -97,20 +106,21 @@ class PrefixIndex:
     A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known;
     further ones are ignored until others go. The table has a bucket of slots for each few digests,
     allocated once: 24 bytes for each of `most` (the system commits used pages only), plus
-    `HolderSets`. So the index never pauses to grow or to rehash.
+    `HolderSets`. So the index never pauses to grow or to rehash. Reports wait until the next look,
+    for the time of a write is mostly that of NumPy's calls, however few the digests.
     """
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
         buckets = max(2 * most // _WIDTH, _FEWEST) | 1
         self._buckets = buckets
-        self._words = np.zeros(buckets * _WORDS, np.uint64)
-        self._halves = self._words.view(np.uint32)
+        self._keys = np.zeros(buckets * _WIDTH, np.uint64)
+        """Digests by slot; 0 where a slot is free."""
+        self._rows = self._keys.reshape(buckets, _WIDTH)
+        self._sets = np.zeros(buckets * _WIDTH, np.uint32)
+        """Set numbers by slot; 0 where a slot is free."""
         # A single lookup costs less through a memoryview.
-        self._raw = self._words.data.cast("B")
-        self._numbers = self._halves.data
-        self._rows = self._words.reshape(buckets, _WORDS)
-        self._sets = self._halves.reshape(buckets, 2 * _WORDS)[:, 2 * _WIDTH :]
-        """Set numbers; 0 where a slot is free."""
+        self._raw = self._keys.data.cast("B")
+        self._numbers = self._sets.data
         self._holders = HolderSets()
         self._most = most
         self._known = 0
@@ -124,53 +134,36 @@ class PrefixIndex:
         """The next bucket to sweep; the first follows the last."""
         self._gone = np.empty(0, bool)
         """By number: sets that had any of the void replicas."""
-        self._waiting: dict[int, list[Change]] = {}
-        """Void replica -> changes reported since."""
+        self._news: list[_News] = []
+        """Reports not in the table yet, oldest first."""
         self._told = 0
-        """Count of digests in these changes."""
+        """Count of digests in these reports."""
 
     def __len__(self) -> int:
+        self._settle()
         return self._known
 
     def entries(self) -> dict[int, int]:
         """All entries: digest -> replicas (bits). O(size of the table)."""
-        buckets, slots = self._sets.nonzero()
-        sets = self._sets[buckets, slots].tolist()
+        self._settle()
+        slots = self._sets.nonzero()[0]
+        sets = self._sets[slots].tolist()
         held = [self._holders.bits[number] & ~self._dropped for number in sets]
-        return dict(zip(self._rows[buckets, slots].tolist(), held, strict=True))
+        return dict(zip(self._keys[slots].tolist(), held, strict=True))
 
     def apply(self, replica: int, change: Change) -> None:
         """Take in a replica's report on its cache."""
         if change.fresh:
             self.drop(replica)
-        if self._dropped >> replica & 1:
-            self._waiting.setdefault(replica, []).append(change)
-            self._told += len(change.added) + len(change.removed)
-            while self._told > self._most:  # the waiting digests take as much room as the table may
-                self.sweep()
-            return
-        # One lookup for all digests.
-        digests, gone = np.concatenate((change.removed, change.added)), len(change.removed)
-        if not len(digests):
-            return
-        bit, here = 1 << replica, ~self._dropped
-        buckets, rows, which, slots = self._find(digests)
-        there = buckets.take(which)
-        held = int(which.searchsorted(gone))
-        if held:
-            self._change(there[:held], slots[:held], lambda holders: holders & here & ~bit)
-        if len(digests) == gone:
-            return
-        self._heard |= bit
-        if len(which) > held:
-            self._change(there[held:], slots[held:], lambda holders: (holders | bit) & here)
-            new = np.ones(len(digests), bool)
-            new[which] = False
-            new[:gone] = False
-            digests, buckets, rows = digests[new], buckets[new], rows[new]
-        else:
-            digests, buckets, rows = digests[gone:], buckets[gone:], rows[gone:]
-        self._place(digests, buckets, rows, bit)
+        for held, digests in ((False, change.removed), (True, change.added)):
+            if len(digests):
+                self._news.append(_News(replica, held, digests))
+                self._told += len(digests)
+        if self._told > _MOST_NEWS:
+            self._settle()
+        while self._told > self._most:  # the waiting digests take as much room as the table may
+            self.sweep()
+            self._settle()
 
     def add(self, replica: int, digests: np.ndarray) -> None:
         """Add a replica to `digests`, each given once."""
@@ -182,8 +175,7 @@ class PrefixIndex:
         In a large table the entries stay until `sweep` was called often enough.
         """
         bit = 1 << replica
-        for change in self._waiting.pop(replica, ()):
-            self._told -= len(change.added) + len(change.removed)
+        self._wait([one for one in self._news if one.replica != replica])
         if not self._heard & bit:
             return
         self._heard &= ~bit
@@ -197,20 +189,17 @@ class PrefixIndex:
         """Remove some void entries; return whether some are left."""
         if not self._dropped:
             return False
-        others = ~self._dropped
-        some = slice(self._next, min(self._next + _SWEPT, self._buckets))
-        buckets, slots = self._gone[self._sets[some]].nonzero()
-        if len(slots):
-            self._change(buckets + some.start, slots, lambda holders: holders & others)
-        self._next = some.stop % self._buckets
+        first, last = self._next, min(self._next + _SWEPT, self._buckets)
+        slots = self._gone[self._sets[first * _WIDTH : last * _WIDTH]].nonzero()[0]
+        slots += first * _WIDTH
+        self._change(slots)
+        self._free(slots)
+        self._next = last % self._buckets
         for replica in list(self._left):
-            self._left[replica] -= some.stop - some.start
+            self._left[replica] -= last - first
             if self._left[replica] <= 0:
                 del self._left[replica]
                 self._dropped &= ~(1 << replica)
-                for change in self._waiting.pop(replica, ()):
-                    self._told -= len(change.added) + len(change.removed)
-                    self.apply(replica, change)
         return bool(self._dropped)
 
     def match(self, digests: np.ndarray) -> list[tuple[int, int]]:
@@ -226,6 +215,7 @@ class PrefixIndex:
         self, digest: Callable[[int], int], end: int, first: int = 0, among: int = -1
     ) -> list[tuple[int, int]]:
         """`match` among replicas `among` (bits), prefixes `first` to `end`, with `digest(at)`."""
+        self._settle()
         seen: dict[int, int] = {}
         """Block number -> holders looked up."""
         found: list[tuple[int, int]] = []
@@ -256,71 +246,82 @@ class PrefixIndex:
         return sorted(found)
 
     def _holders_of(self, digest: int) -> int:
-        first = digest % self._buckets * _WORDS
+        first = digest % self._buckets * _WIDTH
         row = self._raw[8 * first : 8 * (first + _WIDTH)].tobytes()
         key = digest.to_bytes(8, sys.byteorder)
         at = row.find(key)
         while at > 0 and at % 8:  # the end of one lookup, and the start of the next
             at = row.find(key, at + 1)
-        if at < 0:
-            return 0
-        return self._holders.bits[self._numbers[2 * (first + _WIDTH) + at // 8]]
+        return 0 if at < 0 else self._holders.bits[self._numbers[first + at // 8]]
 
-    def _find(self, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The bucket of each digest and its content; the digests present, and their slots."""
-        buckets = (digests % np.uint64(self._buckets)).view(np.int64)
-        rows = self._rows.take(buckets, 0)
-        found = (rows[:, :_WIDTH] == digests[:, None]).ravel().nonzero()[0]
-        return buckets, rows, found >> 4, found & 15
+    def _wait(self, news: list[_News]) -> None:
+        """Replace the reports that wait."""
+        self._news = news
+        self._told = sum(len(one.digests) for one in news)
 
-    def _place(self, digests: np.ndarray, buckets: np.ndarray, rows: np.ndarray, bit: int) -> None:
-        """Insert digests without a slot, for a single replica; `rows`: contents of the buckets."""
-        number = self._holders.number_of(bit)
-        if number is None:
+    def _settle(self) -> None:
+        """Take the reports into the table in their order; those of void replicas wait."""
+        ready: list[_News] = []
+        wait: list[_News] = []
+        for one in self._news:
+            (wait if self._dropped >> one.replica & 1 else ready).append(one)
+        if not ready:
             return
-        while room := min(self._most - self._known, len(digests)):
-            if room < len(digests):
-                digests, buckets, rows = digests[:room], buckets[:room], rows[:room]
-            free = rows.view(np.uint32)[:, 2 * _WIDTH :] == 0
-            slots = free.argmax(1)
-            fits = (slots > 0) | free[:, 0]
-            if np.count_nonzero(fits) < room:  # some buckets are full
-                digests, buckets, slots = digests[fits], buckets[fits], slots[fits]
-                if not len(digests):
-                    break
-            places = buckets * _WORDS + slots
-            self._words[places] = digests
-            lost = self._words.take(places) != digests  # another digest of the bucket took the slot
-            again = int(np.count_nonzero(lost))
-            self._sets[buckets, slots] = number
-            self._holders.count(number, len(digests) - again)
-            self._known += len(digests) - again
-            if not again:
-                break
-            digests, buckets = digests[lost], buckets[lost]
-            rows = self._rows.take(buckets, 0)
-        self._holders.count(number, 0)
+        self._wait(wait)
+        places = self._places(np.concatenate([one.digests for one in ready]))
+        there = places >= 0
+        ends = there.cumsum()[np.cumsum([len(one.digests) for one in ready]) - 1]
+        places, start = places[there], 0
+        for one, end in zip(ready, ends.tolist(), strict=True):
+            bit = 1 << one.replica
+            added, removed = (bit, 0) if one.held else (0, bit)
+            self._heard |= added
+            self._change(places[start:end], added, removed)
+            start = end
+        self._free(places)
 
-    def _change(self, buckets: np.ndarray, slots: np.ndarray, to: Callable[[int], int]) -> None:
-        """Replace the holders (bits) of slots by `to(holders)`."""
-        before = self._sets[buckets, slots]
-        distinct = set(before.tolist())
+    def _places(self, digests: np.ndarray) -> np.ndarray:
+        """The slot of each digest, a free one where it is new; -1 where its bucket is full."""
+        digests = np.maximum(digests, 1)  # 0 is the key of free slots
+        buckets = (digests % np.uint64(self._buckets)).view(np.int64)
+        places = np.full(len(digests), -1)
+        left = np.arange(len(digests))
+        while len(left):
+            own, rows = digests[left], self._rows.take(buckets[left], 0)
+            slots = (rows == 0).argmax(1)
+            found = (rows == own[:, None]).ravel().nonzero()[0]
+            slots[found // _WIDTH] = found % _WIDTH
+            slots += buckets[left] * _WIDTH
+            fits = (self._keys[slots] == 0) | (self._keys[slots] == own)
+            left, own, slots = left[fits], own[fits], slots[fits]
+            self._keys[slots[::-1]] = own[::-1]  # of several the first takes the slot
+            won = self._keys[slots] == own
+            places[left[won]] = slots[won]
+            left = left[~won]
+        return places
+
+    def _change(self, places: np.ndarray, added: int = 0, removed: int = 0) -> None:
+        """Add holders (bits) at `places`, and remove others and the void ones."""
+        removed |= self._dropped
+        before = self._sets[places]
+        distinct = sorted(set(before.tolist()), reverse=True)  # what is new comes last
         for old in distinct:
             bits = self._holders.bits[old]
-            number = self._holders.number_of(to(bits))
-            if (
-                number is None
-            ):  # too many sets: no replica may be reported for a prefix that it lacks
-                number = old if to(bits) & bits == bits else 0
+            wanted = (bits | added) & ~removed
+            number = self._holders.number_of(wanted)
+            if number is None:
+                # Too many sets: no replica may be reported for a prefix that it lacks.
+                number = old if wanted & bits == bits else 0
             if number == old:
                 continue
-            there, those = buckets, slots
-            if len(distinct) > 1:
-                same = before == old
-                there, those = buckets[same], slots[same]
-            self._sets[there, those] = number
-            if not number:
-                self._rows[there, those] = 0
-            self._known += len(there) * (bool(number) - bool(old))
-            self._holders.count(number, len(there))
-            self._holders.count(old, -len(there))
+            those = places[before == old] if len(distinct) > 1 else places
+            if not old:
+                those = those[: self._most - self._known]
+            self._sets[those] = number
+            self._known += len(those) * (bool(number) - bool(old))
+            self._holders.count(number, len(those))
+            self._holders.count(old, -len(those))
+
+    def _free(self, places: np.ndarray) -> None:
+        """Free the slots of `places` that no replica holds."""
+        self._keys[places[self._sets[places] == 0]] = 0

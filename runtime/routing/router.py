@@ -251,12 +251,10 @@ class Router:
         """Time when queued prefill should be done."""
         self._blocks = [0] * count
         """Blocks that the replica reported."""
-        self._slow = [1.0] * count
+        self._slow = np.ones(count)
         """Slowdown of prefill by decode rows."""
         self._spread = np.full(count, config.spread * config.empty)
         """Weight of duplicates, by replica; a new prefix is held once in any case."""
-        self._each = 1 + self._spread
-        """Price of a second of computing what another replica holds."""
         self._served = np.zeros(count, np.int64)
         """Tokens sent in all, which break ties."""
         self._owed: list[dict[Hashable, Sent]] = [{} for _ in range(count)]
@@ -275,7 +273,8 @@ class Router:
             if change.blocks is not None and change.blocks != self._blocks[replica]:
                 self._blocks[replica] = change.blocks
                 self._price(replica)
-            self._below.apply(replica, below, change.fresh)
+            if below or change.fresh:
+                self._below.apply(replica, below, change.fresh)
 
     def learn(self, cost: StepCost) -> None:
         """Take in measured costs of the replicas' steps."""
@@ -315,22 +314,17 @@ class Router:
         length = len(tokens)
         digests = self._digests.told(namespace, tokens, self._config.block_size)
         held, coming = self._held.match(digests), self._coming.match(digests)
-        price = self._each * self._prefill_seconds(length, 0)
+        seconds = np.full(self._config.replicas, self._prefill_seconds(length, 0))
         for count, replicas in held:
-            which = _members(replicas)
-            price[which] = self._each[which] * self._prefill_seconds(length, self._tokens_of(count))
-        best = max(held[-1][0] if held else 0, max(coming.values(), default=0))
-        once = self._prefill_seconds(length, self._tokens_of(best))
-        reads = self._reads(namespace, tokens, held) if len(self._below) else ()
-        for read in reads:
+            seconds[_members(replicas)] = self._prefill_seconds(length, self._tokens_of(count))
+        for read in self._reads(namespace, tokens, held) if len(self._below) else ():
             which = _members(read.replicas)
-            there = self._reading_seconds(length, read, which)
-            once = min(once, float(np.min(there)))
-            price[which] = np.minimum(price[which], self._each[which] * there)
+            seconds[which] = np.minimum(seconds[which], self._reading_seconds(length, read, which))
         for replica, count in coming.items():
-            soon = self._each.item(replica) * self._prefill_seconds(length, self._tokens_of(count))
-            price[replica] = min(price.item(replica), soon)
-        price -= self._spread * once
+            soon = self._prefill_seconds(length, self._tokens_of(count))
+            seconds[replica] = min(seconds.item(replica), soon)
+        price = self._slow * seconds
+        price += self._spread * (seconds - seconds.item(seconds.argmin()))
         price += np.maximum(self._free - now, 0.0)
         self._add_delays(price, now)
         most = self._tokens.item(self._tokens.argmax())
@@ -341,11 +335,8 @@ class Router:
         replica = self._cheapest(price, prefer)
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
         known = max(known, coming.get(replica, 0))
-        taken = self._prefill_seconds(length, self._tokens_of(known))
-        for read in reads:
-            if read.replicas >> replica & 1:
-                taken = min(taken, float(self._reading_seconds(length, read, replica)))
-        free = max(self._free.item(replica), now) + taken * self._slow[replica]
+        taken = seconds.item(replica)
+        free = max(self._free.item(replica), now) + taken * self._slow.item(replica)
         self._free[replica] = free
         wait = free - now
         due = now + _PATIENCE * wait + _LEEWAY
@@ -434,7 +425,7 @@ class Router:
         self._coming.remove(request, sent)
         sent.begun = True
         queued = self._queued[sent.replica] = max(self._queued[sent.replica] - sent.seconds, 0.0)
-        self._free[sent.replica] = now + queued * self._slow[sent.replica]
+        self._free[sent.replica] = now + queued * self._slow.item(sent.replica)
 
     def _tokens_of(self, count: int) -> int:
         """Tokens of a prompt's prefix that has the digest `count`, from 1 on."""
@@ -480,9 +471,7 @@ class Router:
             cost = self._cost
             beside = rows * cost.decode + cost.context * self._tokens.item(replica)
             slow += beside / (cost.step + cost.prefill * cost.max_step_tokens)
-        if slow != self._slow[replica]:
-            self._slow[replica] = slow
-            self._each[replica] = slow + self._spread.item(replica)
+        self._slow[replica] = slow
 
     def _price(self, replica: int) -> None:
         """Update the price of duplicates after a change of the replica's blocks.
@@ -491,9 +480,7 @@ class Router:
         """
         config = self._config
         full = min(self._blocks[replica] * config.block_size / config.capacity, 1.0)
-        spread = config.spread * (config.empty + (1 - config.empty) * full)
-        self._spread[replica] = spread
-        self._each[replica] = self._slow[replica] + spread
+        self._spread[replica] = config.spread * (config.empty + (1 - config.empty) * full)
 
     def _add_delays(self, price: np.ndarray, now: float) -> None:
         """Add the delays of first tokens that replicas owe."""

@@ -86,6 +86,7 @@ def test_a_bucket_that_is_full_takes_no_more() -> None:
     index.add(0, same[16:])
     assert len(index) == 16 and index.match(same) == [(16, 1)]
     index.apply(0, Change(array([]), same[:4]))
+    assert len(index) == 12
     index.add(1, same[30:])
     assert len(index) == 16 and index.match(same[:4]) == []
     known = [index.match(same[at : at + 1]) for at in range(30, 39)]
@@ -165,6 +166,38 @@ def test_what_dropped_replicas_held_is_taken_out_in_parts(
     assert len(index._holders) == len(used) + 1, "sets that nobody has are forgotten"
 
 
+@pytest.mark.parametrize(("most", "buckets"), [(30, 60), (100, 3), (5000, 60)])
+@pytest.mark.parametrize("seed", range(8))
+def test_reports_that_wait_for_a_look_count_in_their_order(
+    seed: int, most: int, buckets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a set for each replica. Where a table or its buckets are full, it never says more."""
+    monkeypatch.setattr("rootlace.runtime.routing.index._MOST_NEWS", 100)
+    monkeypatch.setattr("rootlace.runtime.routing.index._SWEPT", (300, 5000)[seed % 2])
+    dice, index = random.Random(seed), PrefixIndex(most)
+    digests = [int(index._buckets) * (at // buckets) + at % buckets for at in range(1, 61)]
+    held: list[set[int]] = [set() for _ in range(REPLICAS)]
+    for _ in range(150):
+        for _ in range(dice.randrange(9)):
+            replica, some = dice.randrange(REPLICAS), set(dice.sample(digests, dice.randrange(12)))
+            if dice.random() < 0.03:
+                index.drop(replica)
+                held[replica] = set()
+            before, fresh = held[replica], dice.random() < 0.05
+            now = some if fresh else before ^ some
+            index.apply(replica, change(now if fresh else now - before, before - now, fresh))
+            held[replica] = now
+        swept = dice.random() < 0.3
+        while swept and index.sweep():
+            pass
+        known = {digest: replicas for digest, replicas in index.entries().items() if replicas}
+        wanted = {d: sum(1 << r for r in range(REPLICAS) if d in held[r]) for d in digests}
+        assert all(not replicas & ~wanted[digest] for digest, replicas in known.items())
+        assert len(index) == np.count_nonzero(index._keys) <= min(most, 16 * buckets)
+        if most > 100 and not index.sweep():
+            assert index.entries() == {d: replicas for d, replicas in wanted.items() if replicas}
+
+
 def _being_swept(monkeypatch: pytest.MonkeyPatch) -> PrefixIndex:
     """Two replicas that hold something; taking it out takes eleven goes."""
     monkeypatch.setattr("rootlace.runtime.routing.index._SWEPT", 100)
@@ -195,7 +228,7 @@ def test_what_is_told_by_those_that_are_swept_takes_bounded_room(
     index = _being_swept(monkeypatch)
     for at in range(50, 90):
         index.apply(0, change({at}, set(range(50, at))))
-        assert index._told == sum(len(c.added) + len(c.removed) for c in index._waiting.get(0, ()))
+        assert index._told == sum(len(one.digests) for one in index._news)
         assert index._told <= 100
     assert index.match(array([89])) == [(1, 1)] and index.match(array([50])) == []
 
