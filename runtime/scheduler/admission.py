@@ -71,8 +71,6 @@ class RunningSet:
         self.ordered: DepthFirst | None = None
         """The running sequences in depth-first order; None once the order may have changed."""
         self._admissions = 0
-        self._turn = -1
-        """Admission number of the row that decoded last where rows take turns."""
 
     # ------------------------------------------------------------ coming and going
 
@@ -138,11 +136,16 @@ class RunningSet:
     # ------------------------------------------------------------ blocks
 
     def secure(
-        self, alone: RequestState | None = None, *, others: bool = False, may_preempt: bool = True
+        self,
+        alone: RequestState | None = None,
+        *,
+        others: bool = False,
+        may_preempt: bool = True,
+        turns: Turns | None = None,
     ) -> list[RequestState] | None:
         """Give every sequence of the next decode step a slot for its next token; return these
         sequences. If `alone` is given, no other sequence is in the step, or with `others` it is
-        not.
+        not. By `turns` a part of them is.
 
         Preempt sequences where slots are missing; return None if `may_preempt` forbids that.
         Excluded are sequences whose pending token is the last, and sequences that wait for pending
@@ -151,7 +154,6 @@ class RunningSet:
         size = self._kv.block_size
         while True:
             ready: list[RequestState] = []
-            growing: list[RequestState] = []
             self.prefilling = False
             for s in self.sequences:
                 if not s.decoding:
@@ -162,18 +164,19 @@ class RunningSet:
                     not s.pending or (s.length + s.pending < s.full and not s.stands_by)
                 ):
                     ready.append(s)
-                    if s.computed == s.table_len * size:
-                        growing.append(s)
             if not self.sequences:
                 return ready
+            if turns is not None:
+                ready = turns.part(ready, prompts=self.prefilling or bool(self.preempted))
+            growing = [s for s in ready if s.computed == s.table_len * size]
             oldest = self.sequences[0]
             stuck = not oldest.decoding and oldest.table_len * size <= oldest.computed
             if not growing and not stuck:
-                return ready
+                break
             if self._kv.make_room(len(growing) + stuck, growing[0] if growing else oldest):
                 if growing:
                     self._kv.extend(growing)
-                return ready
+                break
             if not may_preempt:
                 return None
             victim = first_victim(self.sequences)
@@ -184,13 +187,9 @@ class RunningSet:
                 self.ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
-
-    def take_turns(self, rows: list[RequestState], parts: int) -> list[RequestState]:
-        """The next of `parts` equal parts of the decode `rows`, which are in order of admission."""
-        at = bisect_right(rows, self._turn, key=BY_ORDER)
-        part = (rows[at:] + rows[:at])[: -(-len(rows) // parts)]
-        self._turn = part[-1].order
-        return sorted(part, key=BY_ORDER)
+        if turns is not None and ready:
+            turns.last = ready[-1].order
+        return sorted(ready, key=BY_ORDER)
 
     # ------------------------------------------------------------ headroom
 
@@ -216,7 +215,7 @@ class RunningSet:
         return self._kv.cost(sequence, self._ahead(sequence))
 
 
-# Budget of a step ---------------------------------------------------------------------------------
+# Time of a step -----------------------------------------------------------------------------------
 
 
 _LEAST_CHUNK = 32
@@ -230,6 +229,33 @@ LEAST = 0.25
 """Share of a step's bound that prompts have beside any decode rows."""
 _ROWS_TO_STEP = 20
 """Decode rows take turns only beyond so many times what a step costs by itself: five per cent."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """Decode rows that take longer than `limit` seconds by `measured` take turns in equal parts."""
+
+    limit: float
+    measured: MeasuredCost
+    waiting: bool = False
+    """Whether requests wait to be admitted."""
+    last: int = -1
+    """Admission number of the row that decoded last."""
+
+    def part(self, rows: list[RequestState], prompts: bool) -> list[RequestState]:
+        """The rows of the next step, of all in order of admission, the first in turn first.
+
+        Where there are `prompts` to compute, too, a part of each step is left for these.
+        """
+        prompts = prompts or self.waiting
+        cost = self.measured.lately(prompts)
+        limit = self.limit * (1 - LEAST if prompts else 1)
+        decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
+        parts = math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
+        if parts < 2 or not self.measured.steps:
+            return rows
+        at = bisect_right(rows, self.last, key=BY_ORDER)
+        return (rows[at:] + rows[:at])[: -(-len(rows) // parts)]
 
 
 @dataclass(slots=True)
@@ -260,29 +286,13 @@ class StepBudget:
         if not limit:
             return cls(tokens)
         tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
-        cost = measured.cost
+        cost = measured.lately(prompts=True)
         if not measured.steps:
             return cls(tokens, cost=cost)
         lengths = sum(map(_LENGTH, rows))
         decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
         seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
         return cls(tokens, seconds, cost)
-
-    @staticmethod
-    def parts(
-        limit: float, measured: MeasuredCost, rows: list[RequestState], prompts: object
-    ) -> int:
-        """Number of steps of `limit` seconds (0: any) that a token for each decode row takes.
-
-        Where there are `prompts` to compute, too, a part of each step is left for these.
-        """
-        if not limit or not measured.steps:
-            return 1
-        cost = measured.cost
-        if prompts:
-            limit *= 1 - LEAST
-        decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
-        return math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
 
     def split(self, parts: int) -> StepBudget:
         """Take one of `parts` equal parts out, of at least one token."""
@@ -451,7 +461,7 @@ class Prefill:
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
         while budget.open and len(running.sequences) < self._max_rows:
-            following = alone or (preempted[0] if preempted else self._waiting.peek())
+            following = alone or (preempted[0] if preempted else self._peek(budget))
             if following is None:
                 break
             beside = running.sequences or promises  # otherwise there is always room
@@ -460,12 +470,6 @@ class Prefill:
             if following.order >= 0 and self._awaits(following):
                 break
             bounded = budget.cost is not None and alone is None and running.sequences
-            if bounded and self._leaves_rows(following):
-                if following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
-                    break
-                self._waiting.hold(following)
-                deferred.append(following)
-                continue
             if bounded and self._waits(following, budget, long):
                 if following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
                     break
@@ -501,12 +505,18 @@ class Prefill:
         if deferred:
             self._waiting.restore(deferred)
 
-    def _leaves_rows(self, following: RequestState) -> bool:
-        """Whether the last rows are left to clients that have none, where steps are bounded."""
-        running = self._running.sequences
-        if len(running) < self._max_rows - self._max_rows // _SPARE_ROWS:
-            return False
-        return any(one.place == following.place for one in running)
+    def _peek(self, budget: StepBudget) -> RequestState | None:
+        """The waiting request to admit next.
+
+        Where steps are bounded in time, the last rows are for clients that have none: of these the
+        first half for connections, the other half for keys and addresses.
+        """
+        running, spare = self._running.sequences, self._max_rows // _SPARE_ROWS
+        free = self._max_rows - len(running)
+        if budget.cost is None or free > spare:
+            return self._waiting.peek()
+        levels = 3 if free > spare // 2 else 1
+        return self._waiting.peek_beside({one.place[:levels] for one in running}, levels)
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""

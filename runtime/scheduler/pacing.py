@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 
-from rootlace.runtime.contracts.plan import PRIOR, StepPlan
+from rootlace.runtime.contracts.plan import PRIOR, StepCost, StepPlan
 from rootlace.runtime.scheduler.request import Work
 
 # Measured cost of steps ---------------------------------------------------------------------------
@@ -23,11 +25,12 @@ _FIRST_WEIGHT = 0.5
 """Weight of the prior besides, divided by the steps: a few steps tell little of what makes them."""
 _LARGEST_KEPT = 0.9
 _FARTHEST = 2.0
-_SOLVED_AFTER, _MISSED = 8, 1.3
-"""Steps after which coefficients are found again, at the latest; sooner among the first ones, and
-at once where a forecast was so many times too low or too high."""
+_SOLVED_AFTER = 8
+"""Steps after which coefficients are found again, at the latest; sooner among the first ones."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
+_LEVEL_OF, _LEVEL_MOST = 3, 8.0
+"""Steps whose median is a level, and how many times slower or faster it is at most."""
 
 
 class MeasuredCost:
@@ -35,9 +38,12 @@ class MeasuredCost:
 
     Each step is weighed by its forecast, so that a relative error counts the same in short and long
     steps. A step counts as at most `_FARTHEST` times slower or faster than its forecast: one that
-    stood still with the machine is no measure. Behind a step of its kind that was slower or faster,
-    too, it counts as `_FARTHEST` times as much: a load unlike those before has to be learnt soon.
-    Where the steps do not separate the coefficients, `PRIOR` does.
+    stood still with the machine is no measure. Where the steps do not separate the coefficients,
+    `PRIOR` does.
+
+    So what no step was like before takes many steps to learn: the first prompt behind hours of
+    decode steps, or a machine that became slow. A *level* for steps with prompts and one for all
+    others say by how many times the last few were slower than the coefficients have it.
     """
 
     def __init__(self, max_step_tokens: int) -> None:
@@ -48,8 +54,8 @@ class MeasuredCost:
         self._sums = np.zeros(len(_PARTS))
         self._solution = np.ones(len(_PARTS))
         """The coefficients in units of the prior."""
-        self._ratios = [1.0, 1.0]
-        """Duration by forecast of the last step without prompts, and with some, as counted."""
+        self._recent = [deque([1.0] * _LEVEL_OF, _LEVEL_OF) for _ in range(2)]
+        """Durations by the coefficients, of steps without prompts and with some."""
         self.steps = 0
         self.largest = 0.0
         """Prompt tokens of the largest step lately."""
@@ -63,20 +69,23 @@ class MeasuredCost:
             self.largest = max(work[1], _LARGEST_KEPT * self.largest)
         parts = self._units * work
         expected = float(parts @ self._solution) if self.steps else 0.0
+        slower = seconds / expected if expected else 1.0
         if expected < 1e-3 * seconds:  # no step before had such work
             expected = seconds
         self.steps += 1
         parts /= expected
         kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
         self._products = kept * self._products + np.outer(parts, parts)
-        kind = work[1] > 0
-        before = self._ratios[kind]
-        least, most = min(before, 1.0) / _FARTHEST, max(before, 1.0) * _FARTHEST
-        self._ratios[kind] = ratio = min(max(seconds / expected, least), most)
+        ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
         self._sums = kept * self._sums + parts * ratio
-        due = self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER)
-        if self.steps >= due or not 1 / _MISSED < ratio < _MISSED:
+        recent = self._recent[work[1] > 0]
+        recent.append(min(max(slower, 1 / _LEVEL_MOST), _LEVEL_MOST))
+        if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
+            before = float(parts @ self._solution)
             self._solve()
+            changed = before / max(float(parts @ self._solution), 1e-9)
+            for at, one in enumerate(recent):
+                recent[at] = one * changed
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
         """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
@@ -91,7 +100,17 @@ class MeasuredCost:
             float(np.dot(chunks, ends - chunks / 2)),
             sum(len(row.targets) for row in plan.prompt_scores) if plan.prompt_scores else 0,
         )
-        return work, float((self._units * work) @ self._solution) if self.steps else 0.0
+        if not self.steps:
+            return work, 0.0
+        return work, float((self._units * work) @ self._solution) * self._level(work[1] > 0)
+
+    def _level(self, prompts: bool) -> float:
+        return min(max(median(self._recent[prompts]), 1 / _LEVEL_MOST), _LEVEL_MOST)
+
+    def lately(self, prompts: bool) -> StepCost:
+        """The cost at the level of the last steps with `prompts`, or without."""
+        level = self._level(prompts)
+        return replace(self.cost, **{name: level * getattr(self.cost, name) for name in _PARTS})
 
     def _solve(self) -> None:
         # Factor by which the prior as a whole is too low.

@@ -14,9 +14,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.config import SchedulerConfig
@@ -294,37 +295,40 @@ class _Turns:
     part in the same way.
 
     A clock per member counts the work of its requests when they are admitted, and of their outputs
-    when they end; the waiting member comes next whose clock would be smallest behind one more
-    request: a short one waits for no round of long ones. That is taken to be as large as the one
-    before, or as the first of a queue. An idle member earns no
+    when they end. By turns the waiting member comes next whose clock is the smallest, and the one
+    whose clock would be the smallest behind its next request, which is taken to be as large as the
+    one before, or the first of a queue. So a short request waits for no round of long ones, and a
+    long one for two rounds of short ones at most, however many come. An idle member earns no
     credit: its clock restarts at the last admitted member's clock, or at the mean share admitted
     since (as in WF2Q+). Without the mean share, new members would always start at the same place,
     before all others. So of two waiting members, one exceeds the other by at most one request of
     each (and their outputs).
     """
 
-    clocks: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, float] = field(default_factory=dict)
     """Of waiting members, and of those that waited since nobody did."""
-    sizes: dict[str, int] = field(default_factory=dict)
-    """Work of a member's next request, as far as known."""
-    now: int = 0
+    ends: dict[str, float] = field(default_factory=dict)
+    """The clocks behind the next requests."""
+    now: float = 0.0
     """Starting value of a member's clock."""
     waiting: dict[tuple[int, str], int] = field(default_factory=dict)
     """By priority and member, how many queues it has."""
     below: dict[str, _Turns] = field(default_factory=dict)
-    heaps: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
-    """By priority (clock behind the next request, number of the entry, member). Another clock than
-    the member's is outdated."""
+    heaps: dict[tuple[int, bool], list[tuple[float, int, str]]] = field(default_factory=dict)
+    """By priority and order (clock, or clock behind the next request; number of the entry, member).
+    Another clock than the member's is outdated."""
+    by_end: bool = False
+    """Whether the member comes next whose next request ends first."""
     entries: int = 0
 
-    def begin(self, priority: int, name: str, work: int) -> None:
-        """A queue of a member begins with a request of so much work."""
+    def begin(self, priority: int, name: str, work: float) -> None:
+        """A queue of a member begins with a request of so much `work`."""
         queues = self.waiting.get((priority, name), 0)
         self.waiting[priority, name] = queues + 1
         if not queues:
-            self.heaps.setdefault(priority, [])
-            self.sizes[name] = work
-            self.set_clock(name, max(self.clocks.get(name, 0), self.now))
+            for by_end in (False, True):
+                self.heaps.setdefault((priority, by_end), [])
+            self._set_clock(name, max(self.clocks.get(name, 0.0), self.now), work)
 
     def end(self, priority: int, name: str) -> None:
         """A queue of a member is empty."""
@@ -332,55 +336,58 @@ class _Turns:
             self.waiting[priority, name] -= 1
             return
         del self.waiting[priority, name]
-        if not any((each, name) in self.waiting for each in self.heaps):
+        if not any((each, name) in self.waiting for each, _ in self.heaps):
             self.below.pop(name, None)
         self._forget()
 
     def charge(self, name: str, work: int) -> None:
         """A request of a waiting member is admitted."""
         before = self.clocks[name]
-        self.now = max(self.now + work // len(self.waiting), before)
-        self.sizes[name] = work
-        self.set_clock(name, before + work)
+        self.now = max(self.now + work / len(self.waiting), before)
+        self._set_clock(name, before + work, work)
+        self.by_end = not self.by_end
 
     def charge_late(self, name: str, work: int) -> None:
         """A member has had more than was charged on admission."""
         if self.waiting:
-            self.set_clock(name, max(self.clocks.get(name, 0), self.now) + work)
+            clock = self.clocks.get(name, 0.0)
+            ahead = self.ends.get(name, clock) - clock
+            self._set_clock(name, max(clock, self.now) + work, ahead)
             self._forget()
 
     def _forget(self) -> None:
         """Forget members that do not wait, where they are many."""
         if len(self.clocks) > len(self.waiting) + _REMEMBERED:
             self.clocks = {member: self.clocks[member] for _, member in self.waiting}
-            self.sizes = {member: self.sizes[member] for _, member in self.waiting}
+            self.ends = {member: self.ends[member] for _, member in self.waiting}
 
-    def end_of(self, name: str) -> int:
-        """A member's clock behind one more request."""
-        return self.clocks[name] + self.sizes[name]
-
-    def set_clock(self, name: str, clock: int) -> None:
+    def _set_clock(self, name: str, clock: float, work: float) -> None:
         self.clocks[name] = clock
-        for priority, heap in self.heaps.items():
+        self.ends[name] = clock + work
+        for (priority, by_end), heap in self.heaps.items():
             if (priority, name) not in self.waiting:
                 continue
             self.entries += 1
-            heapq.heappush(heap, (self.end_of(name), self.entries, name))
+            heapq.heappush(heap, (self.place_of(name, by_end), self.entries, name))
             if len(heap) > 2 * len(self.waiting) + _REMEMBERED:
-                current = [one for one in heap if self._is_current(priority, one)]
+                current = [one for one in heap if self._is_current(priority, by_end, one)]
                 heap[:] = {one[2]: one for one in sorted(current, reverse=True)}.values()
                 heapq.heapify(heap)
 
     def next(self, priority: int) -> str:
         """The member whose turn it is, of those of a waiting priority."""
-        heap = self.heaps[priority]
-        while not self._is_current(priority, heap[0]):
+        heap = self.heaps[priority, self.by_end]
+        while not self._is_current(priority, self.by_end, heap[0]):
             heapq.heappop(heap)
         return heap[0][2]
 
-    def _is_current(self, priority: int, entry: tuple[int, int, str]) -> bool:
-        end, _, name = entry
-        return (priority, name) in self.waiting and self.end_of(name) == end
+    def place_of(self, name: str, by_end: bool | None = None) -> float:
+        """What members are in order of, by default now."""
+        return (self.ends if (self.by_end if by_end is None else by_end) else self.clocks)[name]
+
+    def _is_current(self, priority: int, by_end: bool, entry: tuple[float, int, str]) -> bool:
+        at, _, name = entry
+        return (priority, name) in self.waiting and self.place_of(name, by_end) == at
 
 
 class WaitingQueue:
@@ -461,7 +468,7 @@ class WaitingQueue:
         if self._others is None:
             turn = {priority: at for at, priority in enumerate(priorities)}
             ordered = sorted(
-                (turn[priority], [turns.end_of(name) for turns, name in self._path(place)], at)
+                (turn[priority], [turns.place_of(name) for turns, name in self._path(place)], at)
                 for at, (priority, place) in enumerate(self._queues)
             )
             queues = list(self._queues.values())
@@ -471,6 +478,17 @@ class WaitingQueue:
                 return found
             self._others.pop()
         return None
+
+    def peek_beside(self, held: Collection[Place], levels: int) -> RequestState | None:
+        """As `peek`, of clients whose first `levels` names are not among the `held` ones."""
+        turn = {priority: at for at, priority in enumerate(self._by_turn())}
+        others = [
+            (turn[priority], [turns.place_of(name) for turns, name in self._path(place)], at, queue)
+            for at, ((priority, place), queue) in enumerate(self._queues.items())
+            if place[:levels] not in held
+        ]
+        found = (queue.peek() for *_, queue in sorted(others, key=itemgetter(0, 1, 2)))
+        return next(filter(None, found), None)
 
     def _by_turn(self) -> list[int]:
         """The priorities of waiting requests, the one whose turn it is first."""

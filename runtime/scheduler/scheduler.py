@@ -26,6 +26,7 @@ from rootlace.runtime.scheduler.admission import (
     Prefill,
     RunningSet,
     StepBudget,
+    Turns,
 )
 from rootlace.runtime.scheduler.batch import PlanBuilder, depth_first
 from rootlace.runtime.scheduler.draft_model import ModelSource
@@ -106,6 +107,7 @@ class Scheduler:
         self.pace = pace = PromptPace()
         self.cost = MeasuredCost(config.max_step_tokens)
         self._step_seconds = config.step_seconds or 0.0
+        self._turns = Turns(self._step_seconds, self.cost) if self._step_seconds else None
         if tiers is not None and tiers.prefill_seconds is as_measured:
             tiers = replace(tiers, prefill_seconds=pace.seconds)
         indexed = config.speculation_tokens
@@ -282,12 +284,13 @@ class Scheduler:
             if alone is not None:
                 running.stand_back(alone, self._max_rows)
                 cleared = self._suspects.turn(alone, running.sequences)
-            ready = running.secure(alone, others=cleared, may_preempt=not self._flights)
+            if self._turns is not None:
+                self._turns.waiting = self._waiting.count > 0
+            ready = running.secure(
+                alone, others=cleared, may_preempt=not self._flights, turns=self._turns
+            )
             if ready is not None:  # otherwise the step in flight may free the missing blocks
                 prefilling = running.prefilling or running.preempted or self._waiting.count
-                parts = StepBudget.parts(self._step_seconds, self.cost, ready, prefilling)
-                if parts > 1:
-                    ready = running.take_turns(ready, parts)
                 budget = self.config.max_step_tokens - len(ready)
                 if ready:
                     draft_budget = budget // 2  # the other half is for prefill

@@ -354,6 +354,22 @@ def test_a_head_that_is_right_is_accepted(tmp_path: Path, monkeypatch: pytest.Mo
 # Memory -------------------------------------------------------------------------------------------
 
 
+def test_a_product_that_fails_ends_drafts_and_no_request(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = load("flat")
+
+    def fail(states: np.ndarray) -> np.ndarray:
+        raise RuntimeError("no product")
+
+    monkeypatch.setattr(runner.draft, "_fuse", fail)
+    harness = Harness(runner, block_size=4, num_blocks=60, max_step_tokens=64, overlap=True)
+    number = harness.add([5, 6, 7, 8, 9], greedy(8, ignore_eos=True))
+    harness.finish()
+    assert len(harness.outcomes[number].token_ids) == 8 and not harness.outcomes[number].error
+    assert caplog.text.count("nothing more is drafted") == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantize": "int8"}])
 def test_memory_is_for_model_head_and_features(load: Load, options: dict[str, Any]) -> None:
     size = 1 << 20

@@ -7,6 +7,7 @@ stopped has the beginning of that.
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rootlace.runtime.scheduler import admission
+from rootlace.runtime.scheduler.admission import Turns
+from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError, Overloaded
 from tests.scheduler.matchers import Plain, Script, Stepped
 from tests.scheduler.world import Job, World
@@ -182,3 +186,22 @@ def test_a_block_given_up_is_nobodys_until_the_step_is_planned() -> None:
 def test_storm(sizes: dict[str, Any], automata: bool) -> None:
     for seed in range(3):
         Storm(seed, automata, **sizes).run(150)
+
+
+@pytest.mark.parametrize("sizes", SIZES[:4], ids=lambda sizes: "-".join(map(str, sizes.values())))
+def test_storm_of_rows_that_take_turns(
+    sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = Counter[bool]()
+    part = Turns.part
+
+    def noted(self: Turns, rows: list[RequestState], prompts: bool) -> list[RequestState]:
+        found = part(self, rows, prompts)
+        taken[len(found) < len(rows)] += 1
+        return found
+
+    monkeypatch.setattr(admission, "_ROWS_TO_STEP", 0.1)
+    monkeypatch.setattr(Turns, "part", noted)
+    for seed in range(3):
+        Storm(seed, bool(seed % 2), step_seconds=1e-5, **sizes).run(150)
+    assert taken[True] > 10

@@ -143,10 +143,10 @@ def test_a_single_token_waits_for_no_load(load: str, slower: int, before: int) -
     assert len(run.waits) >= 5 or slower > 1
     if run.waits:
         assert statistics.median(run.waits) <= 2 * BOUND * slower
-        assert max(run.waits) <= 1.0 * slower
+        assert max(run.waits) <= 1.1 * slower
     assert statistics.median(run.steps) <= BOUND * slower * 1.05
     assert max(run.steps[4:]) <= 2 * BOUND * slower
-    assert max(run.steps[16:], default=0.0) <= 1.3 * BOUND * slower
+    assert max(run.steps[16:], default=0.0) <= 1.7 * BOUND * slower
 
 
 def test_rows_take_turns_only_where_that_costs_little() -> None:
@@ -252,28 +252,42 @@ def test_the_load_gets_as_much_as_in_long_steps_and_the_same_tokens(load: str) -
     assert max(whole.steps) > 4 * BOUND, "the load is one that would stop everybody"
 
 
-def test_a_machine_that_stood_still_makes_no_step_shorter_for_long() -> None:
-    executor = SimulatedExecutor(4096, 16, 1 << 16, VOCABULARY, SLOW)
+@pytest.mark.parametrize("pauses", [1, 2, 5, 10])
+@pytest.mark.parametrize("seconds", [1.0, 30.0, 300.0])
+@pytest.mark.parametrize("rows", [0, 20])
+def test_a_machine_that_stood_still_changes_no_step_for_long(
+    pauses: int, seconds: float, rows: int
+) -> None:
+    """However often in a row, and beside decode rows or not."""
+    executor = SimulatedExecutor(8192, 16, 1 << 17, VOCABULARY, SLOW)
     held = 0.0
     scheduler = Scheduler(
         SchedulerConfig(step_seconds=BOUND),
-        CacheConfig(num_blocks=4096),
-        1 << 16,
+        CacheConfig(num_blocks=8192),
+        1 << 17,
         lambda: executor.clock() + held,
         vocab_size=VOCABULARY,
     )
-    ids = np.array(_prompt(random.Random(1), 12_000), np.int32)
-    scheduler.add(EngineRequest(1, ids, SamplingParams(max_tokens=1, seed=0)))
-    sizes = []
-    for step in range(40):
+    params = SamplingParams(max_tokens=2000, seed=0)
+    for number in range(rows):
+        scheduler.add(EngineRequest(number, np.array([number], np.int32), params))
+    ids = np.array(_prompt(random.Random(1), 60_000), np.int32)
+    scheduler.add(EngineRequest(99, ids, SamplingParams(max_tokens=1, seed=0)))
+    sizes, times = [], []
+    for step in range(120):
         plan = scheduler.plan()
         assert plan is not None
         sizes.append(plan.num_tokens)
+        began = executor.clock()
         result = executor.run(plan)
-        held += 300.0 if step == 20 else 0.0
+        times.append(executor.clock() - began)
+        held += seconds if 60 <= step < 60 + pauses else 0.0
         scheduler.commit(plan, result)
-    assert sizes[0] == 64, "nothing is known of the first step"
-    assert min(sizes[21:]) > 0.7 * sizes[20]
+    after = 60 + pauses + 3
+    assert max(times[60:]) < (2 if pauses == 10 else 1.5) * BOUND
+    assert min(sizes[after:]) > 0.5 * sizes[59]
+    if pauses == 1:
+        assert min(sizes[60:]) > 0.7 * sizes[59]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -347,7 +347,13 @@ class HeadDecoder(DraftDecoder):
         if states is None:  # the step failed
             captured[targets] = captured[plan.slots] = captured[plan.duplicate_slots] = False
             return
-        found = self._fuse(states)
+        try:
+            found = self._fuse(states)
+        except Exception:
+            log.exception("the head's product with `fc` failed: nothing more is drafted with it")
+            self._model.capture(())
+            captured[:] = False
+            return
         features[plan.slots] = found
         features[plan.duplicate_slots] = found[plan.duplicate_tokens]
         captured[plan.slots] = captured[plan.duplicate_slots] = True
