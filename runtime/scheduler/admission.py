@@ -187,7 +187,9 @@ class RunningSet:
                 self.ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
-        if turns is not None and ready:
+        if turns is None:
+            return ready
+        if ready:
             turns.last = ready[-1].order
         return sorted(ready, key=BY_ORDER)
 
