@@ -145,7 +145,7 @@ class RunningSet:
     ) -> list[RequestState] | None:
         """Give every sequence of the next decode step a slot for its next token; return these
         sequences. If `alone` is given, no other sequence is in the step, or with `others` it is
-        not. By `turns` a part of them is.
+        not. With `turns`, only those are whose turn it is.
 
         Preempt sequences where slots are missing; return None if `may_preempt` forbids that.
         Excluded are sequences whose pending token is the last, and sequences that wait for pending
@@ -166,7 +166,7 @@ class RunningSet:
                     ready.append(s)
             if not self.sequences:
                 return ready
-            if turns is not None:
+            if turns is not None and (alone is None or others):
                 ready = turns.part(ready, prompts=self.prefilling or bool(self.preempted))
             growing = [s for s in ready if s.computed == s.table_len * size]
             oldest = self.sequences[0]
@@ -187,10 +187,9 @@ class RunningSet:
                 self.ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
-        if turns is None:
+        if turns is None or not ready or (alone is not None and not others):
             return ready
-        if ready:
-            turns.last = ready[-1].order
+        turns.last = ready[-1].order
         return sorted(ready, key=BY_ORDER)
 
     # ------------------------------------------------------------ headroom
@@ -230,7 +229,7 @@ _LENGTH = attrgetter("length")
 LEAST = 0.25
 """Share of a step's bound that prompts have beside any decode rows."""
 _ROWS_TO_STEP = 20
-"""Decode rows take turns only beyond so many times what a step costs by itself: five per cent."""
+"""Decode rows take turns if they take longer than so many empty steps: turns cost 5 to 10 %."""
 
 
 @dataclass(slots=True)
@@ -240,7 +239,7 @@ class Turns:
     limit: float
     measured: MeasuredCost
     waiting: bool = False
-    """Whether requests wait to be admitted."""
+    """Whether requests wait to be admitted; a part of the step is left for them."""
     last: int = -1
     """Admission number of the row that decoded last."""
 
@@ -352,7 +351,7 @@ _LANES = 2
 these, and one whose rest is so many times shorter:"""
 SHORTER = 2
 _SPARE_ROWS = 16
-"""One row of so many is for clients that have none."""
+"""One of so many rows is kept for clients that have no row."""
 MOST_LOOKED_AT = 64
 """Waiting requests that a step passes over; to look at thousands would take longer than it."""
 
@@ -463,7 +462,9 @@ class Prefill:
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
         while budget.open and len(running.sequences) < self._max_rows:
-            following = alone or (preempted[0] if preempted else self._peek(budget))
+            following, newcomer = alone or (preempted[0] if preempted else None), False
+            if following is None:
+                following, newcomer = self._peek(budget)
             if following is None:
                 break
             beside = running.sequences or promises  # otherwise there is always room
@@ -473,7 +474,7 @@ class Prefill:
                 break
             bounded = budget.cost is not None and alone is None and running.sequences
             if bounded and self._waits(following, budget, long):
-                if following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
+                if newcomer or following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
                     break
                 if len(deferred) >= MOST_FETCHES:
                     self._waiting.hold(following)
@@ -490,7 +491,8 @@ class Prefill:
                 promises += running.wanted(following)
                 continue
             if following.order < 0:
-                self._waiting.take(following)
+                self._waiting.take(following, in_turn=not newcomer)
+                following.newcomer = newcomer
                 following.queued = self._clock() - following.arrived
             running.admit(following)
             room = self._chunk(following, budget, builder)
@@ -507,18 +509,23 @@ class Prefill:
         if deferred:
             self._waiting.restore(deferred)
 
-    def _peek(self, budget: StepBudget) -> RequestState | None:
-        """The waiting request to admit next.
+    def _peek(self, budget: StepBudget) -> tuple[RequestState | None, bool]:
+        """The waiting request to admit next, and whether it gets a row that is kept for newcomers.
 
-        Where steps are bounded in time, the last rows are for clients that have none: of these the
-        first half for connections, the other half for keys and addresses.
+        Where steps are bounded in time, the last rows are kept for clients that have no row: half
+        of them for connections, the others for keys and addresses. As many fewer are kept as
+        clients have such a row alone.
         """
-        running, spare = self._running.sequences, self._max_rows // _SPARE_ROWS
+        running = self._running.sequences
+        kept = spare = self._max_rows // _SPARE_ROWS
         free = self._max_rows - len(running)
-        if budget.cost is None or free > spare:
-            return self._waiting.peek()
-        levels = 3 if free > spare // 2 else 1
-        return self._waiting.peek_beside({one.place[:levels] for one in running}, levels)
+        if free <= kept:
+            had = {one.place for one in running if not one.newcomer}
+            kept -= len({one.place for one in running if one.newcomer} - had)
+        if budget.cost is None or free > kept:
+            return self._waiting.peek(), False
+        levels = 3 if kept > spare // 2 else 1
+        return self._waiting.peek_beside({one.place[:levels] for one in running}, levels), True
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""

@@ -30,7 +30,7 @@ _SOLVED_AFTER = 8
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
 _LEVEL_OF, _LEVEL_MOST = 3, 8.0
-"""Steps whose median is a level, and how many times slower or faster it is at most."""
+"""A level is the median of so many steps, and at most so many times above or below 1."""
 
 
 class MeasuredCost:
@@ -41,9 +41,9 @@ class MeasuredCost:
     stood still with the machine is no measure. Where the steps do not separate the coefficients,
     `PRIOR` does.
 
-    So what no step was like before takes many steps to learn: the first prompt behind hours of
-    decode steps, or a machine that became slow. A *level* for steps with prompts and one for all
-    others say by how many times the last few were slower than the coefficients have it.
+    The coefficients learn slowly, for example at the first prompt after hours of decoding. So there
+    are two *levels*, for steps with prompts and for the others: how many times longer the last
+    three took than the coefficients say (the median).
     """
 
     def __init__(self, max_step_tokens: int) -> None:
@@ -54,8 +54,10 @@ class MeasuredCost:
         self._sums = np.zeros(len(_PARTS))
         self._solution = np.ones(len(_PARTS))
         """The coefficients in units of the prior."""
-        self._recent = [deque([1.0] * _LEVEL_OF, _LEVEL_OF) for _ in range(2)]
-        """Durations by the coefficients, of steps without prompts and with some."""
+        self._recent: list[deque[tuple[np.ndarray, float]]] = [
+            deque(maxlen=_LEVEL_OF) for _ in range(2)
+        ]
+        """Work in units of the prior, and seconds, of the last steps without prompts and with."""
         self.steps = 0
         self.largest = 0.0
         """Prompt tokens of the largest step lately."""
@@ -68,24 +70,18 @@ class MeasuredCost:
         if work[1]:
             self.largest = max(work[1], _LARGEST_KEPT * self.largest)
         parts = self._units * work
+        self._recent[work[1] > 0].append((parts, seconds))
         expected = float(parts @ self._solution) if self.steps else 0.0
-        slower = seconds / expected if expected else 1.0
         if expected < 1e-3 * seconds:  # no step before had such work
             expected = seconds
         self.steps += 1
-        parts /= expected
+        parts = parts / expected
         kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
         self._products = kept * self._products + np.outer(parts, parts)
         ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
         self._sums = kept * self._sums + parts * ratio
-        recent = self._recent[work[1] > 0]
-        recent.append(min(max(slower, 1 / _LEVEL_MOST), _LEVEL_MOST))
         if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
-            before = float(parts @ self._solution)
             self._solve()
-            changed = before / max(float(parts @ self._solution), 1e-9)
-            for at, one in enumerate(recent):
-                recent[at] = one * changed
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
         """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
@@ -105,7 +101,11 @@ class MeasuredCost:
         return work, float((self._units * work) @ self._solution) * self._level(work[1] > 0)
 
     def _level(self, prompts: bool) -> float:
-        return min(max(median(self._recent[prompts]), 1 / _LEVEL_MOST), _LEVEL_MOST)
+        recent = self._recent[prompts]
+        if len(recent) < _LEVEL_OF:
+            return 1.0
+        slower = (seconds / max(float(parts @ self._solution), 1e-9) for parts, seconds in recent)
+        return min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def lately(self, prompts: bool) -> StepCost:
         """The cost at the level of the last steps with `prompts`, or without."""

@@ -12,12 +12,12 @@ little work, and then goes before all others.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import itemgetter
 
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.config import SchedulerConfig
@@ -295,30 +295,31 @@ class _Turns:
     part in the same way.
 
     A clock per member counts the work of its requests when they are admitted, and of their outputs
-    when they end. By turns the waiting member comes next whose clock is the smallest, and the one
-    whose clock would be the smallest behind its next request, which is taken to be as large as the
-    one before, or the first of a queue. So a short request waits for no round of long ones, and a
-    long one for two rounds of short ones at most, however many come. An idle member earns no
-    credit: its clock restarts at the last admitted member's clock, or at the mean share admitted
-    since (as in WF2Q+). Without the mean share, new members would always start at the same place,
-    before all others. So of two waiting members, one exceeds the other by at most one request of
-    each (and their outputs).
+    when they end. Two orders alternate. In one, the member with the smallest clock is next. In the
+    other, the member whose clock would be the smallest after its next request. The size of that
+    request is a guess: that of the member's last one, or of the first in its queue. So a short
+    request waits for no round of long ones, and a long one for two rounds of short ones at most.
+
+    An idle member earns no credit: its clock restarts at the clock of the member admitted last, or
+    at the mean share admitted since (as in WF2Q+). Without the mean share, new members would always
+    start at the same place, before all others. So of two members that wait with one priority, one
+    exceeds the other by at most one request of each (and their outputs).
     """
 
     clocks: dict[str, float] = field(default_factory=dict)
     """Of waiting members, and of those that waited since nobody did."""
     ends: dict[str, float] = field(default_factory=dict)
     """The clocks behind the next requests."""
-    now: float = 0.0
-    """Starting value of a member's clock."""
+    now: dict[int, float] = field(default_factory=dict)
+    """By priority, the starting value of a member's clock."""
     waiting: dict[tuple[int, str], int] = field(default_factory=dict)
     """By priority and member, how many queues it has."""
     below: dict[str, _Turns] = field(default_factory=dict)
     heaps: dict[tuple[int, bool], list[tuple[float, int, str]]] = field(default_factory=dict)
     """By priority and order (clock, or clock behind the next request; number of the entry, member).
     Another clock than the member's is outdated."""
-    by_end: bool = False
-    """Whether the member comes next whose next request ends first."""
+    by_end: dict[int, bool] = field(default_factory=dict)
+    """By priority, which order is next: by the clock after the next request, or by the clock."""
     entries: int = 0
 
     def begin(self, priority: int, name: str, work: float) -> None:
@@ -328,7 +329,9 @@ class _Turns:
         if not queues:
             for by_end in (False, True):
                 self.heaps.setdefault((priority, by_end), [])
-            self._set_clock(name, max(self.clocks.get(name, 0.0), self.now), work)
+            self.by_end.setdefault(priority, False)
+            clock = max(self.clocks.get(name, 0.0), self.now.get(priority, 0.0))
+            self._set_clock(name, clock, work)
 
     def end(self, priority: int, name: str) -> None:
         """A queue of a member is empty."""
@@ -340,19 +343,21 @@ class _Turns:
             self.below.pop(name, None)
         self._forget()
 
-    def charge(self, name: str, work: int) -> None:
-        """A request of a waiting member is admitted."""
+    def charge(self, priority: int, name: str, work: int, *, in_turn: bool) -> None:
+        """A request of a waiting member is admitted, in its turn or before others."""
         before = self.clocks[name]
-        self.now = max(self.now + work / len(self.waiting), before)
+        now = self.now.get(priority, 0.0)
+        self.now[priority] = max(now + work / len(self.waiting), before)
         self._set_clock(name, before + work, work)
-        self.by_end = not self.by_end
+        if in_turn:
+            self.by_end[priority] = not self.by_end[priority]
 
     def charge_late(self, name: str, work: int) -> None:
         """A member has had more than was charged on admission."""
         if self.waiting:
             clock = self.clocks.get(name, 0.0)
             ahead = self.ends.get(name, clock) - clock
-            self._set_clock(name, max(clock, self.now) + work, ahead)
+            self._set_clock(name, max(clock, min(self.now.values(), default=0.0)) + work, ahead)
             self._forget()
 
     def _forget(self) -> None:
@@ -376,14 +381,15 @@ class _Turns:
 
     def next(self, priority: int) -> str:
         """The member whose turn it is, of those of a waiting priority."""
-        heap = self.heaps[priority, self.by_end]
-        while not self._is_current(priority, self.by_end, heap[0]):
+        by_end = self.by_end[priority]
+        heap = self.heaps[priority, by_end]
+        while not self._is_current(priority, by_end, heap[0]):
             heapq.heappop(heap)
         return heap[0][2]
 
-    def place_of(self, name: str, by_end: bool | None = None) -> float:
-        """What members are in order of, by default now."""
-        return (self.ends if (self.by_end if by_end is None else by_end) else self.clocks)[name]
+    def place_of(self, name: str, by_end: bool) -> float:
+        """A member's place in one of the orders."""
+        return (self.ends if by_end else self.clocks)[name]
 
     def _is_current(self, priority: int, by_end: bool, entry: tuple[float, int, str]) -> bool:
         at, _, name = entry
@@ -468,7 +474,7 @@ class WaitingQueue:
         if self._others is None:
             turn = {priority: at for at, priority in enumerate(priorities)}
             ordered = sorted(
-                (turn[priority], [turns.place_of(name) for turns, name in self._path(place)], at)
+                (turn[priority], self._rank(priority, place), at)
                 for at, (priority, place) in enumerate(self._queues)
             )
             queues = list(self._queues.values())
@@ -482,13 +488,18 @@ class WaitingQueue:
     def peek_beside(self, held: Collection[Place], levels: int) -> RequestState | None:
         """As `peek`, of clients whose first `levels` names are not among the `held` ones."""
         turn = {priority: at for at, priority in enumerate(self._by_turn())}
-        others = [
-            (turn[priority], [turns.place_of(name) for turns, name in self._path(place)], at, queue)
-            for at, ((priority, place), queue) in enumerate(self._queues.items())
-            if place[:levels] not in held
-        ]
-        found = (queue.peek() for *_, queue in sorted(others, key=itemgetter(0, 1, 2)))
-        return next(filter(None, found), None)
+        best, rank = None, (len(turn), [math.inf])
+        for (priority, place), queue in self._queues.items():
+            if place[:levels] in held:
+                continue
+            other = turn[priority], self._rank(priority, place)
+            if other < rank and (found := queue.peek()) is not None:
+                best, rank = found, other
+        return best
+
+    def _rank(self, priority: int, place: Place) -> list[float]:
+        """The place of a client in the order that is next, level by level."""
+        return [turns.place_of(name, turns.by_end[priority]) for turns, name in self._path(place)]
 
     def _by_turn(self) -> list[int]:
         """The priorities of waiting requests, the one whose turn it is first."""
@@ -548,12 +559,13 @@ class WaitingQueue:
         for sequence in deferred:
             self._queue_of(sequence).restore()
 
-    def take(self, sequence: RequestState) -> None:
-        """Remove an admitted `sequence`."""
+    def take(self, sequence: RequestState, *, in_turn: bool = True) -> None:
+        """Remove a `sequence` that is admitted, in the turn of its client or before others."""
         if self.count > 1:
             work = work_of(sequence.length, self._estimate(sequence))
+            priority = sequence.request.handling.priority
             for turns, name in self._path(sequence.place):
-                turns.charge(name, work)
+                turns.charge(priority, name, work, in_turn=in_turn)
         self._queue_of(sequence).take(sequence)
         self._left(sequence)
 

@@ -201,6 +201,8 @@ class RequestState:
         self.arrived = arrived
         self.order = -1
         """Counts sequences in order of first admission; kept through preemption."""
+        self.newcomer = False
+        """Whether the row is one of those kept for clients that have none."""
         self.queued: float | None = None
 
         self.prompt_len = len(request.token_ids)

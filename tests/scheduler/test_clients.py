@@ -14,7 +14,7 @@ from rootlace.runtime.config import SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.scheduler.queue import COMPUTED, WaitingQueue
 from rootlace.runtime.scheduler.request import RequestState
-from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.protocol import Handling, SamplingParams
 
 CLIENTS = "abcd"
 ARRIVAL = st.tuples(st.sampled_from(CLIENTS), st.integers(1, 30))
@@ -24,9 +24,10 @@ def _queues(policy: str = "lpm") -> WaitingQueue:
     return WaitingQueue(SchedulerConfig(policy=policy), lambda sequence: 0)  # type: ignore[arg-type]
 
 
-def _sequence(number: int, client: str, length: int = 1) -> RequestState:
+def _sequence(number: int, client: str, length: int = 1, priority: int = 0) -> RequestState:
     ids = np.full(length, number % 7, np.int32)
-    request = EngineRequest(number, ids, SamplingParams(max_tokens=4, seed=0), client=client)
+    params, handling = SamplingParams(max_tokens=4, seed=0), Handling(priority=priority)
+    request = EngineRequest(number, ids, params, client=client, handling=handling)
     return RequestState(request, None, number, jumps=False, arrived=number, max_length=1 << 20)
 
 
@@ -170,3 +171,24 @@ def test_the_last_places_of_the_queue_are_for_those_who_hold_few() -> None:
         waiting.add(_sequence(number, client))
         number += 1
     assert all(waiting.crowds_out((client, "", ""), 16) for client in ("greedy", "a", "new"))
+
+
+def test_a_newcomer_waits_for_no_client_of_a_higher_priority() -> None:
+    """Long requests of a priority that is served all the time do not push newcomers behind."""
+    queues = WaitingQueue(SchedulerConfig(policy="fcfs"), lambda sequence: 0)
+    for number in range(5):
+        queues.add(_sequence(number, "urgent", 100, priority=1))
+        for client in "ab":
+            queues.add(_sequence(number, client))
+    for number in range(5, 1005):
+        taken = _take(queues)
+        priority = taken.request.handling.priority
+        queues.add(_sequence(number, taken.request.client, taken.length, priority=priority))
+    queues.add(_sequence(1005, "new"))
+    for number in range(1006, 1500):
+        taken = _take(queues)
+        if taken.request.client == "new":
+            break
+        priority = taken.request.handling.priority
+        queues.add(_sequence(number, taken.request.client, taken.length, priority=priority))
+    assert number < 1100
