@@ -486,11 +486,16 @@ class WaitingQueue:
         return None
 
     def peek_beside(self, held: Collection[Place], levels: int) -> RequestState | None:
-        """As `peek`, of clients whose first `levels` names are not among the `held` ones."""
+        """As `peek`, of clients whose first `levels` names are not among the `held` ones.
+
+        Of connections only those count that have one waiting request, or half the mean at most: who
+        has many gets a row in turn.
+        """
+        few = max(1.0, 0.5 * self.count / len(self._queues)) if self._queues else 0.0
         turn = {priority: at for at, priority in enumerate(self._by_turn())}
         best, rank = None, (len(turn), [math.inf])
         for (priority, place), queue in self._queues.items():
-            if place[:levels] in held:
+            if place[:levels] in held or (levels > 1 and self._held[place] > few):
                 continue
             other = turn[priority], self._rank(priority, place)
             if other < rank and (found := queue.peek()) is not None:
