@@ -58,6 +58,7 @@ class MeasuredCost:
             deque(maxlen=_LEVEL_OF) for _ in range(2)
         ]
         """Work in units of the prior, and seconds, of the last steps without prompts and with."""
+        self._levels = [1.0, 1.0]
         self.steps = 0
         self.largest = 0.0
         """Prompt tokens of the largest step lately."""
@@ -82,6 +83,10 @@ class MeasuredCost:
         self._sums = kept * self._sums + parts * ratio
         if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
             self._solve()
+        for kind, recent in enumerate(self._recent):
+            if len(recent) == _LEVEL_OF:
+                slower = [each / max(float(one @ self._solution), 1e-9) for one, each in recent]
+                self._levels[kind] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
         """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
@@ -98,18 +103,11 @@ class MeasuredCost:
         )
         if not self.steps:
             return work, 0.0
-        return work, float((self._units * work) @ self._solution) * self._level(work[1] > 0)
-
-    def _level(self, prompts: bool) -> float:
-        recent = self._recent[prompts]
-        if len(recent) < _LEVEL_OF:
-            return 1.0
-        slower = (seconds / max(float(parts @ self._solution), 1e-9) for parts, seconds in recent)
-        return min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
+        return work, float((self._units * work) @ self._solution) * self._levels[work[1] > 0]
 
     def lately(self, prompts: bool) -> StepCost:
         """The cost at the level of the last steps with `prompts`, or without."""
-        level = self._level(prompts)
+        level = self._levels[prompts]
         return replace(self.cost, **{name: level * getattr(self.cost, name) for name in _PARTS})
 
     def _solve(self) -> None:
