@@ -4,27 +4,24 @@
                                 ^                         |
                                 +-- preempt, rollback ----+
 
-Sections: running set, budget of a step, prefill, limits.
+Sections: running set, prefill, limits.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 import msgspec
 
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.contracts.messages import EngineRequest
-from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
-from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace
+from rootlace.runtime.scheduler.pacing import BY_ORDER, PromptPace, StepBudget, Turns
 from rootlace.runtime.scheduler.queue import WaitingQueue, first_victim
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
 from rootlace.wire.errors import (
@@ -33,8 +30,6 @@ from rootlace.wire.errors import (
     PinRefused,
 )
 from rootlace.wire.protocol import CacheReport
-
-BY_ORDER = attrgetter("order")
 
 
 @dataclass(frozen=True)
@@ -142,16 +137,19 @@ class RunningSet:
         others: bool = False,
         may_preempt: bool = True,
         turns: Turns | None = None,
+        waiting: bool = False,
     ) -> list[RequestState] | None:
         """Give every sequence of the next decode step a slot for its next token; return these
         sequences. If `alone` is given, no other sequence is in the step, or with `others` it is
-        not. With `turns`, only those are whose turn it is.
+        not. With `turns`, only those are whose turn it is; `waiting`: others wait for admission.
 
         Preempt sequences where slots are missing; return None if `may_preempt` forbids that.
         Excluded are sequences whose pending token is the last, and sequences that wait for pending
         tokens. If the oldest sequence is still in prefill, one more block is left for it.
         """
         size = self._kv.block_size
+        if alone is not None and not others:
+            turns = None
         while True:
             ready: list[RequestState] = []
             self.prefilling = False
@@ -166,8 +164,9 @@ class RunningSet:
                     ready.append(s)
             if not self.sequences:
                 return ready
-            if turns is not None and (alone is None or others):
-                ready = turns.part(ready, prompts=self.prefilling or bool(self.preempted))
+            if turns is not None:
+                prompts = self.prefilling or bool(self.preempted) or waiting
+                ready = turns.part(ready, prompts)
             growing = [s for s in ready if s.computed == s.table_len * size]
             oldest = self.sequences[0]
             stuck = not oldest.decoding and oldest.table_len * size <= oldest.computed
@@ -187,7 +186,7 @@ class RunningSet:
                 self.ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
-        if turns is None or not ready or (alone is not None and not others):
+        if turns is None or not ready:
             return ready
         turns.last = ready[-1].order
         return sorted(ready, key=BY_ORDER)
@@ -214,133 +213,6 @@ class RunningSet:
     def wanted(self, sequence: RequestState) -> int:
         """Blocks that admitting a waiting sequence would take."""
         return self._kv.cost(sequence, self._ahead(sequence))
-
-
-# Time of a step -----------------------------------------------------------------------------------
-
-
-_LEAST_CHUNK = 32
-"""Tokens that a step computes of a prompt, whatever they cost. To read the weights once takes as
-long as to compute some 5 tokens on a CPU, so a large model spends little of its time on that."""
-_FIRST_CHUNK = 64
-"""Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
-largest lately, so that no forecast goes far beyond what it follows from."""
-_LENGTH = attrgetter("length")
-LEAST = 0.25
-"""Share of a step's bound that prompts have beside any decode rows."""
-_ROWS_TO_STEP = 20
-"""Decode rows take turns if they take longer than so many empty steps: turns cost 5 to 10 %."""
-
-
-@dataclass(slots=True)
-class Turns:
-    """Decode rows that take longer than `limit` seconds by `measured` take turns in equal parts."""
-
-    limit: float
-    measured: MeasuredCost
-    waiting: bool = False
-    """Whether requests wait to be admitted; a part of the step is left for them."""
-    last: int = -1
-    """Admission number of the row that decoded last."""
-
-    def part(self, rows: list[RequestState], prompts: bool) -> list[RequestState]:
-        """The rows of the next step, of all in order of admission, the first in turn first.
-
-        Where there are `prompts` to compute, too, a part of each step is left for these.
-        """
-        prompts = prompts or self.waiting
-        cost = self.measured.lately(prompts)
-        limit = self.limit * (1 - LEAST if prompts else 1)
-        decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
-        parts = math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
-        if parts < 2 or not self.measured.steps:
-            return rows
-        at = bisect_right(rows, self.last, key=BY_ORDER)
-        return (rows[at:] + rows[:at])[: -(-len(rows) // parts)]
-
-
-@dataclass(slots=True)
-class StepBudget:
-    """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
-
-    `cost` None: the tokens alone are bounded.
-    """
-
-    tokens: int
-    seconds: float = math.inf
-    cost: StepCost | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether another token fits."""
-        return self.tokens > 0 and self.seconds > 0
-
-    @classmethod
-    def of(
-        cls, tokens: int, limit: float, measured: MeasuredCost, rows: list[RequestState]
-    ) -> StepBudget:
-        """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
-
-        A quarter of the limit at least, so that prompts go on. And as much as a step costs that
-        computes nothing, within the limit: steps of one size do not tell the two apart.
-        """
-        if not limit:
-            return cls(tokens)
-        tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
-        cost = measured.lately(prompts=True)
-        if not measured.steps:
-            return cls(tokens, cost=cost)
-        lengths = sum(map(_LENGTH, rows))
-        decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
-        seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
-        return cls(tokens, seconds, cost)
-
-    def split(self, parts: int) -> StepBudget:
-        """Take one of `parts` equal parts out, of at least one token."""
-        part = replace(self, tokens=-(-self.tokens // parts), seconds=self.seconds / parts)
-        self.tokens -= part.tokens
-        self.seconds -= part.seconds if math.isfinite(part.seconds) else 0.0
-        return part
-
-    def give_back(self, part: StepBudget) -> None:
-        """Add what is left of a part."""
-        self.tokens += part.tokens
-        if math.isfinite(part.seconds):
-            self.seconds += part.seconds
-
-    def room(self, sequence: RequestState, start: int) -> int:
-        """Tokens of `sequence` from `start` on that fit."""
-        cost = self.cost
-        if cost is None or math.isinf(self.seconds):
-            return self.tokens
-        least = min(_LEAST_CHUNK, self.tokens)
-        count = _within(self.seconds, cost.prefill + cost.pair * start, cost.pair)
-        # Tokens before the first scored one cost less.
-        plain = max(sequence.score_next - 1 - start, 0)
-        if count > plain and sequence.score_next < sequence.score_stop:
-            left = self.seconds - self._price(start, plain, 0)
-            each = cost.prefill + cost.score + cost.pair * (start + plain)
-            count = plain + _within(left, each, cost.pair)
-        return int(max(min(count, self.tokens), least))
-
-    def spend(self, start: int, count: int, scored: int) -> None:
-        """Note a chunk of `count` tokens from `start` on, `scored` of which get scores."""
-        self.tokens -= count
-        if self.cost is not None:
-            self.seconds = max(self.seconds - self._price(start, count, scored), 0.0)
-
-    def _price(self, start: int, count: int, scored: int) -> float:
-        cost = self.cost
-        assert cost is not None
-        pairs = count * (start + count / 2)
-        return cost.prefill * count + cost.pair * pairs + cost.score * scored
-
-
-def _within(seconds: float, each: float, pair: float) -> float:
-    """Tokens that fit into `seconds`: the first costs `each`, and every one `pair` more."""
-    if pair > 0:
-        return (math.sqrt(each * each + 2 * pair * max(seconds, 0.0)) - each) / pair
-    return seconds / each if each > 0 else math.inf
 
 
 # Prefill ------------------------------------------------------------------------------------------

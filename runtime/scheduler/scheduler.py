@@ -20,13 +20,10 @@ from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import DraftModel, SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler import output
 from rootlace.runtime.scheduler.admission import (
-    BY_ORDER,
     Headroom,
     Limits,
     Prefill,
     RunningSet,
-    StepBudget,
-    Turns,
 )
 from rootlace.runtime.scheduler.batch import PlanBuilder, depth_first
 from rootlace.runtime.scheduler.draft_model import ModelSource
@@ -35,7 +32,14 @@ from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake, Verdict
-from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace
+from rootlace.runtime.scheduler.pacing import (
+    BY_ORDER,
+    MeasuredCost,
+    PromptPace,
+    ServicePace,
+    StepBudget,
+    Turns,
+)
 from rootlace.runtime.scheduler.queue import WaitingQueue
 from rootlace.runtime.scheduler.request import (
     Counters,
@@ -284,10 +288,12 @@ class Scheduler:
             if alone is not None:
                 running.stand_back(alone, self._max_rows)
                 cleared = self._suspects.turn(alone, running.sequences)
-            if self._turns is not None:
-                self._turns.waiting = self._waiting.count > 0
             ready = running.secure(
-                alone, others=cleared, may_preempt=not self._flights, turns=self._turns
+                alone,
+                others=cleared,
+                may_preempt=not self._flights,
+                turns=self._turns,
+                waiting=self._waiting.count > 0,
             )
             if ready is not None:  # otherwise the step in flight may free the missing blocks
                 prefilling = running.prefilling or running.preempted or self._waiting.count

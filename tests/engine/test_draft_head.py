@@ -30,8 +30,8 @@ from rootlace.runtime.scheduler.drafter import MODEL as MODEL_SOURCE
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, greedy
-from tests.engine.test_draft_model import always
-from tests.engine.test_exactness import add_all, found, one_by_one
+from tests.engine.test_draft_model import always, check_texts
+from tests.engine.test_exactness import one_by_one
 from tests.model.checkpoints import SHAPE, save
 from tests.model.eagle_heads import (
     DRAFT_VOCAB,
@@ -241,28 +241,7 @@ def test_the_text_is_the_same_to_the_bit(
     blocks: int,
 ) -> None:
     """Greedy and seeded, constrained, penalised, with log-probabilities; with preemption."""
-    runner = load(name)
-    with pytest.MonkeyPatch.context() as patch:
-        always(patch, dice)
-        harness = Harness(
-            *(runner,),
-            block_size=4,
-            num_blocks=blocks,
-            max_step_tokens=64,
-            overlap=overlap,
-            spot_seconds=1e9,
-            speculation_tokens=dice.choice([0, 4096]),
-        )
-        for _ in range(2):
-            rids = add_all(harness)
-            harness.finish()
-            assert found(harness, rids) == cold
-    source = harness.scheduler._drafting._model
-    assert source is not None and source._model is runner.draft  # which did not fail
-    stats = harness.scheduler.stats()
-    assert overlap or stats["drafted_model_tokens"] > 0
-    harness.scheduler.cache.flush()
-    assert harness.scheduler.stats()["blocks_used"] == 0
+    check_texts(load(name), cold, dice, overlap=overlap, blocks=blocks)
 
 
 # A head that is right -----------------------------------------------------------------------------

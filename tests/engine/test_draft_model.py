@@ -84,20 +84,15 @@ def always(monkeypatch: pytest.MonkeyPatch, dice: random.Random) -> None:
     monkeypatch.setattr(ModelSource, "worth", lambda *_: (dice.randrange(1, 7), 1e9))
 
 
-@pytest.mark.parametrize("draft", ["model", "small", "padded", "narrow"])
-@pytest.mark.parametrize("overlap", [False, True])
-@settings(max_examples=4)
-@given(dice=st.randoms(use_true_random=False), blocks=st.sampled_from([512, 40]))
-def test_the_text_is_the_same_to_the_bit(
-    load: Callable[..., ModelRunner],
+def check_texts(
+    runner: ModelRunner,
     cold: list[tuple[object, ...]],
-    draft: str,
-    overlap: bool,
     dice: random.Random,
+    *,
+    overlap: bool,
     blocks: int,
 ) -> None:
-    """Greedy and seeded, constrained, penalised, with log-probabilities; with preemption."""
-    runner = load(draft)
+    """Texts with drafts at any moment are the `cold` ones."""
     with pytest.MonkeyPatch.context() as patch:
         always(patch, dice)
         harness = Harness(
@@ -119,6 +114,22 @@ def test_the_text_is_the_same_to_the_bit(
     assert overlap or stats["drafted_model_tokens"] > 0
     harness.scheduler.cache.flush()
     assert harness.scheduler.stats()["blocks_used"] == 0
+
+
+@pytest.mark.parametrize("draft", ["model", "small", "padded", "narrow"])
+@pytest.mark.parametrize("overlap", [False, True])
+@settings(max_examples=4)
+@given(dice=st.randoms(use_true_random=False), blocks=st.sampled_from([512, 40]))
+def test_the_text_is_the_same_to_the_bit(
+    load: Callable[..., ModelRunner],
+    cold: list[tuple[object, ...]],
+    draft: str,
+    overlap: bool,
+    dice: random.Random,
+    blocks: int,
+) -> None:
+    """Greedy and seeded, constrained, penalised, with log-probabilities; with preemption."""
+    check_texts(load(draft), cold, dice, overlap=overlap, blocks=blocks)
 
 
 def test_a_draft_of_the_model_itself_is_always_right(

@@ -13,8 +13,7 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest
-from rootlace.runtime.scheduler.admission import Turns
-from rootlace.runtime.scheduler.pacing import MeasuredCost
+from rootlace.runtime.scheduler.pacing import MeasuredCost, Turns
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.world import World
