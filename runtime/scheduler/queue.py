@@ -491,7 +491,7 @@ class WaitingQueue:
         Of connections only those count that have one waiting request, or half the mean at most: who
         has many gets a row in turn.
         """
-        few = max(1.0, 0.5 * self.count / len(self._queues)) if self._queues else 0.0
+        few = max(1.0, 0.5 * self.count / max(len(self._queues), 1))
         turn = {priority: at for at, priority in enumerate(self._by_turn())}
         best, rank = None, (len(turn), [math.inf])
         for (priority, place), queue in self._queues.items():

@@ -144,7 +144,9 @@ def test_a_single_token_waits_for_no_load(load: str, slower: int, before: int) -
     assert len(run.waits) >= 5 or slower > 1
     if run.waits:
         assert statistics.median(run.waits) <= 2 * BOUND * slower
-        assert max(run.waits) <= 1.1 * slower
+        # Prompts of six clients may begin just before, each of which takes a step.
+        most = 1.1 if before and load == "prompts" else 1.0
+        assert max(run.waits) <= most * slower
     assert statistics.median(run.steps) <= BOUND * slower * 1.05
     assert max(run.steps[4:]) <= 2 * BOUND * slower
     assert max(run.steps[16:], default=0.0) <= 1.7 * BOUND * slower
