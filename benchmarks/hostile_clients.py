@@ -7,17 +7,20 @@ nothing may run.
 
 With `--model FILE` the others ask for much at once instead: a long prompt, the best of 4,096
 choices, scores of a prompt, or samples by the hundred. Each load runs with each of `--bounds`,
-seconds of a step (0: none), for `--seconds` at most; tokens that the engine computed and drew in a
-second say what the load got. All connections come from one address, as behind a proxy.
+seconds of a step (0: none), for `--seconds` at most, in turns for so many `--rounds`; tokens that
+the engine computed and drew in a second say what the load got. Medians of the rounds are shown, and
+the longest wait of all. All connections come from one address, as behind a proxy.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -177,24 +180,30 @@ async def measure(
             await asyncio.sleep(0.01)
     if not hostile.cancelled():
         await hostile
-    median, p99 = map(float, np.percentile(taken, [50, 99]))
+    middle, p99 = map(float, np.percentile(taken, [50, 99]))
     seconds = time.perf_counter() - began
-    return Latency(load.__name__, seconds, len(taken), median, p99, max(taken))
+    return Latency(load.__name__, seconds, len(taken), middle, p99, max(taken))
 
 
 def _beside_much(args: argparse.Namespace) -> list[Latency]:
     """A server for each load and bound: what one leaves in the cache is no other's."""
     found = []
     for load in args.loads or BIG:
-        for bound in args.bounds:
+        rounds: dict[float, list[Latency]] = {bound: [] for bound in args.bounds}
+        for _, bound in itertools.product(range(args.rounds), args.bounds):
             with rl.Runtime(args.model, device="cpu", http_port=0, step_seconds=bound) as runtime:
                 server = Server(str(runtime.url))
                 asyncio.run(measure(server, nothing, 5.0))  # the first steps are no measure
                 before = _computed(runtime)
                 one = asyncio.run(measure(server, BIG[load], args.seconds))
                 rate = (_computed(runtime) - before) / one.seconds
-                found.append(replace(one, bound=bound, tokens_per_second=rate))
-                print(found[-1], flush=True)
+            rounds[bound].append(replace(one, bound=bound, tokens_per_second=rate))
+            print(rounds[bound][-1], flush=True)
+        for all_rounds in rounds.values():
+            averaged = ("seconds", "requests", "median", "p99", "tokens_per_second")
+            middle = {name: median(getattr(one, name) for one in all_rounds) for name in averaged}
+            most = max(one.most for one in all_rounds)
+            found.append(replace(all_rounds[0], **middle, most=most))
     return found
 
 
@@ -213,6 +222,7 @@ def main() -> None:
     parser.add_argument("--model", help="ask much of this one")
     parser.add_argument("--bounds", nargs="+", type=float, default=[0.0, 0.25])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     console, report = console_of(100), Report("hostile_clients", args)
     if args.model:

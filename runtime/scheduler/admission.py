@@ -220,8 +220,7 @@ class RunningSet:
 
 _LANES = 2
 """Prompts that may be cut at a time, where steps are short; those that one step ends go beside
-these, and one whose rest is so many times shorter:"""
-SHORTER = 2
+these, and one that is shorter than the longest rest."""
 _SPARE_ROWS = 16
 """One of so many rows is kept for clients that have no row."""
 MOST_LOOKED_AT = 64
@@ -417,9 +416,7 @@ class Prefill:
             return True
         if len(long) < _LANES:
             return False
-        # One that is much shorter goes beside these.
-        others = [one.target() - one.computed for one in long]
-        return len(long) > _LANES or SHORTER * rest > max(others)
+        return len(long) > _LANES or rest > max(one.target() - one.computed for one in long)
 
     def _chunk(self, sequence: RequestState, budget: StepBudget, builder: PlanBuilder) -> bool:
         """Plan tokens of `sequence` within `budget`; False if blocks are lacking."""

@@ -145,6 +145,8 @@ _FIRST_CHUNK = 64
 """Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
 largest lately, so that no forecast goes far beyond what it follows from."""
 _LENGTH = attrgetter("length")
+_AIMED = 0.95
+"""Share of a step's bound that a step is planned to take: forecasts miss by some 5 %."""
 LEAST = 0.25
 """Share of a step's bound that prompts have beside any decode rows."""
 _ROWS_TO_STEP = 20
@@ -202,6 +204,7 @@ class StepBudget:
         """
         if not limit:
             return cls(tokens)
+        limit *= _AIMED
         tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
         cost = measured.lately(prompts=True)
         if not measured.steps:

@@ -252,7 +252,7 @@ def test_kept_rows_are_not_kept_twice() -> None:
     raise AssertionError("the second request of a client was never begun")
 
 
-@pytest.mark.parametrize("length", [60, 120, 500])
+@pytest.mark.parametrize("length", [60, 120, 500, 900])
 def test_a_short_prompt_goes_beside_two_long_ones(length: int) -> None:
     """Of three keys, two of which send one long prompt after the other."""
     executor = SimulatedExecutor(8192, 16, 1 << 16, VOCABULARY, SLOW)
