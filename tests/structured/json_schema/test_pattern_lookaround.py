@@ -37,6 +37,7 @@ PATTERNS: list[tuple[str, str]] = [
     (r"a\B", "ab -"),
     ("(?=a)", "ab"),
     ("(?!a)b", "ab"),
+    ("^(?!aba)[a-b]+$", "ab"),
     ("(?<!a)b", "abc"),
     ("(?<=a)b$", "abc"),
     (r"^(?!(?:foo|o)$)[fo]+$", "fo"),
