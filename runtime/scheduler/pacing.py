@@ -62,7 +62,8 @@ class MeasuredCost:
             deque(maxlen=_LEVEL_OF) for _ in range(2)
         ]
         """Work in units of the prior, and seconds, of the last steps without prompts and with."""
-        self._levels = [1.0, 1.0]
+        self.levels = [1.0, 1.0]
+        """Of the steps without prompts and with."""
         self.steps = 0
         self.largest = 0.0
         """Prompt tokens of the largest step lately."""
@@ -74,8 +75,8 @@ class MeasuredCost:
         seconds = max(seconds, 1e-6)
         if work[1]:
             self.largest = max(work[1], _LARGEST_KEPT * self.largest)
-        parts = self._units * work
-        self._recent[work[1] > 0].append((parts, seconds))
+        parts, kind = self._units * work, int(work[1] > 0)
+        self._recent[kind].append((parts, seconds))
         expected = float(parts @ self._solution) if self.steps else 0.0
         if expected < 1e-3 * seconds:  # no step before had such work
             expected = seconds
@@ -87,10 +88,14 @@ class MeasuredCost:
         self._sums = kept * self._sums + parts * ratio
         if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
             self._solve()
-        for kind, recent in enumerate(self._recent):
-            if len(recent) == _LEVEL_OF:
-                slower = [each / max(float(one @ self._solution), 1e-9) for one, each in recent]
-                self._levels[kind] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
+            self._find_level(1 - kind)
+        self._find_level(kind)
+
+    def _find_level(self, kind: int) -> None:
+        recent = self._recent[kind]
+        if len(recent) == _LEVEL_OF:
+            slower = [each / max(float(one @ self._solution), 1e-9) for one, each in recent]
+            self.levels[kind] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
         """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
@@ -107,12 +112,7 @@ class MeasuredCost:
         )
         if not self.steps:
             return work, 0.0
-        return work, float((self._units * work) @ self._solution) * self._levels[work[1] > 0]
-
-    def lately(self, prompts: bool) -> StepCost:
-        """The cost at the level of the last steps with `prompts`, or without."""
-        level = self._levels[prompts]
-        return replace(self.cost, **{name: level * getattr(self.cost, name) for name in _PARTS})
+        return work, float((self._units * work) @ self._solution) * self.levels[work[1] > 0]
 
     def _solve(self) -> None:
         # Factor by which the prior as a whole is too low.
@@ -167,8 +167,8 @@ class Turns:
 
         Where there are `prompts` to compute, too, a part of each step is left for these.
         """
-        cost = self.measured.lately(prompts)
-        limit = self.limit * (1 - LEAST if prompts else 1)
+        cost = self.measured.cost
+        limit = self.limit * (1 - LEAST if prompts else 1) / self.measured.levels[prompts]
         decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
         parts = math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
         if parts < 2 or not self.measured.steps:
@@ -181,7 +181,8 @@ class Turns:
 class StepBudget:
     """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
 
-    `cost` None: the tokens alone are bounded.
+    The level of steps with prompts is in `seconds`, not in `cost`. `cost` None: the tokens alone
+    are bounded.
     """
 
     tokens: int
@@ -204,9 +205,9 @@ class StepBudget:
         """
         if not limit:
             return cls(tokens)
-        limit *= _AIMED
+        limit *= _AIMED / measured.levels[True]
         tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
-        cost = measured.lately(prompts=True)
+        cost = measured.cost
         if not measured.steps:
             return cls(tokens, cost=cost)
         lengths = sum(map(_LENGTH, rows))
