@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from rootlace.runtime.server.http.app import endpoints
-from rootlace.runtime.server.http.endpoint import shown_path
-from rootlace.runtime.server.http.openapi import Field, fields
+from rootlace.runtime.server.http.endpoint import Field, fields, shown_path
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.sampling import PARAMETERS, Parameter
 

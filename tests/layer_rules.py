@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.simulation",
         "rootlace.runtime.contracts.plan",
     },
-    "rootlace.cli.bench_load": set(),
+    "rootlace.cli.bench_load": {"rootlace.runtime.simulation"},
     # Serve applications: the gateway and the engines of a Ray cluster.
     "rootlace.deploy": {
         "rootlace.client.runtime",

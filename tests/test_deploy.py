@@ -23,7 +23,7 @@ from rootlace.deploy import app as ray_app
 from rootlace.runtime.config import GatewayConfig, RuntimeConfig, runtime_config
 from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.server.http.app import endpoints
-from rootlace.runtime.server.metrics import Metrics
+from rootlace.runtime.server.telemetry import Metrics
 from tests.engine.harness import Harness
 from tests.server.http.fake_gateway import FakeGateway
 from tests.simulated_executor import SimulatedExecutor

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from rootlace.cli.doctor import doctor, models
-from rootlace.cli.evaluate import evaluate
-from rootlace.cli.run import chat, run
+from rootlace.cli.run import chat, evaluate, run
 from rootlace.cli.running import bench, cache, top
 from rootlace.cli.serve import keys, serve
 from rootlace.cli.simulate import simulate

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -35,13 +34,6 @@ research girl guy moment air teacher force education foot boy age policy music m
 paper space ground light summer field garden river stone window letter
 """
 WORDS = _WORDS.split()
-
-BLOCK = 512
-"""Tokens of one of a trace's hash ids."""
-
-
-class BadTrace(Exception):
-    """A trace that cannot be read; the message says which line and why."""
 
 
 @dataclass(frozen=True)
@@ -127,43 +119,20 @@ def arriving(asks: list[Ask], rate: float, seed: int) -> list[Ask]:
 
 
 def of_trace(path: Path, shape: Shape, speed: float) -> list[Ask]:
-    """The first `shape.requests` requests of a trace in Mooncake's form (a timestamp in
-    milliseconds, equal hash ids for equal blocks of 512 tokens), also gzipped.
+    """The first `shape.requests` requests of a trace, as `rootlace simulate` reads it: prompts
+    share what their blocks share. Raises BadTrace, and OSError for what cannot be read."""
+    from rootlace.runtime.simulation.trace import read_trace
 
-    Raises BadTrace.
-    """
-    asks: list[Ask] = []
-    number = 0
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as lines:
-            for line in lines:
-                number += 1
-                if len(asks) == shape.requests:
-                    break
-                if line.strip():
-                    asks.append(_asked(json.loads(line), shape, speed))
-    except (OSError, EOFError) as error:
-        raise BadTrace(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadTrace(f"{path}, line {number}: {type(error).__name__}: {error}") from error
-    if not asks:
-        raise BadTrace(f"{path} holds no requests")
-    asks.sort(key=lambda ask: ask.at or 0.0)
-    first = asks[0].at or 0.0
-    return [replace(ask, at=(ask.at or 0.0) - first) for ask in asks]
-
-
-def _asked(line: dict[str, object], shape: Shape, speed: float) -> Ask:
-    left = int(line["input_length"])  # type: ignore[call-overload]
-    blocks: Iterable[object] = line["hash_ids"]  # type: ignore[assignment]
-    parts = []
-    for block in blocks:
-        if left <= 0:
-            break
-        parts.append(shape.text(min(left, BLOCK), "block", block))
-        left -= BLOCK
-    at = float(line["timestamp"]) / 1000 / speed  # type: ignore[arg-type]
-    return Ask(" ".join(parts), max(int(line["output_length"]), 1), at)  # type: ignore[call-overload]
+    trace = read_trace(path)
+    asks = []
+    for number in range(min(len(trace), shape.requests)):
+        left, parts = int(trace.prompt_tokens[number]), []
+        for block in trace.blocks[trace.starts[number] : trace.starts[number + 1]].tolist():
+            parts.append(shape.text(min(left, trace.block_tokens), "block", block))
+            left -= trace.block_tokens
+        most = max(int(trace.output_tokens[number]), 1)
+        asks.append(Ask(" ".join(parts), most, float(trace.arrivals[number]) / speed))
+    return asks
 
 
 # Sending ------------------------------------------------------------------------------------------

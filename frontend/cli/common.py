@@ -10,7 +10,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import NoneType
@@ -203,10 +203,8 @@ def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]
             backend: Any = rl.RuntimeEndpoint(url, api_key=api_key or None)
         except RootlaceError as error:
             fail(str(error))
-        try:
+        with closing(backend):
             yield backend
-        finally:
-            backend.close()
         return
     source, _ = served_model(model)
     check_runtime()
@@ -214,10 +212,8 @@ def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]
         runtime: Any = rl.Runtime(model_path=source.path.absolute())
     except RootlaceError as error:
         fail(str(error))
-    try:
+    with runtime:
         yield runtime
-    finally:
-        runtime.shutdown()
 
 
 # Config file --------------------------------------------------------------------------------------

@@ -399,6 +399,7 @@ def bench(
     """Put load on a running server: first token, time between tokens, throughput, hit rate."""
     check_runtime()
     from rootlace.cli import bench_load
+    from rootlace.runtime.simulation.trace import BadTrace
 
     server = bench_load.Server(url.rstrip("/"), api_key, model)
     try:
@@ -409,8 +410,10 @@ def bench(
             asks = bench_load.of_trace(trace, shape, speed)
         else:
             asks = bench_load.arriving(bench_load.LOADS[load.value](shape), rate, seed)
-    except (bench_load.Unusable, bench_load.BadTrace) as error:
+    except (bench_load.Unusable, BadTrace) as error:
         fail(str(error))
+    except OSError as error:
+        fail(f"{trace}: {error.strerror or error}")
     asked: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "url": server.url,

@@ -28,10 +28,16 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from rootlace.client.channel import Counters, Sink, call_in_loop, call_together
+from rootlace.client.channel import (
+    MAX_FRAME_BYTES,
+    Counters,
+    Sink,
+    call_in_loop,
+    call_together,
+    pack,
+)
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
-    InvalidRequest,
     Overloaded,
     ProtocolError,
     RootlaceError,
@@ -44,8 +50,6 @@ from rootlace.wire.sockets import MessageReader
 # Outbox -------------------------------------------------------------------------------------------
 
 
-MAX_FRAME_BYTES = 32 * 2**20
-"""Half of what a gateway accepts by default."""
 _MAX_FRAME_OPS = 1024
 
 
@@ -115,9 +119,6 @@ class Outbox:
 
     def clear(self) -> None:
         self._ops.clear()
-
-
-# Connection ---------------------------------------------------------------------------------------
 
 
 # Line ---------------------------------------------------------------------------------------------
@@ -560,15 +561,3 @@ def _fail(sinks: dict[int, Sink], op: int, reason: RootlaceError) -> None:
     sink = sinks.pop(op, None)
     if sink is not None:
         sink(protocol.Failed.of(op, reason))
-
-
-def pack(op: protocol.Op) -> msgspec.Raw:
-    """`op` as it travels. Raises InvalidRequest for what no frame can carry."""
-    try:
-        packed = protocol.pack(op)
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InvalidRequest(f"it cannot be sent: {error}") from None
-    size = len(memoryview(packed))
-    if size > MAX_FRAME_BYTES:
-        raise InvalidRequest(f"an operation of {size} bytes; at most {MAX_FRAME_BYTES} travel")
-    return packed

@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from rootlace.client.channel import Channel
+from rootlace.client.channel import Ask, BranchText, Channel, LocalChannel
 from rootlace.client.endpoint import RuntimeEndpoint
-from rootlace.client.machine import Ask, BranchText, LocalChannel
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     ConstraintNotMet,

@@ -126,9 +126,6 @@ async def _interruptible(coroutine: Coroutine[Any, Any, Any]) -> Any:
         ticking.cancel()
 
 
-# Batch --------------------------------------------------------------------------------------------
-
-
 # Checkpoint ---------------------------------------------------------------------------------------
 #
 # Batches that are kept as they go on: a line of JSON for each row that is done.

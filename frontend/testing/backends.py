@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from rootlace.client.channel import Channel
+from rootlace.client.channel import Ask, BranchText, Channel, LocalChannel
 from rootlace.client.endpoint import RuntimeEndpoint, close, compute, endpoint_of
-from rootlace.client.machine import Ask, BranchText, LocalChannel
 from rootlace.language.tools import as_text
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest

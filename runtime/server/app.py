@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rootlace.runtime import processes
-from rootlace.runtime.config import OWN_CONFIGS, RuntimeConfig
+from rootlace.runtime.config import OWN_CONFIGS, GatewayConfig, RuntimeConfig
 from rootlace.runtime.server.auth import read_keys, read_program_key
 from rootlace.runtime.server.open_model import close_room, open_room
-from rootlace.runtime.server.spans import exporter_class
-from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 
 if TYPE_CHECKING:
+    from aiohttp.web import AppRunner
+
     from rootlace.runtime.server.model_registry import ModelRegistry
+    from rootlace.runtime.server.programs import ProgramServer
     from rootlace.runtime.server.served_model import Engine, ServedModel
     from rootlace.runtime.server.session_store import SessionStore
 
@@ -65,6 +67,8 @@ async def serve(
     if config.program_key:
         read_program_key(config.program_key)
     if config.otlp:
+        from rootlace.runtime.server.telemetry import exporter_class
+
         exporter_class()
     if config.default_sampling or config.generation_config not in OWN_CONFIGS:
         from rootlace.runtime.server.model_texts import check_sampling
@@ -87,9 +91,7 @@ async def serve(
             served = await stack.enter_async_context(_several(models))
         else:
             served = await stack.enter_async_context(_single(models[0], on_exit, engines))
-        from rootlace.runtime.server.servers import answering
-
-        programs, http_address = await stack.enter_async_context(answering(served, store))
+        programs, http_address = await stack.enter_async_context(_answering(served, store))
         if ready is not None:
             ready(Listening(programs.address, http_address, os.getpid()))
         if await _first(stop, drain) is drain:
@@ -137,7 +139,50 @@ async def _several(models: Sequence[RuntimeConfig]) -> AsyncIterator[ModelRegist
 
 def _import_servers() -> None:
     """So that a first engine need not wait for a web server to be imported."""
-    import rootlace.runtime.server.servers  # noqa: F401
+    import rootlace.runtime.server.http.model_routes
+    import rootlace.runtime.server.programs  # noqa: F401
+
+
+@asynccontextmanager
+async def _answering(
+    served: ServedModel | ModelRegistry, store: SessionStore | None
+) -> AsyncIterator[tuple[ProgramServer, str | None]]:
+    """The servers for programs and for HTTP, in front of one model or of several, while the block
+    runs. Gives that for programs, and the address for HTTP, None where there is none."""
+    from rootlace.runtime.server.http.connections import quiet_accepts
+    from rootlace.runtime.server.http.model_routes import runner_for
+    from rootlace.runtime.server.programs import ProgramServer
+
+    programs, http_address = ProgramServer(served, store), None
+    runner: AppRunner | None = None
+    try:
+        served.program_address = programs.start()
+        if served.config.http_port is not None:
+            runner = runner_for(served)
+            http_address = await _listen(runner, served.config)
+            quiet_accepts(asyncio.get_running_loop())
+        yield programs, http_address
+    finally:
+        if runner is not None:
+            await runner.cleanup()
+        await programs.stop()
+
+
+async def _listen(runner: AppRunner, config: GatewayConfig) -> str:
+    """Begin to answer; the URL."""
+    from aiohttp.web import TCPSite
+
+    await runner.setup()
+    try:
+        await TCPSite(runner, config.host, config.http_port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise InvalidRequest(
+            f"cannot listen on {config.host}:{config.http_port}: {error}"
+        ) from error
+    host, port = runner.addresses[0][:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
 
 
 async def serve_until(

@@ -20,13 +20,12 @@ from rootlace.runtime.contracts.messages import (
     TokenScore,
 )
 from rootlace.runtime.server.cache_lint import LEAST, with_texts
-from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.session_log import GenerationLog
-from rootlace.runtime.server.spans import Spans
 from rootlace.runtime.server.stops import Search, StopChecker, searches_of
+from rootlace.runtime.server.telemetry import Metrics, Spans
 from rootlace.runtime.server.tokenizer import Detokenizer, Piece, Tokenizer
 from rootlace.runtime.structured.thoughts import Phase, Watch
 from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost

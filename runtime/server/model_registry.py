@@ -8,16 +8,15 @@ import gc
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.server.open_model import close_room, open_room
 from rootlace.runtime.server.served_model import ServedModel, name_of, not_found
-from rootlace.runtime.server.server_state import ServerState
+from rootlace.runtime.server.server_state import ServerState, in_time
 from rootlace.wire.errors import (
-    DeadlineExceeded,
     InternalError,
     RootlaceError,
     ServerUnavailable,
@@ -176,7 +175,11 @@ class ModelRegistry:
         room = self.room(asked)
         room.users += 1
         try:
-            yield room.gateway or await _within(timeout, self.load(room.name))
+            gateway = room.gateway
+            if gateway is None:
+                async with in_time(timeout):
+                    gateway = await self.load(room.name)
+            yield gateway
         finally:
             room.users -= 1
             room.used = time.monotonic()
@@ -247,16 +250,6 @@ def _clear() -> None:
     gc.unfreeze()
     gc.collect()
     processes.give_back_memory()
-
-
-async def _within(timeout: float | None, loading: Awaitable[ServedModel]) -> ServedModel:
-    try:
-        async with asyncio.timeout(timeout) as limit:
-            return await loading
-    except TimeoutError:
-        if timeout is None or not limit.expired():
-            raise
-        raise DeadlineExceeded.after(timeout) from None
 
 
 def _note_failure(loading: asyncio.Task[ServedModel]) -> None:

@@ -20,7 +20,6 @@ together, so the prefix they share is computed once.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
@@ -36,9 +35,9 @@ from rootlace.runtime.server.auth import Asker, namespace_of, private
 from rootlace.runtime.server.generate import token_logprob
 from rootlace.runtime.server.sequence import NO_OUTPUT, Requests, TokenSequence, check_fits, settle
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.server_state import call_for
+from rootlace.runtime.server.server_state import call_for, in_time
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
-from rootlace.wire.errors import DeadlineExceeded, InternalError, InvalidRequest
+from rootlace.wire.errors import InternalError, InvalidRequest
 from rootlace.wire.protocol import (
     ChoicesMethod,
     Embed,
@@ -131,11 +130,8 @@ async def find_vectors(
         )
         requests.add(request, partial(_take_vectors, vector))
     try:
-        async with asyncio.timeout(handling.timeout):
+        async with in_time(handling.timeout):
             await requests.finish()
-    except TimeoutError:
-        assert handling.timeout is not None
-        raise DeadlineExceeded.after(handling.timeout) from None
     finally:
         if not handling.cache.share:
             model.engine.forget_namespace(namespace)

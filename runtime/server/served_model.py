@@ -25,8 +25,8 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.server.auth import Account, Asker
 from rootlace.runtime.server.cache_lint import PromptLint, with_texts
 from rootlace.runtime.server.chat_template import ChatTemplate
-from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.server_state import ServerState, plenty
+from rootlace.runtime.server.telemetry import Metrics
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.server.tool_parsers.listing import chat_format
 from rootlace.wire.errors import (

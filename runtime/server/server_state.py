@@ -1,6 +1,6 @@
 """What all models of a server share, and how much work at once leaves others their part.
 
-Sections: drain, house, shares, rare log, large.
+Sections: drain, house, shares, rare log, time, large.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import ParamSpec, TypeVar
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.server.auth import Keys
-from rootlace.runtime.server.metrics import Metrics
-from rootlace.runtime.server.spans import Spans
-from rootlace.wire.errors import ServerUnavailable
+from rootlace.runtime.server.telemetry import Metrics, Spans
+from rootlace.wire.errors import DeadlineExceeded, ServerUnavailable
 
 
 def nothing(*_: object) -> None:
@@ -114,6 +113,21 @@ class RareLog:
             said = f"{text} (%d times since this was last said)"
             self._log.warning(said, *values, self._times)
             self._next, self._times = now + SECONDS, 0
+
+
+# Time ---------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def in_time(seconds: float | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded where the block takes longer; None: it may take any time."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if seconds is None or not limit.expired():
+            raise
+        raise DeadlineExceeded.after(seconds) from None
 
 
 # Large --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from rootlace.cli import evaluate
+from rootlace.cli import run as command
 from rootlace.cli.app import app
 from rootlace.testing import Scripted
 from tests.evaluation.test_runs import SUMS, rightly
@@ -26,7 +26,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def connected(*_: object) -> Iterator[Any]:
         yield held[0]
 
-    monkeypatch.setattr(evaluate, "connected", connected)
+    monkeypatch.setattr(command, "connected", connected)
     return held
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from rootlace.client.machine import Ask, BranchText, Machine
+from rootlace.client.channel import Ask, BranchText, Machine
 from rootlace.testing.backends import generated, selected
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest, Unauthorized

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import rootlace as rl
-from rootlace.client.machine import Ask, BranchText
+from rootlace.client.channel import Ask, BranchText
 from rootlace.testing import Scripted
 from rootlace.timeline import Span
 from rootlace.wire import protocol

@@ -11,7 +11,7 @@ from rootlace.runtime.contracts.messages import PinnedPrefix, TreeNode, TreePage
 from rootlace.runtime.contracts.plan import StepCost, mean_cost
 from rootlace.runtime.replicas import replicas
 from rootlace.runtime.replicas.replicas import NodeIds, all_answers, sum_of
-from rootlace.runtime.server.metrics import Metrics, text_of_all
+from rootlace.runtime.server.telemetry import Metrics, text_of_all
 from rootlace.wire.errors import ServerUnavailable
 
 OWN = {

@@ -7,8 +7,8 @@ import pytest
 
 CODE = """
 import sys
-import rootlace.runtime.server.servers, rootlace.runtime.server.__main__
-import rootlace.runtime.server.http.app
+import rootlace.runtime.server.programs, rootlace.runtime.server.__main__
+import rootlace.runtime.server.http.model_routes
 print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 
@@ -24,7 +24,10 @@ def test_no_torch_in_the_gateway() -> None:
         # An engine is started first: what reads texts and answers is imported meanwhile.
         ("rootlace.runtime.server.app", "tokenizers llguidance aiohttp jinja2 prometheus_client"),
         # Many gateways are never asked for a constraint, and an engine compiles it.
-        ("rootlace.runtime.server.servers", "jsonschema llguidance outlines_core interegular"),
+        (
+            "rootlace.runtime.server.http.model_routes",
+            "jsonschema llguidance outlines_core interegular",
+        ),
         # Options and a model's configuration are checked first.
         ("rootlace.runtime.engine.__main__", "torch transformers"),
         # A command that asks a server needs nothing of models.

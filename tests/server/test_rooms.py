@@ -18,7 +18,7 @@ import rootlace as rl
 from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
 from rootlace.runtime.server import model_registry as module
 from rootlace.runtime.server.chat_template import ChatTemplate
-from rootlace.runtime.server.http.model_routes import make_rooms_runner
+from rootlace.runtime.server.http.model_routes import runner_for
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.programs import ProgramServer
 from rootlace.runtime.server.served_model import ServedModel
@@ -100,7 +100,7 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
                 for name in ("a", "b")
             ]
         )
-        programs, runner = ProgramServer(rooms), make_rooms_runner(rooms)
+        programs, runner = ProgramServer(rooms), runner_for(rooms)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

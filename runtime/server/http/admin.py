@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import mimetypes
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -35,8 +31,12 @@ from rootlace.runtime.server.http.chat_request import ChatRequest
 from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.http.errors import InvalidParameter, NotFound
 from rootlace.runtime.server.http.generation import behind_prompts
-from rootlace.runtime.server.http.openai_chat import ChatBody, ChatCompletions
-from rootlace.runtime.server.http.openai_completions import CompletionBody, Completions
+from rootlace.runtime.server.http.openai_completions import (
+    ChatBody,
+    ChatCompletions,
+    CompletionBody,
+    Completions,
+)
 from rootlace.runtime.server.http.replies import ReportReply, Status, report_fields
 from rootlace.runtime.server.http.request_fields import (
     Messages,
@@ -47,9 +47,9 @@ from rootlace.runtime.server.http.request_fields import (
     template_messages,
     tools_of,
 )
-from rootlace.runtime.server.metrics import CONTENT_TYPE
 from rootlace.runtime.server.score import find_vectors
 from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
+from rootlace.runtime.server.telemetry import CONTENT_TYPE
 from rootlace.wire.errors import InvalidConstraint, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Constraint, Explain, Explained, SamplingParams
 
@@ -561,42 +561,26 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_PAGE_TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
-
-
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    content_type: str
-    tag: str
-
-    @classmethod
-    def read(cls, path: Path) -> _File:
-        content = path.read_bytes()
-        guessed = _PAGE_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0]
-        tag = hashlib.blake2b(content, digest_size=12).hexdigest()
-        return cls(content, guessed or "application/octet-stream", tag)
+_PAGE_TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 
 
 class Page:
-    """The handlers. The files are read once."""
+    """The handlers."""
 
     def __init__(self) -> None:
-        self._files = {path.name: _File.read(path) for path in sorted(page_folder().iterdir())}
+        self._files = {path.name: path for path in page_folder().iterdir()}
 
-    async def index(self, request: web.Request) -> web.Response:
-        return self._reply(request, "index.html")
+    async def index(self) -> web.FileResponse:
+        return await self.file("index.html")
 
-    async def file(self, request: web.Request, name: str) -> web.Response:
-        return self._reply(request, name)
-
-    def _reply(self, request: web.Request, name: str) -> web.Response:
-        file = self._files.get(name)
-        if file is None:
+    async def file(self, name: str) -> web.FileResponse:
+        path = self._files.get(name)
+        if path is None:
             raise NotFound(f"the page has no file {name!r}")
-        headers = {**_PAGE_HEADERS, "ETag": f'"{file.tag}"'}
-        if any(tag.value == file.tag for tag in request.if_none_match or ()):
-            return web.Response(status=304, headers=headers)
-        return web.Response(
-            body=file.content, content_type=file.content_type, charset="utf-8", headers=headers
-        )
+        kind = f"{_PAGE_TYPES[path.suffix]}; charset=utf-8"
+        return web.FileResponse(path, headers={**_PAGE_HEADERS, "Content-Type": kind})

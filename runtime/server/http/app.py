@@ -21,7 +21,7 @@ from rootlace.runtime.server.http.connections import (
     Connections,
     most_connections,
 )
-from rootlace.runtime.server.http.endpoint import Endpoint, endpoint
+from rootlace.runtime.server.http.endpoint import Endpoint, Reference, endpoint
 from rootlace.runtime.server.http.middleware import (
     AccessLogger,
     Pages,
@@ -29,10 +29,13 @@ from rootlace.runtime.server.http.middleware import (
     request_middleware,
 )
 from rootlace.runtime.server.http.openai_batches import Batches, Files
-from rootlace.runtime.server.http.openai_chat import ChatBody, ChatCompletions
-from rootlace.runtime.server.http.openai_completions import CompletionBody, Completions
+from rootlace.runtime.server.http.openai_completions import (
+    ChatBody,
+    ChatCompletions,
+    CompletionBody,
+    Completions,
+)
 from rootlace.runtime.server.http.openai_responses import Responses
-from rootlace.runtime.server.http.openapi import Reference
 from rootlace.runtime.server.http.response_store import ResponseDisk, ResponseStore
 from rootlace.runtime.server.http.scoring import Scores
 from rootlace.runtime.server.http.sglang_generate import Aborts, Generate, GenerateReply

@@ -15,8 +15,9 @@ import msgspec
 
 from rootlace.runtime.server.http.body import Body, ignored, refused
 from rootlace.runtime.server.http.connections import note_warning
-from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint
+from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.types.constraint_kinds import KINDS, Remark, patterns, remarks
+from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint, ConstraintKind
 
 MAX_WHITESPACE_PATTERN = 256
@@ -134,7 +135,7 @@ class Asked:
         return self.param.startswith(("response_format", "text.format", "output_config.format"))
 
     def check_keywords(self) -> None:
-        """Warn of keywords that say nothing or are of older drafts. Raises RefusedConstraint for a
+        """Warn of keywords that say nothing or are of older drafts. Raises InvalidConstraint for a
         misspelt one of a schema that is strict."""
         given = self.given or self.constraint
         if not self.tools or self.given is not None:
@@ -155,7 +156,7 @@ class Asked:
             # Where such a schema need not be held, the engine would let it go in silence.
             for remark in _malformed_patterns(source):
                 if tool.strict is not False:
-                    raise RefusedConstraint("tools", f"{whose}: {remark}")
+                    raise InvalidConstraint(f"{whose}: {remark}", "tools")
                 note_warning(f"{whose}: {remark}")
 
     def told(self, message: str) -> str:
@@ -208,7 +209,7 @@ def _malformed_patterns(schema: str) -> tuple[Remark, ...]:
 def _check_keywords(source: str, param: str, whose: str, strict: bool) -> None:
     for remark in remarks(source):
         if strict and remark.misspelt:
-            raise RefusedConstraint(param, f"{whose}: {remark}")
+            raise InvalidConstraint(f"{whose}: {remark}", param)
         note_warning(f"{whose}: {remark}")
 
 

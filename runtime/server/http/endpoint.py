@@ -2,15 +2,20 @@
 
     async def rerank(self, body: RerankBody) -> Ranking        the types say how it is called
 
-Routes, batches, the OpenAPI document and the message of a 404 know endpoints by this.
+Routes, batches and the message of a 404 know endpoints by this, and so do their documents: OpenAPI,
+and a page for people.
+
+Sections: endpoint, reference, OpenAPI, reference page.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from html import escape
+from importlib import metadata
 from inspect import signature
 from operator import or_
 from types import UnionType
@@ -18,9 +23,20 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from aiohttp import web
+from msgspec import inspect
 
-from rootlace.runtime.server.http.body import RECEIVING, read_body, read_query
+from rootlace.runtime.server.http.body import (
+    RECEIVING,
+    Standing,
+    alternatives,
+    read_body,
+    read_query,
+    standing,
+)
 from rootlace.runtime.server.http.replies import Stream, json_response
+
+# Endpoint -----------------------------------------------------------------------------------------
+
 
 JSON = "application/json"
 PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
@@ -96,3 +112,282 @@ def endpoint(
 def shown_path(endpoint: Endpoint) -> str:
     """The path as people write it."""
     return PARAMETER.sub(r"{\1}", endpoint.path)
+
+
+# Reference ----------------------------------------------------------------------------------------
+
+
+_NAMES = {
+    inspect.StrType: "string",
+    inspect.IntType: "integer",
+    inspect.FloatType: "number",
+    inspect.BoolType: "boolean",
+    inspect.NoneType: "null",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a body; `path` is its place, such as `messages[].role`."""
+
+    path: str
+    type: str
+    required: bool
+    standing: Standing | None
+
+
+_Object = inspect.StructType | inspect.TypedDictType
+
+
+def fields(kind: Any) -> list[Field]:
+    """The fields of a body, a query or a reply, and of the objects in it, as they are declared.
+
+    Of a type that is one of several objects those of all of them."""
+    found = [
+        field
+        for info in alternatives([inspect.type_info(kind)])
+        if isinstance(info, _Object)
+        for field in _fields(info, "", deep=True)
+    ]
+    return list({field.path: field for field in found}.values())
+
+
+def _fields(struct: _Object, below: str, deep: bool) -> Iterator[Field]:
+    for field in struct.fields:
+        path = f"{below}{field.encode_name}"
+        yield Field(path, _shown(field.type), field.required, standing(field))
+        if not deep:
+            continue
+        for inner, place in _structs(field.type, path):
+            yield from _fields(inner, f"{place}.", deep=False)
+
+
+def _structs(type_: inspect.Type, path: str) -> Iterator[tuple[_Object, str]]:
+    """The objects that a value of the type is made of, and where they stand."""
+    for each in alternatives([type_]):
+        if isinstance(each, _Object):
+            yield each, path
+        elif isinstance(each, inspect.ListType):
+            for item in alternatives([each.item_type]):
+                if isinstance(item, _Object):
+                    yield item, f"{path}[]"
+
+
+def _shown(type_: inspect.Type) -> str:
+    """A type in JSON's words; that a field may be null goes without saying."""
+    found = alternatives([type_])
+    names = [_shown_one(each) for each in found if not isinstance(each, inspect.NoneType)]
+    return " or ".join(dict.fromkeys(names)) or "null"
+
+
+def _shown_one(type_: inspect.Type) -> str:
+    if isinstance(type_, inspect.LiteralType):
+        return " or ".join(f'"{value}"' for value in sorted(map(str, type_.values)))
+    if isinstance(type_, inspect.ListType | inspect.VarTupleType):
+        return f"list of ({_shown(type_.item_type)})"
+    if isinstance(type_, _Object | inspect.DictType):
+        return "object"
+    return _NAMES.get(type(type_), "anything")
+
+
+# OpenAPI ------------------------------------------------------------------------------------------
+
+
+def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of `endpoints`, of a server with the model `name`."""
+    types = [each for one in endpoints for each in (*one.bodies, one.reply) if each is not None]
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    for schema in components.values():
+        properties = schema.get("properties", {})
+        for field, example in ({"model": name} | _EXAMPLES).items():
+            if field in properties:
+                properties[field]["examples"] = [example]
+    for kind, schema in zip(types, schemas, strict=True):
+        if names := getattr(kind, "one_of", ()):
+            component = components[schema["$ref"].rpartition("/")[2]]
+            component["oneOf"] = [_alone(name, names) for name in names]
+    found = iter(schemas)
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        bodies = [next(found) for _ in endpoint.bodies]
+        body = {"anyOf": bodies} if len(bodies) > 1 else next(iter(bodies), None)
+        reply = None if endpoint.reply is None else next(found)
+        operation = _operation(endpoint, body, reply)
+        paths.setdefault(shown_path(endpoint), {})[endpoint.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"Rootlace: {name}", "version": metadata.version("rootlace")},
+        "paths": paths,
+        "components": {
+            "schemas": {**components, "Error": _ERROR},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{"bearer": []}, {"key": []}, {}],
+    }
+
+
+_EXAMPLES = {
+    "prompt": "Two and two make",
+    "text": "Two and two make",
+    "query": "Which is a fruit?",
+    "documents": ["an apple", "a stone"],
+    "choices": [" four", " five"],
+    "messages": [{"role": "user", "content": "Hello"}],
+}
+
+
+def _alone(name: str, names: Sequence[str]) -> dict[str, Any]:
+    """That of the fields `names` this one is given, and no other."""
+    kinds: dict[str, Any] = {each: {"type": "null"} for each in names}
+    return {"required": [name], "properties": kinds | {name: {"not": {"type": "null"}}}}
+
+
+# The interfaces differ in what stands beside the error, and Ollama's is a text.
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": ["object", "string"]}},
+    "required": ["error"],
+}
+
+
+def _operation(
+    endpoint: Endpoint, body: dict[str, Any] | None, reply: dict[str, Any] | None
+) -> dict[str, Any]:
+    content = {endpoint.content: {"schema": reply} if reply else {}}
+    if endpoint.streams:  # events, each of which is a line of JSON
+        content |= {kind: {} for kind in ("text/event-stream", "application/x-ndjson")}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    operation: dict[str, Any] = {
+        "summary": endpoint.says,
+        "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()}_{endpoint.path}").strip("_"),
+        "responses": {
+            "200": {"description": endpoint.says, "content": content},
+            "default": {"description": "an error", "content": error},
+        },
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in PARAMETER.findall(endpoint.path)
+    ]
+    if endpoint.query is not None:
+        parameters += _query_parameters(endpoint.query)
+    if parameters:
+        operation["parameters"] = parameters
+    if body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": body}},
+        }
+    return operation
+
+
+def _query_parameters(kind: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    (_, components) = msgspec.json.schema_components([kind])
+    (schema,) = components.values()
+    return [
+        {"name": name, "in": "query", "required": False, "schema": about}
+        for name, about in schema["properties"].items()
+    ]
+
+
+# Reference page -----------------------------------------------------------------------------------
+#
+# `GET /openapi.json`, and the same for people at `GET /docs`: one page that needs nothing else.
+
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8882; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
+code, h2 { font-family: ui-monospace, monospace; }
+table { border-collapse: collapse; width: 100%; font-size: .875rem; }
+td, th { border-top: 1px solid var(--line); padding: .25rem .5rem; text-align: left;
+  vertical-align: top; overflow-wrap: anywhere; }
+nav { columns: 16rem; font-size: .875rem; } nav a { display: block; }
+.refused td:first-child { text-decoration: line-through; } .ignored, .refused { opacity: .65; }
+summary { cursor: pointer; }
+"""
+
+
+class Reference:
+    """The handlers. `endpoints` is the list of all; it may still grow when this is made."""
+
+    def __init__(self, model: Callable[[], str], endpoints: Sequence[Endpoint]) -> None:
+        """`model` gives the name of the served one, for examples."""
+        self._model = model
+        self._endpoints = endpoints
+
+    async def openapi(self) -> dict[str, Any]:
+        return openapi(self._endpoints, self._model())
+
+    async def page(self) -> web.Response:
+        policy = "default-src 'none'; style-src 'unsafe-inline'"
+        return web.Response(
+            text=reference_page(self._endpoints, self._model()),
+            content_type="text/html",
+            headers={"Content-Security-Policy": policy},
+        )
+
+
+def reference_page(endpoints: Sequence[Endpoint], name: str) -> str:
+    """The page."""
+    links = "".join(
+        f'<a href="#{_anchor(endpoint)}">{escape(_title(endpoint))}</a>' for endpoint in endpoints
+    )
+    sections = "".join(map(_section, endpoints))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Rootlace: {escape(name)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{escape(name)}, served by Rootlace</h1>"
+        '<p>To try it: <a href="./">the playground</a>. '
+        'The same for machines: <a href="openapi.json">openapi.json</a>. '
+        "Every field may be null, which means its default.</p>"
+        f"<nav>{links}</nav>{sections}</body></html>"
+    )
+
+
+def _section(endpoint: Endpoint) -> str:
+    title, says = escape(_title(endpoint)), escape(endpoint.says)
+    head = f'<h2 id="{_anchor(endpoint)}">{title}</h2><p>{says}</p>'
+    body = None if endpoint.other_body else endpoint.body
+    for title, kind in (("Fields", body), ("Query", endpoint.query)):
+        if kind is not None:
+            head += _table(title, map(_row, fields(kind)))
+    if endpoint.reply is not None and (found := fields(endpoint.reply)):
+        head += _table("Reply", (_reply_row(field) for field in found))
+    return head
+
+
+def _table(title: str, rows: Iterable[str]) -> str:
+    return f"<details><summary>{title}</summary><table>{''.join(rows)}</table></details>"
+
+
+def _reply_row(field: Field) -> str:
+    says = "" if field.required else "Where there is one."
+    return (
+        f"<tr><td><code>{escape(field.path)}</code></td><td>{escape(field.type)}</td>"
+        f"<td>{says}</td></tr>"
+    )
+
+
+def _row(field: Field) -> str:
+    kind = field.standing.kind if field.standing else "served"
+    says = str(field.standing) if field.standing else "Required." if field.required else ""
+    return (
+        f'<tr class="{kind}"><td><code>{escape(field.path)}</code></td>'
+        f"<td>{escape(field.type)}</td><td>{escape(says)}</td></tr>"
+    )
+
+
+def _title(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {shown_path(endpoint)}"
+
+
+def _anchor(endpoint: Endpoint) -> str:
+    return escape(_title(endpoint).replace(" ", "").replace("{", "").replace("}", ""))

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from rootlace.wire.errors import (
     InternalError,
-    InvalidConstraint,
     InvalidRequest,
     Overloaded,
     RootlaceError,
@@ -39,14 +38,6 @@ _TYPES = {
 
 class InvalidParameter(InvalidRequest):
     """One field of the body is wrong; `param` is its path, such as `messages[0].content`."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class RefusedConstraint(InvalidConstraint):
-    """A constraint that cannot be enforced; `param` is the path of the field that asked for it."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)

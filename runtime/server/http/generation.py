@@ -25,7 +25,7 @@ from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
 from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, cut
 from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
+from rootlace.runtime.server.http.errors import InvalidParameter, named
 from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import remaining
 from rootlace.runtime.server.score import Selection, Vector, find_vectors
@@ -37,7 +37,7 @@ from rootlace.runtime.server.sequence import (
     prefill,
 )
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.server_state import Turn
+from rootlace.runtime.server.server_state import Turn, in_time
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
     CallArguments,
@@ -398,7 +398,7 @@ class GenerationStream:
             param = error.param if isinstance(error, InvalidRequest) else None
             error = from_code(error.code, f"prompt {index}: {error}", param)
         if isinstance(error, InvalidConstraint) and asked is not None:
-            return RefusedConstraint(asked.param, asked.told(str(error)))
+            return InvalidConstraint(asked.told(str(error)), asked.param)
         if isinstance(error, InvalidRequest) and (error.param or "").startswith("stop"):
             error.param = f"{request.sampling}.{error.param}" if request.sampling else error.param
         return named(error, request.param)
@@ -646,12 +646,8 @@ async def behind_prompts(
     opened = OpenSequences(gateway, end, asker)
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, count))]
     try:
-        async with asyncio.timeout(handling.timeout) as deadline:
+        async with in_time(handling.timeout):
             await asyncio.gather(*workers)
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        raise DeadlineExceeded.after(handling.timeout or 0.0) from None
     except asyncio.CancelledError:
         if unloaded:
             raise unloaded[0] from None

@@ -47,7 +47,7 @@ from rootlace.runtime.server.http.errors import (
 )
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.spans import note_request
+from rootlace.runtime.server.telemetry import note_request
 from rootlace.wire.errors import Unauthorized
 
 PROBES = ("/ready", "/health_generate")

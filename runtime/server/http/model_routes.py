@@ -22,18 +22,23 @@ from rootlace.runtime.server.http.admin import (
     Ready,
     model_list,
 )
-from rootlace.runtime.server.http.app import Shared, batched, endpoints, runner_of
+from rootlace.runtime.server.http.app import (
+    Shared,
+    batched,
+    endpoints,
+    make_runner,
+    runner_of,
+)
 from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING
-from rootlace.runtime.server.http.endpoint import Endpoint
+from rootlace.runtime.server.http.endpoint import Endpoint, Reference
 from rootlace.runtime.server.http.errors import Handler
 from rootlace.runtime.server.http.ollama import NEVER, Entries, Entry, entry_of, running_of
-from rootlace.runtime.server.http.openapi import Reference
 from rootlace.runtime.server.http.replies import Status
 from rootlace.runtime.server.http.request_fields import waited
-from rootlace.runtime.server.metrics import CONTENT_TYPE, Model, text_of_all
 from rootlace.runtime.server.model_registry import ModelRegistry, ModelSlot
 from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.telemetry import CONTENT_TYPE, Model, text_of_all
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 from rootlace.wire.sampling import Seconds
 
@@ -288,7 +293,9 @@ async def _asked(request: web.Request) -> tuple[str | None, float | None]:
     return asked.removesuffix(":latest") if isinstance(asked, str) else None, timeout
 
 
-def make_rooms_runner(rooms: ModelRegistry) -> web.AppRunner:
-    """As `make_runner`, for several models."""
-    found = ModelRoutes(rooms)
-    return runner_of(rooms, found.all, found.shared)
+def runner_for(served: ServedModel | ModelRegistry) -> web.AppRunner:
+    """Every HTTP endpoint of one model or of several."""
+    if isinstance(served, ServedModel):
+        return make_runner(served)
+    found = ModelRoutes(served)
+    return runner_of(served, found.all, found.shared)

@@ -1,18 +1,41 @@
-"""`POST /v1/completions`."""
+"""OpenAI's completions and chat completions."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import uuid
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import refused
-from rootlace.runtime.server.http.constraints import openai_constraint
+import msgspec
+
+from rootlace.runtime.server.http.body import Body, convert, ignored, refused
+from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
+from rootlace.runtime.server.http.chat_request import (
+    Budget,
+    ChatRequest,
+    Thinking,
+    ToolChoice,
+    budget_of,
+    thinking_arguments,
+)
+from rootlace.runtime.server.http.constraints import openai_constraint, openai_options
 from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.generation import (
+    AnswerDelta,
+    AnswerStream,
+    FinalOutput,
+    GenerateRequest,
+    GenerationStream,
+    Prepared,
+    run,
+)
 from rootlace.runtime.server.http.logprobs import (
+    ChatLogprobs,
     CompletionLogprobs,
     TextOffsets,
+    asked_top,
+    chat_logprobs,
     completion_logprobs,
     rows_of,
     text_length,
@@ -27,21 +50,39 @@ from rootlace.runtime.server.http.replies import (
     usage_of,
 )
 from rootlace.runtime.server.http.request_fields import (
+    ContentPart,
+    Messages,
     Prompt,
     SamplingBody,
+    Tool,
     adapter_of,
     check_samples,
+    choice_of,
     chosen_id,
     handling_of,
     make_params,
     openai_fields,
     parse_prompts,
+    template_arguments,
+    template_messages,
+    text_of,
+    tools_of,
     wants_usage,
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
+from rootlace.runtime.server.tool_parsers.base import (
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Reasoning,
+)
 from rootlace.wire.protocol import Chunk, Generated, Output
+
+# Completions --------------------------------------------------------------------------------------
+
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -75,12 +116,12 @@ class CompletionReply(Envelope):
 
 
 @dataclass(frozen=True)
-class _Request:
+class _Asked:
     """A body, checked and understood. `top` is None without logprobs."""
 
     model: str
     prompts: list[Prompt]
-    jobs: list[generation.GenerateRequest]
+    jobs: list[GenerateRequest]
     echo: bool
     top: int | None
     usage_chunk: bool
@@ -98,16 +139,16 @@ class Completions:
         if body.stream:
             direct = DirectEvents()
             return Stream(self._stream(asked, direct), direct=direct)
-        results = await generation.run(self._gateway, asked.jobs)
+        results = await run(self._gateway, asked.jobs)
         choices = await call_for(rows_of(results), self._choices, asked, results)
         head = envelope("cmpl", "text_completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": usage_of(results)}
 
-    def jobs(self, body: CompletionBody) -> list[generation.GenerateRequest]:
+    def jobs(self, body: CompletionBody) -> list[GenerateRequest]:
         """What is run for a body."""
         return self._parse(body).jobs
 
-    def _parse(self, body: CompletionBody) -> _Request:
+    def _parse(self, body: CompletionBody) -> _Asked:
         model = check_name(self._gateway.model_info, body.model)
         fields = openai_fields(body)
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -123,7 +164,7 @@ class Completions:
         params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
         alone = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-        job = generation.GenerateRequest(
+        job = GenerateRequest(
             (),
             params,
             openai_constraint(body),
@@ -142,9 +183,9 @@ class Completions:
             for index, prompt in enumerate(prompts)
         ]
         usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
-        return _Request(model, prompts, jobs, bool(body.echo), body.logprobs, usage_chunk, chosen)
+        return _Asked(model, prompts, jobs, bool(body.echo), body.logprobs, usage_chunk, chosen)
 
-    def _choices(self, asked: _Request, results: list[Generated]) -> list[CompletionChoice]:
+    def _choices(self, asked: _Asked, results: list[Generated]) -> list[CompletionChoice]:
         return [
             self._choice(asked, prompt, result, index)
             for prompt, result in enumerate(results)
@@ -152,7 +193,7 @@ class Completions:
         ]
 
     def _choice(
-        self, asked: _Request, prompt: int, result: Generated, index: int
+        self, asked: _Asked, prompt: int, result: Generated, index: int
     ) -> CompletionChoice:
         """One sample of one prompt, complete."""
         output = result.outputs[index]
@@ -178,7 +219,7 @@ class Completions:
             return prompt.text
         return self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
 
-    async def _stream(self, asked: _Request, direct: DirectEvents) -> AsyncGenerator[object, None]:
+    async def _stream(self, asked: _Asked, direct: DirectEvents) -> AsyncGenerator[object, None]:
         head: dict[str, Any] = {**envelope("cmpl", "text_completion", asked.model, asked.id)}
         if asked.usage_chunk:
             head["usage"] = None
@@ -200,7 +241,7 @@ class Completions:
                 logprobs = completion_logprobs(chunk.logprobs, asked.top, offsets[choice])
             return {**head, "choices": [_piece(choice, text, logprobs)]}
 
-        with generation.GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
+        with GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
             shots.divert(
                 direct, lambda chunks: b"".join([sse(written(0, chunk)) for chunk in chunks])
             )
@@ -229,3 +270,365 @@ def _piece(choice: int, text: str, logprobs: CompletionLogprobs | None) -> dict[
 
 def _finish(output: Output) -> dict[str, Any]:
     return {"finish_reason": output.finish_reason, "matched_stop": output.matched}
+
+
+# Chat completions ---------------------------------------------------------------------------------
+
+
+_encode_text = msgspec.json.Encoder().encode
+_ANY_TEXT = "\0text"
+_ROLE = {"role": "assistant", "content": ""}
+"""The first delta of each answer."""
+
+
+class Prediction(Body):
+    """What the answer may be like: text that is edited, say."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
+@with_sampling("openai")
+class ChatBody(SamplingBody, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    thinking: bool | Thinking | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: Budget | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+
+    echo: Annotated[bool | None, refused("the answer is not appended to its prompt")] = None
+    add_special_tokens: Annotated[
+        bool | None, refused("the chat template writes the special tokens")
+    ] = None
+    modalities: Annotated[list[str] | None, refused("the only modality is 'text'", ["text"])] = None
+    audio: Annotated[dict[str, Any] | None, refused("only text is produced")] = None
+    functions: Annotated[list[Any] | None, refused("use tools")] = None
+    function_call: Annotated[str | dict[str, Any] | None, refused("use tool_choice")] = None
+    web_search_options: Annotated[dict[str, Any] | None, refused("there is no web search")] = None
+
+    prediction: Prediction | None = None
+
+    stream_reasoning: Annotated[
+        bool | None, ignored("thoughts are streamed as they are written")
+    ] = None
+    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
+    moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct, tag_field="type", tag="function"):
+    function: _Named
+
+
+class _AllowedTools(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[_Choice]
+
+
+class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: _AllowedTools
+
+
+class CalledFunction(TypedDict):
+    """A function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(TypedDict):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    """An answer; thoughts and calls where there are any."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallReply]]
+
+
+class ChatChoice(TypedDict):
+    """One sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    matched_stop: str | int | None
+
+
+class ChatReply(Envelope):
+    """The reply to `POST /v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A body, checked and understood. `top` is None without logprobs."""
+
+    model: str
+    prepared: Prepared
+    top: int | None
+    usage_chunk: bool
+    thoughts: bool
+    id: str | None
+
+    def usage(self, ended: FinalOutput) -> UsageReply:
+        """OpenAI's, of the whole answer."""
+        usage = usage_of([ended.generated])
+        details, found = usage["completion_tokens_details"], ended.generated.usage
+        usage["reasoning_tokens"] = details["reasoning_tokens"] = ended.reasoning_tokens
+        if self.prepared.job.prediction:
+            details["accepted_prediction_tokens"] = found.accepted
+            details["rejected_prediction_tokens"] = found.rejected
+        return usage
+
+
+class ChatCompletions:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def handle(self, body: ChatBody) -> ChatReply | Stream:
+        asked = await self._parse(body)
+        if body.stream:
+            direct = DirectEvents()
+            head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+            return Stream(self._stream(asked, head, direct), direct=direct)
+        ended, answers = await AnswerStream.whole(self._gateway, asked.prepared)
+        rows = rows_of([ended.generated])
+        choices = await call_for(rows, self._choices, asked, ended, answers)
+        head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
+        return {**head, "choices": choices, "usage": asked.usage(ended)}
+
+    async def jobs(self, body: ChatBody) -> list[GenerateRequest]:
+        """What is run for a body."""
+        return [(await self._parse(body)).prepared.job]
+
+    async def _parse(self, body: ChatBody) -> _Chat:
+        top = asked_top(body.logprobs, body.top_logprobs)
+        choice, template = _tool_choice(body), _template(body)
+        model = check_name(self._gateway.model_info, body.model)
+        options = openai_options(body)
+        constraint = openai_constraint(body, options)
+        fields = openai_fields(body)
+        limit = body.max_completion_tokens
+        if (most := body.max_tokens if limit is None else limit) is not None:
+            fields["max_tokens"] = most
+        fields["logprobs"] = top is not None
+        fields["top_logprobs"] = top
+        if body.continue_final_message and body.add_generation_prompt:
+            raise InvalidParameter(
+                "continue_final_message", "continue_final_message excludes add_generation_prompt"
+            )
+        budget, predicted = body.thinking_budget, ""
+        if body.thinking is not None:
+            budget = budget_of(budget, body.thinking)
+        if body.prediction is not None:
+            predicted = text_of(body.prediction.content, "prediction.content")
+            check_length(self._gateway, "prediction.content", len(predicted))
+        request = ChatRequest(
+            messages=template_messages(body.messages),
+            fields=fields,
+            names={} if limit is None else {"max_tokens": "max_completion_tokens"},
+            tools=tools_of(body.tools),
+            choice=choice,
+            constraint=constraint,
+            options=options,
+            template=template,
+            thinking_budget=budget,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final=bool(body.continue_final_message),
+            reasoning=body.separate_reasoning is not False,
+            namespace=body.cache_salt or "",
+            cache_report=bool(body.return_cache_report),
+            handling=handling_of(body),
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            prediction=predicted,
+        )
+        usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
+        return _Chat(
+            model=model,
+            prepared=await self._chats.prepare(request),
+            top=top,
+            usage_chunk=usage_chunk,
+            thoughts=body.include_reasoning is not False,
+            id=chosen,
+        )
+
+    def _choices(
+        self, asked: _Chat, ended: FinalOutput, answers: Sequence[Answer]
+    ) -> list[ChatChoice]:
+        """The samples, complete."""
+        choices: list[ChatChoice] = []
+        for index, answer in enumerate(answers):
+            output = ended.generated.outputs[index]
+            message: ChatMessage = {
+                "role": "assistant",
+                "content": answer.content,
+                "refusal": None,
+            }
+            if answer.reasoning and asked.thoughts:
+                message["reasoning_content"] = answer.reasoning
+            if answer.calls:
+                message["content"] = answer.content or None
+                message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
+            logprobs = None
+            if asked.top is not None:
+                logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+            called = bool(answer.calls) and not ended.cut_calls[index]
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": logprobs,
+                    "finish_reason": _finish_reason(output, called),
+                    "matched_stop": output.matched,
+                }
+            )
+        return choices
+
+    async def _stream(
+        self, asked: _Chat, fields: Envelope, direct: DirectEvents
+    ) -> AsyncGenerator[bytes, None]:
+        head: dict[str, Any] = {**fields}
+        if asked.usage_chunk:
+            head["usage"] = None
+        writers = [
+            _Writer(self._gateway, asked, head, index)
+            for index in range(asked.prepared.job.params.n)
+        ]
+        write = [writer.write for writer in writers]
+        with AnswerStream(self._gateway, asked.prepared, direct, write) as answers:
+            async for event in answers.events():
+                if not isinstance(event, FinalOutput):
+                    yield writers[event.index].write(event)
+                    continue
+                data, outputs = b"", event.generated.outputs
+                for writer, output, cut in zip(writers, outputs, event.cut_calls, strict=True):
+                    data += writer.finish(output, cut)
+                if asked.usage_chunk:
+                    data += sse({**head, "choices": [], "usage": asked.usage(event)})
+                direct.last = data
+
+
+class _Writer:
+    """Writes the deltas of one sample as OpenAI's streamed chunks, which begin with `head`."""
+
+    def __init__(
+        self, gateway: ServedModel, asked: _Chat, head: dict[str, Any], index: int
+    ) -> None:
+        self._gateway = gateway
+        self._asked = asked
+        self._head = head
+        self._index = index
+        self._calls = 0
+        self._begun = False
+        # Nearly all chunks differ in their text alone.
+        usual = self._event({"content": _ANY_TEXT})
+        self._before, _, self._behind = usual.rpartition(msgspec.json.encode(_ANY_TEXT))
+
+    def write(self, said: AnswerDelta) -> bytes:
+        """The events of new pieces of the answer."""
+        top = self._asked.top
+        if len(said.deltas) == 1 and self._begun and top is None:
+            (delta,) = said.deltas
+            if isinstance(delta, Content):
+                return self._before + _encode_text(delta.text) + self._behind
+        written: list[dict[str, Any]] = []
+        if not self._begun:
+            written.append(_ROLE)
+        for delta in said.deltas:
+            match delta:
+                case Content():
+                    written.append({"content": delta.text})
+                case Reasoning() if self._asked.thoughts:
+                    written.append({"reasoning_content": delta.text})
+                case CallBegin():
+                    self._calls += 1
+                    call = {"index": self._calls - 1, **_call(delta.name, "")}
+                    written.append({"tool_calls": [call]})
+                case CallArguments():
+                    call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
+                    written.append({"tool_calls": [call]})
+        self._begun = True
+        if top is not None and said.logprobs:
+            last = written.pop() if written and written[-1] is not _ROLE else {}
+            logprobs = chat_logprobs(self._gateway.tokenizer, said.logprobs, top)
+            return b"".join([*map(self._event, written), self._event(last, logprobs=logprobs)])
+        return b"".join(map(self._event, written))
+
+    def finish(self, output: Output, cut: bool) -> bytes:
+        """The last events."""
+        reason = _finish_reason(output, self._calls > 0 and not cut)
+        last = self._event({}, finish_reason=reason, matched_stop=output.matched)
+        return last if self._begun else self._event(_ROLE) + last
+
+    def _event(self, delta: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        chunk = {**self._head, "choices": [{**choice, **more}]}
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def _call(name: str, arguments: str) -> ToolCallReply:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    choice, parallel = body.tool_choice, body.parallel_tool_calls
+    if not isinstance(choice, dict):
+        return choice_of(choice, parallel)
+    if choice.get("type") == "allowed_tools":
+        given = convert(choice, _Allowed, "tool_choice").allowed_tools
+        names = tuple(tool.function.name for tool in given.tools)
+        return ToolChoice(given.mode, parallel=parallel, allowed=names)
+    name = convert(choice, _Choice, "tool_choice").function.name
+    return ToolChoice("required", name)
+
+
+def _template(body: ChatBody) -> dict[str, Any]:
+    """What chat templates are told: whether, and how hard, the model is to think."""
+    kwargs = body.chat_template_kwargs
+    given = {} if kwargs is None else template_arguments(kwargs)
+    if body.thinking is not None or body.reasoning_effort is not None:
+        given |= thinking_arguments(body.thinking, body.reasoning_effort)
+    if body.enable_thinking is not None:
+        given["enable_thinking"] = body.enable_thinking
+    return given
+
+
+def _finish_reason(output: Output, called: bool) -> str:
+    """OpenAI's: an answer that ended by itself and holds calls, whole ones, ended for them."""
+    return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason

@@ -136,7 +136,7 @@ class ToolPrompt:
         self._system = _SYSTEM in _text(template, [system, user])
         self._alternates = not _text(template, [user, user])
         self._default = _default_system(template.format)
-        self._listed = tool_format(template, self.format)
+        self.listed = tool_format(template, self.format)
 
     def write(
         self, messages: Sequence[Message], tools: Sequence[Message]
@@ -164,7 +164,7 @@ class ToolPrompt:
         return self._with_tools(found, tools), None, missing
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Message]) -> list[Message]:
-        listing = "".join(text for text, _ in write_list(self._listed, tools))
+        listing = "".join(text for text, _ in write_list(self.listed, tools))
         if self._system:
             if not messages or messages[0]["role"] != "system":
                 messages = [{"role": "system", "content": self._default}, *messages]
@@ -237,7 +237,7 @@ def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = 
     """How programs write conversations: as `template` does, and tools as `with_tools` does. With
     `refuse`, tools that it has no place for are refused for that reason."""
     prompt = ToolPrompt(with_tools)
-    listed = tool_format(with_tools, prompt.format)
+    listed = prompt.listed
     if refuse and not prompt.lists:
         listed = msgspec.structs.replace(listed, refused=refuse)
     form = template.format

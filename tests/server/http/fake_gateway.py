@@ -21,9 +21,9 @@ from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import Ready
 from rootlace.runtime.server.auth import Account, Asker, Keys
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.server_state import Drain
+from rootlace.runtime.server.telemetry import Metrics
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import InvalidRequest, RootlaceError, from_code
 from rootlace.wire.protocol import (

@@ -10,8 +10,8 @@ import pytest
 from rootlace.runtime.server.http.app import endpoints
 from rootlace.runtime.server.http.batch_store import Batch
 from rootlace.runtime.server.http.body import decode_body
+from rootlace.runtime.server.http.endpoint import fields
 from rootlace.runtime.server.http.ollama import Embedded
-from rootlace.runtime.server.http.openapi import fields
 from rootlace.runtime.server.http.scoring import EmbeddingReply
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import CacheReport

@@ -14,8 +14,7 @@ from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.model.checkpoint.source import FolderSource, ModelSource, model_source
 from rootlace.runtime.server.http.body import decode_body
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.openai_chat import ChatBody
-from rootlace.runtime.server.http.openai_completions import CompletionBody
+from rootlace.runtime.server.http.openai_completions import ChatBody, CompletionBody
 from rootlace.runtime.server.http.sglang_generate import GenerateBody
 from rootlace.runtime.server.model_texts import ModelTexts, check_sampling, load_sampling
 from rootlace.wire.errors import InvalidRequest

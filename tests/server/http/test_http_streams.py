@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rootlace.runtime.server.http import app, openai_chat
+from rootlace.runtime.server.http import app, openai_completions
 from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.wire.errors import ServerUnavailable
 from tests.server.http.conftest import Served
@@ -135,7 +135,7 @@ async def test_a_fault_on_the_short_way_ends_the_stream_with_an_error(
     def fail(text: str) -> bytes:
         raise RuntimeError("of the test")
 
-    monkeypatch.setattr(openai_chat, "_encode_text", fail)
+    monkeypatch.setattr(openai_completions, "_encode_text", fail)
     reader, writer = await _ask(served, "/v1/chat/completions")
     *_, last = await _events(reader)
     writer.close()

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.server.http.app import make_runner
-from rootlace.runtime.server.spans import Spans
+from rootlace.runtime.server.telemetry import Spans
 from tests.server.http.conftest import Served
 from tests.server.http.real.served import engine_of, ids_of
 from tests.waiting import until
