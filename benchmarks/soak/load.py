@@ -15,7 +15,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,23 +80,16 @@ class Client:
 
     async def run(self, pause: float) -> None:
         """Ask until cancelled, with pauses of `pause` seconds in the mean."""
-        async with self.connected():
-            while True:
-                await asyncio.sleep(self._dice.expovariate(1 / pause))
-                await self.ask()
-
-    @contextlib.asynccontextmanager
-    async def connected(self) -> AsyncIterator[None]:
         connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=70)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(
             self._url, connector=connector, timeout=timeout
         ) as self._http:
-            yield
+            while True:
+                await asyncio.sleep(self._dice.expovariate(1 / pause))
+                await self.ask(self._dice.choices(KINDS, SHARES)[0])
 
-    async def ask(self) -> None:
-        """One of `KINDS`."""
-        kind = self._dice.choices(KINDS, SHARES)[0]
+    async def ask(self, kind: Callable[[Client], Awaitable[None]]) -> None:
         try:
             await kind(self)
         except Blamed:

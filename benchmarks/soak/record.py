@@ -143,10 +143,10 @@ class Watcher:
 
     async def run(self, until: Callable[[], bool]) -> None:
         while not until():
-            self.record.samples.append(await asyncio.to_thread(self.look))
+            self.record.samples.append(await asyncio.to_thread(self._look))
             await asyncio.sleep(self._every)
 
-    def look(self) -> Sample:
+    def _look(self) -> Sample:
         gateway, engine = psutil.Process(self._runtime.pid), self.engine()
         counters: dict[str, Any] = {}
         with contextlib.suppress(RootlaceError):

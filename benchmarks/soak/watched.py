@@ -3,8 +3,8 @@
 Both are the real ones. A thread in each writes every few seconds to a file of the process how much
 memory `tracemalloc` counts (in an engine: since its first request) and what the C library's malloc
 has handed out, and on demand by which lines it was taken; the engine checks every invariant of its
-tree and pool now and then, and writes what it found. What starts behind `no_more_tracing` is
-not traced: the tables of tracemalloc grow with what it has seen, and leave holes in the memory
+tree and pool now and then, and writes what it found. Engines that start behind `no_more_tracing`
+are not traced: the tables of tracemalloc grow with what it has seen, and leave holes in the memory
 when they move.
 """
 
@@ -50,7 +50,7 @@ def lines_file(folder: Path, pid: int, number: int) -> Path:
 
 
 def untraced_file(folder: Path) -> Path:
-    """It is there once what starts is not to be traced."""
+    """It is there once engines that start are not to be traced."""
     return folder / "untraced"
 
 
@@ -174,8 +174,7 @@ def main(part: str) -> int:
         checker = Checker(checks_file(folder), traced=not untraced_file(folder).exists())
         with patch.object(Scheduler, "_check_if_asked", lambda scheduler: checker(scheduler)):
             return engine_main()
-    if not untraced_file(folder).exists():
-        tracemalloc.start()
+    tracemalloc.start()
     from rootlace.runtime.server.__main__ import main as gateway_main
 
     real = processes.child_command
