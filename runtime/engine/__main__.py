@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from rootlace.runtime import processes
-from rootlace.runtime.config import SPECULATION_TOKENS, LogConfig
+from rootlace.runtime.config import SPECULATION_TOKENS, LogConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import (
     Heartbeat,
     Ready,
@@ -130,14 +130,8 @@ def _serve(
         from rootlace.runtime.engine.offload import open_tiers
 
         below = open_tiers(engine, runner, config.replicas, config.transfer)
-    schedule = engine.scheduler
-    if schedule.step_seconds is None and runner.device == "cpu":
-        schedule = dataclasses.replace(schedule, step_seconds=STEP_SECONDS)
-    if schedule.speculation_tokens is None and runner.kernels == "native":
-        # Other kernels add in an order that depends on the number of rows, and so on drafts.
-        schedule = dataclasses.replace(schedule, speculation_tokens=SPECULATION_TOKENS)
     scheduler = Scheduler(
-        schedule,
+        schedule_of(engine.scheduler, runner.device, runner.kernels),
         cache,
         runner.context_length,
         vocab_size=runner.vocab_size,
@@ -204,6 +198,16 @@ def _serve(
     finally:
         compiler.close()
         filler.close()
+
+
+def schedule_of(asked: SchedulerConfig, device: str, kernels: str) -> SchedulerConfig:
+    """Fill in what was not `asked` for, by the `device` type and the `kernels` that run."""
+    if asked.step_seconds is None and device == "cpu":
+        asked = dataclasses.replace(asked, step_seconds=STEP_SECONDS)
+    if asked.speculation_tokens is None and kernels == "native":
+        # Other kernels add in an order that depends on the number of rows, and so on drafts.
+        asked = dataclasses.replace(asked, speculation_tokens=SPECULATION_TOKENS)
+    return asked
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.contracts.messages import EngineRequest, Pooling
 from rootlace.runtime.scheduler.pacing import MeasuredCost, Turns
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
@@ -31,6 +31,7 @@ class Load:
 
     requests: list[tuple[list[int], int, int | None]]
     connections: int = 1
+    pooling: Pooling = "none"
 
     def __iter__(self) -> Iterator[tuple[int, EngineRequest]]:
         for number, (prompt, outputs, scored) in enumerate(self.requests):
@@ -39,7 +40,12 @@ class Load:
             )
             origin = (f"connection {number * self.connections // len(self.requests)}",)
             ids = np.array(prompt, np.int32)
-            yield number, EngineRequest(number, ids, params, client="proxy", origin=origin)
+            yield (
+                number,
+                EngineRequest(
+                    number, ids, params, client="proxy", origin=origin, pooling=self.pooling
+                ),
+            )
 
 
 def _prompt(dice: random.Random, length: int) -> list[int]:
@@ -57,12 +63,14 @@ def _load(name: str) -> Load:
         return Load([(shared + _prompt(dice, 3), 0, 50) for _ in range(4096)])
     if name == "echo":
         return Load([(_prompt(dice, 3000), 0, 0)])
+    if name == "vectors":
+        return Load([(_prompt(dice, 1500), 0, None) for _ in range(3)], pooling="mean")
     assert name == "samples"
     prompts = [_prompt(dice, 40) for _ in range(16)]
     return Load([(prompts[at // 128], 12, None) for at in range(16 * 128)], connections=16)
 
 
-LOADS = ("prompt", "prompts", "select", "echo", "samples")
+LOADS = ("prompt", "prompts", "select", "echo", "vectors", "samples")
 
 
 class Run:

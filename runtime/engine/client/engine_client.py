@@ -131,6 +131,8 @@ LATE_LOADS = 20.0
 
 A start reads all weights and runs steps of its own; a slow machine is slow at both.
 """
+LATE_LOADS_OF_RANKS = 4.0
+"""The same where a step waits for other ranks."""
 LATE_STEPS = 20.0
 """So many times its forecast a step may take before the engine hangs, and at least
 `LATE_SECONDS` or `LATE_ALONE_SECONDS`.
@@ -149,15 +151,14 @@ NAP_SECONDS = 1.0
 class Pulse:
     """Liveness of one engine process, from `Ready` on."""
 
-    def __init__(
-        self, late_seconds: float = LATE_ALONE_SECONDS, start_seconds: float = math.inf
-    ) -> None:
-        """`late_seconds`: how long a loop may stand still whatever is forecast of its step.
+    def __init__(self, ranks: bool = False, start_seconds: float = math.inf) -> None:
+        """`ranks`: whether a step waits for other ranks.
 
         `start_seconds`: how long the engine took to start.
         """
-        self._late_seconds = late_seconds
-        self._unknown_seconds = min(max(LATE_LOADS * start_seconds, late_seconds), STUCK_SECONDS)
+        self._late_seconds = LATE_SECONDS if ranks else LATE_ALONE_SECONDS
+        unknown = (LATE_LOADS_OF_RANKS if ranks else LATE_LOADS) * start_seconds
+        self._unknown_seconds = min(max(unknown, self._late_seconds), STUCK_SECONDS)
         self._moved = time.monotonic()
         self._turns = 0
         self._received = False
@@ -490,8 +491,7 @@ class EngineClient:
         self._watcher = asyncio.create_task(self._watch(engine))
 
     def _begun_pulse(self, start_seconds: float = math.inf) -> Pulse:
-        ranks = self._config.executor.tensor_parallel
-        return Pulse(LATE_SECONDS if ranks > 1 else LATE_ALONE_SECONDS, start_seconds)
+        return Pulse(self._config.executor.tensor_parallel > 1, start_seconds)
 
     async def _watch(self, engine: EngineHandle) -> None:
         ended = asyncio.ensure_future(engine.ended())

@@ -205,6 +205,7 @@ def _check_key(request: web.Request, keys: Keys) -> None:
 
 
 _OCTETS = "application/octet-stream"
+OLLAMA_PATHS = "/api/"
 
 
 def _check_type(request: web.Request, takes: dict[str, str]) -> None:
@@ -212,13 +213,16 @@ def _check_type(request: web.Request, takes: dict[str, str]) -> None:
 
     A web page may send a form, plain text or a body of no type to any server without asking it
     first; for JSON its browser asks, and learns that the page may not. Octets, as some clients call
-    JSON, count as JSON: no browser sends them without asking first.
+    JSON, count as JSON: no browser sends them without asking first. Ollama's paths take a body of
+    no type from what is no browser, such as LiteLLM.
     """
     resource, given = request.match_info.route.resource, request.content_type
     wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
     if "Content-Type" not in request.headers:
-        if not (request.body_exists and is_browser(request)):
-            return  # such as LiteLLM's to Ollama's `/api/chat`
+        if not request.body_exists or (
+            request.path.startswith(OLLAMA_PATHS) and not is_browser(request)
+        ):
+            return
         given = "of no type"
     if given != wanted and not (given == _OCTETS and wanted == JSON):
         raise UnsupportedMediaType(

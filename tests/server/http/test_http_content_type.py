@@ -2,6 +2,8 @@
 
 from typing import cast
 
+import pytest
+
 from rootlace.runtime.server.http.app import endpoints
 from rootlace.runtime.server.served_model import ServedModel
 from tests.server.http.conftest import Served
@@ -23,9 +25,24 @@ async def test_bodies_say_that_they_are_json(served: Served) -> None:
             assert (given or "of no type").partition(";")[0] in said
             assert f"Content-Type: {one.takes}" in said
     assert not served.gateway.sessions and not served.gateway.flushed
-    for given in ("Application/JSON; charset=utf-8", "application/octet-stream", ""):
-        headers = {"Content-Type": given} if given else {}
-        async with served.http.post(
-            "/generate", data=b'{"text": "a"}', headers=headers, skip_auto_headers=["Content-Type"]
-        ) as reply:
+    for given in ("Application/JSON; charset=utf-8", "application/octet-stream"):
+        headers = {"Content-Type": given}
+        async with served.http.post("/generate", data=b'{"text": "a"}', headers=headers) as reply:
             assert reply.status == 200, headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/generate", b'{"text": "a"}', 415),
+        ("/v1/completions", b'{"prompt": "a"}', 415),
+        ("/api/generate", b'{"model": "fake", "prompt": "a", "stream": false}', 200),
+        ("/flush_cache", b"", 200),
+    ],
+)
+async def test_a_body_of_no_type_is_taken_by_the_paths_of_ollama_alone(
+    served: Served, path: str, body: bytes, status: int
+) -> None:
+    """From what is no browser; without a body there is nothing to say the type of."""
+    async with served.http.post(path, data=body, skip_auto_headers=["Content-Type"]) as reply:
+        assert reply.status == status, await reply.text()
