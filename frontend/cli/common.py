@@ -34,15 +34,7 @@ INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
 
 _RUNTIME_MODULES = (
-    *(
-        "aiohttp",
-        "huggingface_hub",
-        "interegular",
-        "jsonschema",
-        "jsonschema_rs",
-        "llguidance",
-        "numpy",
-    ),
+    *("aiohttp", "huggingface_hub", "jsonschema", "jsonschema_rs", "llguidance", "numpy"),
     *("outlines_core", "tokenizers", "torch", "yaml"),
 )
 

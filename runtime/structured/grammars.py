@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from functools import cached_property, reduce
 from itertools import groupby
 from operator import or_
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from interegular.fsm import FSM, Alphabet
 
 from rootlace.runtime.structured.gbnf import Regular, parse_gbnf
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
@@ -40,10 +38,6 @@ MAX_STATES = 512
 """The states that one language may have."""
 MAX_STEPS = 2048
 """States of a product that one question may visit."""
-_FOUND = -1
-"""The state behind a whole text and one more byte."""
-_UNREAD = -1
-"""The class of the bytes that no state reads."""
 
 
 class Language:
@@ -56,7 +50,6 @@ class Language:
         self._dfa = LazyDfa(regex, max_states)
         # A language is asked about itself, too, and would refer to itself.
         self._known: WeakKeyDictionary[Language, dict[int, bool | None]] = WeakKeyDictionary()
-        self._made: dict[int, FSM] = {}
 
     @property
     def empty(self) -> bool:
@@ -85,85 +78,36 @@ class Language:
         first = self.first_bytes() if text._dfa.accepting(text._dfa.start) else 0
         if not following & (first | self._later_bytes):
             return False
-        return not self._fsm(0).isdisjoint(text._fsm(following))
+        # Pairs of states that both automata come to with the same bytes, each as one number.
+        count = len(text._rows)
+        pairs = [self._dfa.start * count + text._dfa.start]
+        known = set(pairs)
+        for step, pair in enumerate(pairs):
+            if step == MAX_STEPS:
+                raise TooLarge(f"the product has more than {MAX_STEPS} states")
+            own, beside = self._rows[pair // count], text._rows[pair % count]
+            if text._dfa.accepting(pair % count) and following & _bits(own >= 0):
+                return True
+            both = (own >= 0) & (beside >= 0)
+            reached = np.unique(own[both].astype(np.int64) * count + beside[both]).tolist()
+            pairs += [after for after in reached if after not in known]
+            known.update(reached)
+        return False
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        """int32 [states, 256]: where each byte leads; none of the states is dead."""
+        return self._dfa.all_transitions()
 
     @cached_property
     def _later_bytes(self) -> int:
         """The bytes that stand behind the first one in some text."""
-        rows = self._dfa.all_transitions()
+        rows = self._rows
         return _bits((rows[np.unique(rows[rows >= 0])] >= 0).any(axis=0))
-
-    def _fsm(self, following: int) -> FSM:
-        """All beginnings of texts; or the whole texts with one of the bytes `following` behind."""
-        if following not in self._made:
-            self._made[following] = self._make(following)
-        return self._made[following]
-
-    def _make(self, following: int) -> FSM:
-        rows = self._dfa.all_transitions()
-        behind = np.unpackbits(
-            np.frombuffer(following.to_bytes(32, "little"), np.uint8), bitorder="little"
-        )
-        # A class of bytes is 2 * the automaton's own + whether its bytes are among `following`.
-        read = (rows >= 0).any(axis=0) | (behind == 1)
-        class_of = np.where(read, 2 * self._dfa.byte_classes.astype(int) + behind, _UNREAD)
-        keys, one_of_each = np.unique(class_of, return_index=True)
-        # Numbered from 1: `FSM.isdisjoint` takes a state 0 for a dead end.
-        steps = {
-            state: {key: to + 1 for key, to in zip(keys.tolist(), row, strict=True) if to >= 0}
-            for state, row in enumerate(rows[:, one_of_each].tolist(), 1)
-        }
-        if following:
-            # Odd classes are those of `following`.
-            found = {key: _FOUND for key in keys.tolist() if key & 1 and key != _UNREAD}
-            for state, row in steps.items():
-                if self._dfa.accepting(state - 1):
-                    row.update(found)  # where else the byte leads does not matter
-        return FSM(
-            alphabet=_ByteClasses(class_of.tolist()),
-            states=(),
-            initial=self._dfa.start + 1,
-            # None of the automaton's states is dead: all that leads to one begins some text.
-            finals={_FOUND} if following else set(steps),
-            map=steps,
-            __no_validation__=True,
-        )
 
 
 def _bits(of_bytes: np.ndarray) -> int:
     return int.from_bytes(np.packbits(of_bytes, bitorder="little").tobytes(), "little")
-
-
-class _ByteClasses(Alphabet):  # type: ignore[misc]
-    """The classes of bytes that one automaton tells apart."""
-
-    def __init__(self, class_of: list[int]) -> None:
-        super().__init__({})
-        self._class_of = class_of
-
-    def intersect(self, other: _ByteClasses) -> Any:
-        """The classes of bytes that either automaton tells apart and both read, with their classes
-        in each."""
-        pairs = set(zip(self._class_of, other._class_of, strict=True))
-        both = [pair for pair in pairs if _UNREAD not in pair]
-        old = tuple({new: pair[side] for new, pair in enumerate(both)} for side in (0, 1))
-        return _Counted(len(both)), old
-
-
-class _Counted(Alphabet):  # type: ignore[misc]
-    """Counts the states of a product, and raises `TooLarge` beyond the budget. interegular reads
-    `by_transition` once per state."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(dict(enumerate(range(size))))
-        self._left = MAX_STEPS
-
-    @property
-    def by_transition(self) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise TooLarge(f"the product has more than {MAX_STEPS} states")
-        return super().by_transition
 
 
 # Lexemes ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def test_no_torch_in_the_gateway() -> None:
         # An engine is started first: what reads texts and answers is imported meanwhile.
         ("rootlace.runtime.server.app", "tokenizers llguidance aiohttp jinja2 prometheus_client"),
         # Many gateways are never asked for a constraint, and an engine compiles it.
-        ("rootlace.runtime.server.servers", "jsonschema llguidance outlines_core interegular"),
+        ("rootlace.runtime.server.servers", "jsonschema llguidance outlines_core"),
         # Options and a model's configuration are checked first.
         ("rootlace.runtime.engine.__main__", "torch transformers"),
         # A command that asks a server needs nothing of models.
