@@ -122,11 +122,12 @@ def _rank_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 def apply_masks(logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> None:
     """Mask logits [R, V] in place by table int32 [N, W] and rows int [R]."""
+    masked = (rows >= 0).unsqueeze(1)
     words = table[rows.clamp(min=0), : (logits.shape[1] + 31) // 32]
-    forbidden = torch.ones_like(logits, dtype=torch.bool)
     covered = min(32 * words.shape[1], logits.shape[1])
-    forbidden[:, :covered] = _forbidden(words)[:, :covered]
-    logits.masked_fill_(forbidden & (rows >= 0).unsqueeze(1), float("-inf"))
+    forbidden = masked.repeat(1, logits.shape[1])
+    forbidden[:, :covered] = _forbidden(torch.where(masked, words, -1))[:, :covered]
+    logits.masked_fill_(forbidden, float("-inf"))
 
 
 def _forbidden(words: torch.Tensor) -> torch.Tensor:

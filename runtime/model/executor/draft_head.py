@@ -34,7 +34,7 @@ from rootlace.runtime.model.checkpoint.eagle_head import (
     layer_name,
     says_nothing,
 )
-from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.files import Checkpoint, Progress
 from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.decoder.interface import copied_slots, wanted_tokens
 from rootlace.runtime.model.decoder.native_decoder import Given, NativeDecoder
@@ -48,7 +48,6 @@ from rootlace.wire.errors import UnsupportedModel
 if TYPE_CHECKING:
     import torch
 
-    from rootlace.runtime.model.checkpoint.opening import Progress
     from rootlace.runtime.model.checkpoint.weights import ModelWeights
 
 log = logging.getLogger(__name__)
