@@ -268,7 +268,7 @@ FAULTS = (
     ),
     Fault(
         "what another engine hands over is not checked",
-        "runtime/offload/host_store.py",
+        "runtime/offload/slot_store.py",
         "        if checksum(key, into) != offered:\n",
         "        if False:\n",
     ),

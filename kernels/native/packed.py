@@ -72,6 +72,18 @@ class Packed:
         library.rl_rows(ACTIVATIONS[dtype], weights, at.ctypes.data, len(at), to)
         return found
 
+    def products(self, library: ctypes.CDLL, team: native.Team, rows: np.ndarray) -> np.ndarray:
+        """float32 [n, outputs]: products with `rows`, which are contiguous, of the type that W was
+        packed for, and of as many numbers each as W has inputs."""
+        found = np.empty((len(rows), self.outputs), np.float32)
+        structure = self.structure()
+        library.rl_linear(
+            *(team.handle, ACTIVATIONS[rows.dtype], Epilogue.FLOAT32),
+            *(rows.ctypes.data, self.inputs, len(rows)),
+            *(ctypes.byref(structure), 1, found.ctypes.data),
+        )
+        return found
+
     def structure(self, factor: float = 1.0) -> native.Linear:
         """For C; valid as long as this object is. `factor`: what products are multiplied by where
         they are float32."""

@@ -19,10 +19,6 @@ one is NaN.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TypeVar
-
-import numpy as np
 import torch
 
 from rootlace.kernels.interface import AutomatonTables, Choice, LogitEdits, PickRows, Scores
@@ -42,34 +38,26 @@ GAMMA = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 
-Integers = TypeVar("Integers", torch.Tensor, np.ndarray)
-"""int64, in torch or, several times as fast for the few rows of a step, in NumPy."""
-
 
 def uniforms(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """seed, position int64 [R] -> float64 [R] in [0, 1), of 53 random bits each."""
     return random_bits(seed, position).double() * 2.0**-53
 
 
-def uniforms_on_host(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """The same numbers as `uniforms`, for tensors in the host's memory."""
-    return torch.from_numpy(random_bits(seed.numpy(), position.numpy()) * 2.0**-53)
-
-
-def random_bits(seed: Integers, position: Integers) -> Integers:
+def random_bits(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """seed, position int64 [R] -> int64 [R], from 0 to 2^53 - 1."""
     gamma = _signed(GAMMA)
     stream = _mix(seed + gamma)
     return _shifted(_mix(stream + (position + 1) * gamma), 11)
 
 
-def _mix(x: Integers) -> Integers:
+def _mix(x: torch.Tensor) -> torch.Tensor:
     x = (x ^ _shifted(x, 30)) * _signed(FIRST)
     x = (x ^ _shifted(x, 27)) * _signed(SECOND)
     return x ^ _shifted(x, 31)
 
 
-def _shifted(x: Integers, by: int) -> Integers:
+def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
     """Shift bits to the right, as of a number without a sign."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
@@ -132,55 +120,14 @@ def _rank_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 #           -inf     otherwise; also for ids beyond the mask's last word
 
 
-def allows(mask: np.ndarray, token: int) -> bool:
-    """Whether a mask int32 [W] allows `token`, which is not negative."""
-    word = token >> 5
-    return word < len(mask) and bool(mask.item(word) >> (token & 31) & 1)
-
-
-def allowed_ids(mask: np.ndarray, vocab: int) -> np.ndarray:
-    """int64: the tokens that a mask int32 [W] allows, ascending."""
-    octets = mask.view(np.uint8)
-    count = min(vocab, 8 * len(octets))
-    return np.flatnonzero(np.unpackbits(octets, count=count, bitorder="little").view(bool))
-
-
 def apply_masks(logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> None:
     """Mask logits [R, V] in place by table int32 [N, W] and rows int [R]."""
-    if logits.device.type == "cpu":
-        masked = (rows >= 0).nonzero().squeeze(1)
-        if len(masked) == len(rows):
-            _apply(logits, table[rows])
-            return
-        chosen = logits[masked]
-        _apply(chosen, table[rows[masked]])
-        logits[masked] = chosen
-        return
-    kept = logits.clone()
-    _apply(logits, table[rows.clamp(min=0)])
-    logits.copy_(torch.where(rows.unsqueeze(1) >= 0, logits, kept))
-
-
-def _apply(logits: torch.Tensor, masks: torch.Tensor) -> None:
-    """Mask each row of logits [R, V] by its row of masks [R, W]."""
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        _apply_on_host(logits.numpy(), masks.numpy())
-        return
-    words = masks[:, : (logits.shape[1] + 31) // 32]
-    covered = logits[:, : 32 * words.shape[1]]
-    covered.masked_fill_(_forbidden(words)[:, : covered.shape[1]], float("-inf"))
-    logits[:, covered.shape[1] :] = float("-inf")
-
-
-def _apply_on_host(logits: np.ndarray, masks: np.ndarray) -> None:
-    """As `_apply`, several times as fast as torch on a CPU, which has no operation that unpacks
-    bits, and whose `masked_fill_` is not vectorised."""
-    vocab = logits.shape[1]
-    words = masks[:, : (vocab + 31) // 32]
-    count = min(vocab, 32 * words.shape[1])
-    forbidden = np.unpackbits((~words).view(np.uint8), axis=1, count=count, bitorder="little")
-    logits[:, count:] = -np.inf
-    np.copyto(logits[:, :count], -np.inf, where=forbidden.view(bool))
+    masked = (rows >= 0).unsqueeze(1)
+    words = table[rows.clamp(min=0), : (logits.shape[1] + 31) // 32]
+    covered = min(32 * words.shape[1], logits.shape[1])
+    forbidden = masked.repeat(1, logits.shape[1])
+    forbidden[:, :covered] = _forbidden(torch.where(masked, words, -1))[:, :covered]
+    logits.masked_fill_(forbidden, float("-inf"))
 
 
 def _forbidden(words: torch.Tensor) -> torch.Tensor:
@@ -311,84 +258,19 @@ def pick_tokens(
     logits: torch.Tensor, rows: PickRows, choice: Choice, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """logits float32 or bfloat16 [R, V], not changed -> int32 [R]."""
-    if logits.device.type != "cpu":
-        return pick_tokens_by_tensors(logits, rows, choice, out)
-    token = _picked_on_host(logits, rows, choice).to(torch.int32)
-    return token if out is None else out.copy_(token)
-
-
-def pick_tokens_by_tensors(
-    logits: torch.Tensor, rows: PickRows, choice: Choice, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """As `pick_tokens`, on any device by operations on tensors alone, so that a graph can hold
-    them."""
-    u = None if choice == "greedy" else uniforms(rows.seed, rows.position)
-    token = _picked(logits, rows, choice, u).to(torch.int32)
-    return token if out is None else out.copy_(token)
-
-
-def _picked(
-    logits: torch.Tensor, rows: PickRows, choice: Choice, u: torch.Tensor | None
-) -> torch.Tensor:
-    """`u`: what `uniforms` says of the rows, if any is drawn."""
     x = logits.to(torch.float32, copy=rows.mask_row is not None)
     if rows.mask_row is not None:
         assert rows.mask_table is not None
         apply_masks(x, rows.mask_table, rows.mask_row)
     best, token = x.max(dim=1)  # NaN is larger than everything, the first of equals counts
-    if u is not None:
-        drawn = _drawn(x, best, rows, choice, u)
+    if choice != "greedy":
+        drawn = _drawn(x, best, rows, choice)
         token = torch.where(rows.params["temperature"] > 0, drawn, token)
-    return torch.where(best.isfinite(), token, NO_TOKEN)
+    token = torch.where(best.isfinite(), token, NO_TOKEN).to(torch.int32)
+    return token if out is None else out.copy_(token)
 
 
-def _picked_on_host(logits: torch.Tensor, rows: PickRows, choice: Choice) -> torch.Tensor:
-    """As `_picked`, but rows that are not drawn from are not weighed, and not masked where their
-    best token is allowed."""
-    if choice == "greedy":
-        return _best_on_host(logits.float(), rows)
-    drawn = rows.params["temperature"] > 0
-    u = uniforms_on_host(rows.seed, rows.position)
-    if bool(drawn.all()):
-        return _picked(logits, rows, choice, u)
-    token = _best_on_host(logits.float(), rows)
-    chosen = drawn.nonzero().squeeze(1)
-    if len(chosen):
-        token[chosen] = _picked(logits[chosen], _part(rows, chosen), choice, u[chosen])
-    return token
-
-
-def _best_on_host(x: torch.Tensor, rows: PickRows) -> torch.Tensor:
-    values = x.numpy()
-    token = values.argmax(axis=1)  # as torch's `max`, several times as fast
-    found = np.isfinite(values[np.arange(len(values)), token])
-    if rows.mask_row is not None:
-        assert rows.mask_table is not None
-        table = rows.mask_table.numpy()
-        for at, row in enumerate(rows.mask_row.tolist()):
-            if row < 0 or allows(table[row], token.item(at)):
-                continue
-            ids = allowed_ids(table[row], values.shape[1])
-            if len(ids):
-                token[at] = ids[values[at, ids].argmax()]
-            found[at] = bool(len(ids)) and np.isfinite(values[at, token[at]])
-    return torch.from_numpy(np.where(found, token, NO_TOKEN))
-
-
-def _part(rows: PickRows, chosen: torch.Tensor) -> PickRows:
-    """Those of the rows that are `chosen`."""
-    return replace(
-        rows,
-        params={name: values[chosen] for name, values in rows.params.items()},
-        seed=rows.seed[chosen],
-        position=rows.position[chosen],
-        mask_row=None if rows.mask_row is None else rows.mask_row[chosen],
-    )
-
-
-def _drawn(
-    x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice, u: torch.Tensor
-) -> torch.Tensor:
+def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) -> torch.Tensor:
     # Where nothing is drawn any temperature will do.
     temperature = rows.params["temperature"]
     temperature = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
@@ -398,7 +280,7 @@ def _drawn(
         weights.masked_fill_(~_kept(x, weights, rows), 0.0)
     cumulative = weights.cumsum(1)
     total = cumulative[:, -1:]
-    target = u.unsqueeze(1) * total
+    target = uniforms(rows.seed, rows.position).unsqueeze(1) * total
     # u < 1, but u * total may round up to total.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True).squeeze(1)

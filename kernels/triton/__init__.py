@@ -12,13 +12,12 @@ from rootlace.kernels.triton import (
     layers,
     logits,
     pick_tokens,
-    quantised_linear,
 )
 
 TRITON = replace(
     REFERENCE,
     name="triton",
-    linear=quantised_linear.linear,
+    linear=layers.linear,
     feed_tokens=layers.feed_tokens,
     embedding=layers.embedding,
     rms_norm=layers.rms_norm,

@@ -221,9 +221,12 @@ class StepPlan:
     # the
     # array, and later entries change while the steps are in flight.
     block_tables: np.ndarray
-    copies: np.ndarray  # [C, 3] int32: source block, destination block, rows from 0
-    duplicate_tokens: np.ndarray  # [D] int32, indices into the flat tokens
-    duplicate_slots: np.ndarray  # [D] int64
+    copies: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[C, 3] int32: source block, destination block, rows from 0."""
+    duplicate_tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    """[D] int32, indices into the flat tokens."""
+    duplicate_slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """[D] int64."""
     samples: list[SampleRow] = field(default_factory=list)
     """In the order of the rows; those of drafted rows come last, row by row."""
     wait_for_masks: Callable[[], None] | None = None

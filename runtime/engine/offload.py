@@ -22,9 +22,8 @@ from rootlace.runtime.model.executor.runner import (
     kv_identity,
 )
 from rootlace.runtime.model.kv_pool import made_up_plan
-from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, open_folder
-from rootlace.runtime.offload.host_store import HandedBlocks, HostStore, block_seconds
-from rootlace.runtime.offload.slot_store import HandedStore, SlotStore
+from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, block_seconds, open_folder
+from rootlace.runtime.offload.slot_store import HandedBlocks, HandedStore, HostStore, SlotStore
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.transfer import Nixl, SharedMemory, Tcp

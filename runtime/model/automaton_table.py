@@ -8,10 +8,11 @@ stand in the device's queue behind the steps launched before, which so still fin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,35 +24,7 @@ if TYPE_CHECKING:
 
 # Arena space --------------------------------------------------------------------------------------
 #
-# Room in arrays of fixed length: single places, and runs of neighbours.
-
-
-class TableSpace:
-    """Single places, 0..size-1, in no order."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._unused = 0  # from here on none was ever given out
-        self._returned: list[int] = []
-
-    def take(self, count: int) -> list[int] | None:
-        """None: there are not so many left."""
-        fresh = count - len(self._returned)
-        if fresh > self.size - self._unused:
-            return None
-        split = max(-fresh, 0)
-        found = self._returned[split:]
-        del self._returned[split:]
-        if fresh > 0:
-            found += range(self._unused, self._unused + fresh)
-            self._unused += fresh
-        return found
-
-    def give(self, places: list[int]) -> None:
-        self._returned += places
-
-    def grow(self, size: int) -> None:
-        self.size = size
+# Room in arrays of fixed length.
 
 
 class Runs:
@@ -82,7 +55,7 @@ class Runs:
     def _insert(self, start: int, stop: int) -> None:
         if start == stop:
             return
-        index = sum(gap[0] < start for gap in self._free)
+        index = bisect_left(self._free, (start, 0))
         if index < len(self._free) and self._free[index][0] == stop:
             stop = self._free.pop(index)[1]
         if index and self._free[index - 1][1] == start:
@@ -190,10 +163,11 @@ NOTHING = 0
 
 @dataclass
 class _Resident:
-    """What one automaton, or one mask, takes. `states`, `steps`: first place and count."""
+    """What one automaton, or one mask, takes: `masks` anywhere, of all else first place and
+    count."""
 
     masks: list[int] = field(default_factory=list)
-    classes: list[int] = field(default_factory=list)
+    classes: tuple[int, int] = (0, 0)
     states: tuple[int, int] = (0, 0)
     steps: tuple[int, int] = (0, 0)
 
@@ -215,8 +189,8 @@ class AutomatonArena:
         states = max(max_bytes // 16 // 12, 2)
         self._states = Runs(states)
         self._steps = Runs(max(max_bytes // 16 * 3 // 4, 2))
-        self._classes = TableSpace(max(max_bytes // 4 // (4 * vocab_size), 2))
-        self._masks = TableSpace(max(max_bytes // 2 // (4 * self._words), 2))
+        self._classes = Runs(max(max_bytes // 4 // (4 * vocab_size), 2))
+        self._masks = Runs(max(max_bytes // 2 // (4 * self._words), 2))
         self._tensors = {
             "mask_of": self._new(states),
             "class_row": self._new(states),
@@ -225,10 +199,8 @@ class AutomatonArena:
             "token_class": self._new(self._classes.size, vocab_size),
             "masks": self._new(self._masks.size, self._words),
         }
-        for run in (self._states, self._steps):
-            run.take(1)
-        for places in (self._classes, self._masks):
-            places.take(1)
+        for space in (self._states, self._steps, self._classes, self._masks):
+            space.take(1)  # of the dead state
         self._residents: OrderedDict[Hashable, _Resident] = OrderedDict()  # used longest ago first
         self._in_use: set[Hashable] = set()
         self._private: list[int] = []
@@ -276,7 +248,8 @@ class AutomatonArena:
     def begin_step(self) -> None:
         """What the step before used may make room from now on."""
         self._in_use.clear()
-        self._masks.give(self._private)
+        for place in self._private:
+            self._masks.give(place, 1)
         self._private = []
 
     def state(self, at: AutomatonState) -> int:
@@ -300,16 +273,16 @@ class AutomatonArena:
         table and not filled.
         """
         if not isinstance(mask, MaskRow):
-            slots = self._take(self._masks, 1, "masks")
-            self._private += slots
-            self._fresh_masks.append((slots[0], mask))
-            return slots[0]
+            place = self._take(self._masks, 1, "masks")
+            self._private.append(place)
+            self._fresh_masks.append((place, mask))
+            return place
         key = ("mask", mask.table.key, mask.row)
         resident = self._residents.get(key)
         if resident is None:
             if not mask.table.filled(mask.row):
                 raise RuntimeError(f"row {mask.row} of mask table {mask.table.key} is not filled")
-            resident = _Resident(masks=self._take(self._masks, 1, "masks"))
+            resident = _Resident(masks=[self._take(self._masks, 1, "masks")])
             self._residents[key] = resident
             self._fresh_masks.append((resident.masks[0], mask.table.rows[mask.row]))
         else:
@@ -362,8 +335,9 @@ class AutomatonArena:
         states, classes = automaton.next_state.shape
         resident = _Resident()
         try:
-            resident.masks = self._take(self._masks, len(automaton.masks), "masks")
-            resident.classes = self._take(self._classes, 1, "token_class")
+            for _ in range(len(automaton.masks)):
+                resident.masks.append(self._take(self._masks, 1, "masks"))
+            resident.classes = self._take(self._classes, 1, "token_class"), 1
             resident.states = (
                 self._take(self._states, states, "mask_of", "class_row", "next_start"),
                 states,
@@ -393,7 +367,7 @@ class AutomatonArena:
         found[0, :count] = token_class[:count]
         return found
 
-    def _take(self, space: TableSpace | Runs, count: int, *names: str) -> Any:
+    def _take(self, space: Runs, count: int, *names: str) -> int:
         """What the space gives; where it has no room, others make some, or it grows, and with it
         the tables of these names."""
         while (found := space.take(count)) is None:
@@ -410,12 +384,13 @@ class AutomatonArena:
         return True
 
     def _free(self, resident: _Resident) -> None:
-        self._masks.give(resident.masks)
-        self._classes.give(resident.classes)
+        for place in resident.masks:
+            self._masks.give(place, 1)
+        self._classes.give(*resident.classes)
         self._states.give(*resident.states)
         self._steps.give(*resident.steps)
 
-    def _grow(self, space: TableSpace | Runs, count: int, names: tuple[str, ...]) -> None:
+    def _grow(self, space: Runs, count: int, names: tuple[str, ...]) -> None:
         """Have room for `count` more, elsewhere: graphs captured with the tables are void."""
         old = space.size
         size = max(2 * old, old + count)

@@ -192,9 +192,6 @@ def plan_of_rows(
         row_start=starts,
         context_len=begin + counts,
         block_tables=tables,
-        copies=np.empty((0, 3), np.int32),
-        duplicate_tokens=np.empty(0, np.int32),
-        duplicate_slots=np.empty(0, np.int64),
         **further,
     )
 

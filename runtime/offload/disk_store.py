@@ -348,3 +348,55 @@ def _write(file: int, data: bytes | memoryview, at: int) -> None:
     while view:
         count = os.pwrite(file, view, at)
         view, at = view[count:], at + count
+
+
+# Read speed ---------------------------------------------------------------------------------------
+
+
+PROBE_BYTES = 32 << 20
+_MOST = 32
+ASSUMED_RATE = 500e6
+"""Bytes per second that a disk without room for a probe is taken to read."""
+PROBE = "probe"
+
+
+def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
+    """Measured seconds to read a block and its checksum in random order.
+
+    Reads existing blocks or, if few, a temporary file: at most 32 blocks and 32 MiB, at least one
+    block. A full disk has no room for the file: without blocks its rate is assumed. Raises OSError.
+    """
+    size = file.block_bytes
+    count = min(max(PROBE_BYTES // size, 1), _MOST)
+    order = np.random.default_rng(0)
+    buffer = np.empty(size, np.uint8)
+    if file.free_bytes() < count * size:
+        if not kept:
+            return size / ASSUMED_RATE
+        count = min(count, len(kept))
+    if len(kept) >= count:
+        file.forget_pages()
+        chosen = [kept[at] for at in order.choice(len(kept), count, replace=False).tolist()]
+        begun = time.perf_counter()
+        for one in chosen:
+            try:
+                file.read(one.slot, one.key, buffer)
+            except DamagedBlock:
+                continue  # the request that reads the block reports the damage
+        return (time.perf_counter() - begun) / count
+    path = folder / PROBE
+    probe = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        buffer[:] = np.resize(order.integers(0, 256, 65536, np.uint8), size)
+        for _ in range(count):
+            os.write(probe, buffer.data)
+        os.fdatasync(probe)
+        os.posix_fadvise(probe, 0, 0, os.POSIX_FADV_DONTNEED)
+        begun = time.perf_counter()
+        for at in order.permutation(count).tolist():
+            os.preadv(probe, [buffer.data], at * size)
+            zlib.crc32(buffer.data)
+        return (time.perf_counter() - begun) / count
+    finally:
+        os.close(probe)
+        path.unlink(missing_ok=True)

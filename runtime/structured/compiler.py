@@ -32,10 +32,9 @@ from rootlace.runtime.structured.json_schema.normal_form import (
     has_open_keys,
     keywords_within,
 )
-from rootlace.runtime.structured.json_schema.to_lark import has_own_spelling, lark_of
 from rootlace.runtime.structured.json_schema.to_llguidance import written
-from rootlace.runtime.structured.json_schema.to_regex import declared_part
 from rootlace.runtime.structured.json_schema.validate import UniqueKeys, Verifier, digits_needed
+from rootlace.runtime.structured.json_schema.writers import declared_part, has_own_spelling, lark_of
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar, LLGuidanceGrammar
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa

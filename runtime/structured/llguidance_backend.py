@@ -16,7 +16,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import MaskRow
 from rootlace.runtime.structured.dfa_backend import BEYOND, DfaGrammar
-from rootlace.runtime.structured.json_schema.to_regex import MARK
+from rootlace.runtime.structured.json_schema.writers import MARK
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
@@ -489,7 +489,7 @@ def reason(matcher: LLMatcher) -> str:
 # Hybrid -------------------------------------------------------------------------------------------
 #
 # llguidance with a memory: what it says is kept by the state of an automaton of what a schema
-# declares (`json_schema/to_regex`), and asked for again only where the automaton knows no way.
+# declares (`json_schema/writers`), and asked for again only where the automaton knows no way.
 #
 # A mask that llguidance made at a state is that of every request that comes there, with the tokens
 # in it that begin declared and end elsewhere. Such a token has its request go on in llguidance.

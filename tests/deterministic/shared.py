@@ -8,7 +8,7 @@ import numpy as np
 
 from rootlace.runtime.contracts.block_store import BlockLost, Done
 from rootlace.runtime.offload.disk_store import DamagedBlock, checksum
-from rootlace.runtime.offload.host_store import HandedBlocks
+from rootlace.runtime.offload.slot_store import HandedBlocks
 from tests.simulated_store import SimulatedStore
 
 Memory = dict[int, list[np.ndarray]]

@@ -7,7 +7,7 @@ import pytest
 
 from rootlace.runtime.engine.client.cache_orders import PinnedPrompts
 from rootlace.runtime.engine.client.restarts import MAX_GUILTY
-from rootlace.runtime.offload import host_store
+from rootlace.runtime.offload import slot_store
 from rootlace.runtime.scheduler import request as request_state
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.server.branch import Branch, Deadline
@@ -116,7 +116,7 @@ def test_handed_blocks_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPa
     assert not sound.failure and sound.handed
     monkeypatch.setattr(shared, "TORN", 1.0)
     assert not run(scenario).failure
-    monkeypatch.setattr(host_store, "checksum", lambda key, block: 1)
+    monkeypatch.setattr(slot_store, "checksum", lambda key, block: 1)
     monkeypatch.setattr(shared, "checksum", lambda key, block: 1)
     assert run(scenario).failure
 

@@ -18,7 +18,7 @@ from rootlace.runtime.engine.offload import OpenTiers, open_tiers
 from rootlace.runtime.model.executor import runner as module
 from rootlace.runtime.model.executor.runner import BlockMover, ModelRunner
 from rootlace.runtime.offload.disk_store import BLOCKS
-from rootlace.runtime.offload.host_store import HostStore
+from rootlace.runtime.offload.slot_store import HostStore
 from rootlace.runtime.scheduler.offload.levels import Level
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidRequest

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rootlace.kernels import kernels_for
-from rootlace.kernels.interface import AutomatonTables, Choice, PickRows
+from rootlace.kernels.interface import AutomatonTables
 from rootlace.kernels.reference.kv_cache import write_kv
 from rootlace.kernels.reference.layers import rope
-from rootlace.kernels.reference.sampling import apply_masks, pick_tokens_by_tensors
+from rootlace.kernels.reference.sampling import apply_masks
 
 KERNELS = kernels_for(torch.device("cpu"))
 DTYPES = [torch.float32, torch.bfloat16]
@@ -183,33 +183,3 @@ def test_step_automata() -> None:
             )
         assert found[i] == after
         assert masks[i] == (mask_of[after] if after >= 0 else rows[i])
-
-
-@pytest.mark.parametrize("choice", ["greedy", "cut"])
-@pytest.mark.parametrize("seed", range(4))
-def test_short_cuts_on_the_host_pick_the_same_tokens(choice: Choice, seed: int) -> None:
-    """Rows whose best token is allowed, or forbidden, or no number, or where nothing is left."""
-    random = np.random.default_rng(seed)
-    count, vocab = 30, 133
-    logits = np.round(random.normal(0, 2, (count, vocab)), 1).astype(np.float32)  # with ties
-    shares = random.choice([0.0, 0.02, 0.5, 0.98, 1.0], (count, 1))
-    bits = np.packbits(random.random((count, 160)) < shares, axis=1, bitorder="little")
-    for row in range(0, count, 4):
-        logits[row, random.integers(vocab)] = random.choice([np.nan, np.inf, -np.inf])
-    logits[1] = -np.inf
-    hot = (np.arange(count) % 3 == 0) & (choice != "greedy")
-    rows = PickRows(
-        params={
-            "temperature": torch.from_numpy(np.where(hot, 0.8, 0.0)),
-            "top_k": torch.from_numpy(random.choice([3, vocab], count).astype(np.int32)),
-            "top_p": torch.from_numpy(random.choice([0.5, 1.0], count)),
-            "min_p": torch.zeros(count, dtype=torch.float64),
-        },
-        seed=torch.arange(count),
-        position=torch.arange(count) * 3,
-        mask_table=torch.from_numpy(bits.view(np.int32)[:, : 4 + seed % 2]),
-        mask_row=torch.from_numpy(random.permutation(np.arange(-5, count - 5)).astype(np.int32)),
-    )
-    given = torch.from_numpy(logits)
-    expected = pick_tokens_by_tensors(given, rows, choice)
-    assert torch.equal(KERNELS.pick_tokens(given, rows, choice), expected)

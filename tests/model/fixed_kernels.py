@@ -12,7 +12,6 @@ import torch
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.kernels.interface import HostPlan
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.sampling import pick_tokens_by_tensors
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,5 @@ def fixed_kernels(width: int) -> tuple[KernelSet, FixedAttention]:
         name="fixed",
         plan_attention=attention.plan,
         paged_attention=attention.attend,
-        pick_tokens=pick_tokens_by_tensors,
     )
     return kernels, attention

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
-from rootlace.runtime.model.automaton_table import AutomatonArena, Runs, TableSpace
+from rootlace.runtime.model.automaton_table import AutomatonArena, Runs
 from tests.model.test_host_masks import Table
 
 VOCAB = 70
@@ -149,13 +149,11 @@ def test_runs_do_not_overlap_and_come_back(size: int, moves: list[tuple[int, boo
     assert space.take(size) == 0
 
 
-def test_places_grow() -> None:
-    space = TableSpace(3)
+def test_runs_grow() -> None:
+    space = Runs(3)
     assert space.take(4) is None
-    first = space.take(2)
-    assert first is not None and space.take(2) is None
-    space.give(first[:1])
-    again = space.take(2)
-    assert again is not None and {*again, first[1]} == {0, 1, 2}
+    assert [space.take(1), space.take(1)] == [0, 1] and space.take(2) is None
+    space.give(0, 1)
+    assert {space.take(1), space.take(1)} == {0, 2} and space.take(1) is None
     space.grow(5)
-    assert space.take(2) == [3, 4] and space.take(1) is None
+    assert space.take(2) == 3 and space.take(1) is None

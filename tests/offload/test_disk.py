@@ -22,9 +22,9 @@ from rootlace.runtime.offload.disk_store import (
     PREFIX,
     RECORD,
     SlotFile,
+    block_seconds,
     open_folder,
 )
-from rootlace.runtime.offload.host_store import block_seconds
 from rootlace.runtime.offload.slot_store import STALL_SECONDS, SlotStore
 from tests.waiting import eventually
 

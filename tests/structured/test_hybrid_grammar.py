@@ -15,7 +15,7 @@ from rootlace.runtime.structured import GrammarCompiler, Matcher
 from rootlace.runtime.structured.checked_backend import CheckedGrammar
 from rootlace.runtime.structured.dfa_backend import DfaMatcher
 from rootlace.runtime.structured.json_schema.json_text import gap_of
-from rootlace.runtime.structured.json_schema.to_regex import MARK, declared_part
+from rootlace.runtime.structured.json_schema.writers import MARK, declared_part
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar, LLGuidanceGrammar
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary

@@ -13,7 +13,7 @@ import zmq
 from rootlace.runtime import transfer as ways
 from rootlace.runtime.contracts.block_store import BlockLost, Transfer
 from rootlace.runtime.offload.disk_store import DamagedBlock, checksum
-from rootlace.runtime.offload.host_store import HandedBlocks
+from rootlace.runtime.offload.slot_store import HandedBlocks
 from rootlace.runtime.processes import new_memory
 from rootlace.runtime.transfer import PIECE_BYTES, Nixl, SharedMemory, Tcp
 from rootlace.wire import sockets

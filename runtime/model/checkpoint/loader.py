@@ -20,8 +20,12 @@ from rootlace.kernels.native.machine import mapped
 from rootlace.kernels.reference.layers import AT_ONCE, INT4, INT8, ROWS, dequantise, quantise
 from rootlace.kernels.weights import columns_of, rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.opening import OpenedCheckpoint, Progress, open_checkpoint
+from rootlace.runtime.model.checkpoint.files import (
+    Checkpoint,
+    OpenedCheckpoint,
+    Progress,
+    open_checkpoint,
+)
 from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS, Shape, Storage
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
 from rootlace.runtime.model.checkpoint.weights import (

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.opening import OpenedCheckpoint, open_checkpoint
+from rootlace.runtime.model.checkpoint.files import OpenedCheckpoint, open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     COLUMN_GROUPS,
     FLOATS,

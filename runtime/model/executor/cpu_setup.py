@@ -23,8 +23,7 @@ from rootlace.kernels.native.packed import ACTIVATIONS, KINDS
 from rootlace.kernels.native.sampling import native_sampling
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.opening import Progress
+from rootlace.runtime.model.checkpoint.files import Checkpoint, Progress
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.interface import Forward
 from rootlace.runtime.model.decoder.native_weights import (

@@ -480,9 +480,6 @@ def _empty_plan() -> StepPlan:
         row_start=np.zeros(1, np.int32),
         context_len=none,
         block_tables=np.zeros((0, 1), np.int32),
-        copies=np.empty((0, 3), np.int32),
-        duplicate_tokens=none,
-        duplicate_slots=none.astype(np.int64),
     )
 
 

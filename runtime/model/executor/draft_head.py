@@ -14,17 +14,17 @@ What was drafted is computed again behind the model's own features.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.packed import ACTIVATIONS, BFLOAT16, FLOAT32, Epilogue, Packed
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime.contracts.block_store import LOAD
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.automaton_table import Mask
@@ -34,7 +34,7 @@ from rootlace.runtime.model.checkpoint.eagle_head import (
     layer_name,
     says_nothing,
 )
-from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.files import Checkpoint, Progress
 from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.decoder.interface import copied_slots, wanted_tokens
 from rootlace.runtime.model.decoder.native_decoder import Given, NativeDecoder
@@ -48,7 +48,6 @@ from rootlace.wire.errors import UnsupportedModel
 if TYPE_CHECKING:
     import torch
 
-    from rootlace.runtime.model.checkpoint.opening import Progress
     from rootlace.runtime.model.checkpoint.weights import ModelWeights
 
 log = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
         *(blocks, size, model.context_length),
         model=model.forward,
         features=forward.features,
-        fuse=Fusion(packer.library, model.team, fusing),
+        fuse=partial(fusing.products, packer.library, model.team),
     )
     milliseconds = 1e3 * decoder.step_seconds
     log.info("the head %s takes %.3g ms a token", config.path, milliseconds)
@@ -187,32 +186,6 @@ def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelW
 
 
 # Head ---------------------------------------------------------------------------------------------
-
-
-class Fusion:
-    """The product with `fc`, which makes a feature of a token's states."""
-
-    def __init__(self, library: ctypes.CDLL, team: native.Team, packed: Packed) -> None:
-        self._library = library
-        self._team = team
-        self._packed = packed
-        self._structure = packed.structure()
-
-    def __call__(self, states: np.ndarray) -> np.ndarray:
-        """states [T, layers, H], of the model's dtype -> features, float32 [T, H]."""
-        found = np.empty((len(states), self._packed.outputs), np.float32)
-        self._library.rl_linear(
-            self._team.handle,
-            ACTIVATIONS[states.dtype],
-            Epilogue.FLOAT32,
-            states.ctypes.data,
-            self._packed.inputs,
-            len(states),
-            ctypes.byref(self._structure),
-            1,
-            found.ctypes.data,
-        )
-        return found
 
 
 class HeadForward:

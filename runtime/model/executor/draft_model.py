@@ -35,8 +35,7 @@ _UNKNOWN = -1
 _TIMED_STEPS = 4
 _MOST_PARAMS = 1024
 
-_NO_COPIES = np.empty((0, 3), np.int32)
-_NO_TOKENS, _NO_SLOTS = np.empty(0, np.int32), np.empty(0, np.int64)
+_NO_TOKENS = np.empty(0, np.int32)
 
 
 # Setup --------------------------------------------------------------------------------------------
@@ -285,9 +284,6 @@ class DraftDecoder:
             row_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
             context_len=contexts,
             block_tables=tables,
-            copies=_NO_COPIES,
-            duplicate_tokens=_NO_TOKENS,
-            duplicate_slots=_NO_SLOTS,
             samples=samples,
         )
         # Before the step: were it to fail, nothing of these slots might be believed.

@@ -23,8 +23,7 @@ from rootlace.runtime.contracts.plan import Launched, StepPlan, StepResult
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.eagle_head import HeadConfig
-from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.opening import Progress, checkpoint_dtype
+from rootlace.runtime.model.checkpoint.files import Checkpoint, Progress, checkpoint_dtype
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu, why_not_native
 from rootlace.runtime.model.executor.draft_head import head_beside, load_head
 from rootlace.runtime.model.executor.draft_model import (

@@ -14,7 +14,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.opening import Progress
+from rootlace.runtime.model.checkpoint.files import Progress
 from rootlace.runtime.model.decoder.rotations import chosen_context
 
 if TYPE_CHECKING:

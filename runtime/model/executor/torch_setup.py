@@ -16,8 +16,7 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.opening import KV_SCALE, KV_SCALES, is_kv_scale
+from rootlace.runtime.model.checkpoint.files import KV_SCALE, KV_SCALES, Checkpoint, is_kv_scale
 from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.interface import StepDecoder, StepInputBuilder

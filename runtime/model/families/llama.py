@@ -184,11 +184,8 @@ def ministral3(config: ConfigReader) -> ModelSpec:
 
 
 def _ministral_rope(config: ConfigReader) -> Rope:
-    stated = config.get("rope_parameters", TABLE.or_none(), None) is not None
-    scaled = bool(config.get("rope_scaling", TABLE.or_none(), None))
-    if not stated and not scaled:
-        config = config.renamed({"rope_parameters": "default_rope"}, default_rope=_MINISTRAL_YARN)
-    rope = read_rope(config, own=_MINISTRAL_KEYS)
+    rope = read_rope(config, own=_MINISTRAL_KEYS, unstated=_MINISTRAL_YARN)
+    scaled = config.get("rope_scaling", TABLE.or_none(), None)
     for needed in (BETA, ORIGINAL):
         if needed not in rope.parameters:
             config.refuse("rope_scaling" if scaled else "rope_parameters", f"{needed} is missing")

@@ -13,7 +13,6 @@ from rootlace.runtime.model.families.config_reader import (
     POSITIVE,
     REQUIRED,
     SIZE,
-    TABLE,
     TEXT,
     ConfigReader,
 )
@@ -183,16 +182,9 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
         config, count=128, chosen=4, normalised=True, router_bias=True, bias=True, clamp=clamp
     )
     config.only("experts_per_token", experts.chosen)
-    rope = _gpt_oss_rope(config)
+    rope = read_rope(config, 150000.0, unstated=GPT_OSS_YARN)
     config.only("initial_context_length", rope.parameters.get(ORIGINAL))
     return decoder(config, attention, GPT_OSS_NAMES, rope=rope, eps=1e-5, experts=experts)
-
-
-def _gpt_oss_rope(config: ConfigReader) -> Rope:
-    stated = config.get("rope_parameters", TABLE.or_none(), None) is not None
-    if not stated and not config.get("rope_scaling", TABLE.or_none(), None):
-        config = config.renamed({"rope_scaling": "default_rope"}, default_rope=GPT_OSS_YARN)
-    return read_rope(config, 150000.0)
 
 
 NORM_EPS = 1e-6

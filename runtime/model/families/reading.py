@@ -340,7 +340,7 @@ OF_KIND: dict[str, dict[str, Kind]] = {
 that may not be null."""
 
 KINDS = {kind: kind for kind in OF_KIND}
-NONE: Mapping[str, Kind] = {}
+NONE: Mapping[str, Any] = {}
 
 
 def read_rope(
@@ -354,6 +354,7 @@ def read_rope(
     theta_key: str = "rope_theta",
     partial_key: str = PARTIAL,
     own: Mapping[str, Kind] = NONE,
+    unstated: Mapping[str, Any] = NONE,
 ) -> Rope:
     """How a family rotates.
 
@@ -361,12 +362,12 @@ def read_rope(
     is rotated) are those of a file that has none. `head_dim` is given where the family can rotate a
     part of a head. `kinds` are the rope types that it has, by what it calls them. Outside of
     `rope_parameters`, theta and share are called `theta_key` and `partial_key`; inside, there may
-    be keys of its `own`.
+    be keys of its `own`. `unstated` are the parameters of a file that states none.
     """
     where, parameters = "rope_parameters", config.get("rope_parameters", TABLE.or_none(), None)
     if scaling := config.get("rope_scaling", TABLE.or_none(), None):
         where, parameters = "rope_scaling", scaling
-    parameters = dict(parameters or {})
+    parameters = dict(unstated if parameters is None else parameters)
     _set_theta(config, theta_key, parameters, theta)
     partial = config.get(partial_key, NUMBER.or_none(), partial)
     key = where if PARTIAL in parameters else partial_key

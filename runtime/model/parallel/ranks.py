@@ -33,8 +33,8 @@ from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.files import Progress
 from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.checkpoint.opening import Progress
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.interface import Forward, Hidden
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward

@@ -20,7 +20,7 @@ from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.opening import Progress
+from rootlace.runtime.model.checkpoint.files import Progress
 from rootlace.runtime.model.decoder.interface import StepInput, StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import with_sinks

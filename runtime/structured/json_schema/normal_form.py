@@ -2,7 +2,7 @@
 
 Every schema becomes a union of cases without `not`, `if`, `oneOf` and the like (`cases`). A case is
 a union of shapes of one type each (`type_shapes`). The parts of a shape are conjunctions again:
-these become definitions of the new schema, so recursion stays recursion. `to_regex` and
+these become definitions of the new schema, so recursion stays recursion. `writers` and
 `mask_of` read the keywords that are left:
 
     {"$ref": "#/$defs/s7"}, true, false                a part
@@ -37,11 +37,10 @@ from rootlace.runtime.structured.json_schema.load import (
     written,
 )
 from rootlace.runtime.structured.json_schema.pattern import searcher
-from rootlace.runtime.structured.json_schema.to_lark import within
 from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher, weaken
-from rootlace.runtime.structured.json_schema.to_regex import whole_regex
 from rootlace.runtime.structured.json_schema.type_shapes import Shape, Shapes
 from rootlace.runtime.structured.json_schema.validate import Rules, Verifier
+from rootlace.runtime.structured.json_schema.writers import whole_regex, within
 from rootlace.runtime.structured.regex.syntax import Regex, TooLarge
 from rootlace.wire.errors import InvalidConstraint
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rootlace.kernels.reference.layers import dequantise
-from rootlace.kernels.triton import TRITON, quantised_linear
+from rootlace.kernels.triton import TRITON, layers
 from rootlace.kernels.weights import Dense, Stacked
 from tests.kernels.cases import poisoned_memory
 from tests.kernels.quantised_cases import FORMS, make
@@ -49,7 +49,7 @@ def test_parts_and_steps_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     out = torch.full((18, 36), float("nan"))
     assert TRITON.linear(x, stacked, out) is out
     check(x, out, matrix, bias)
-    monkeypatch.setattr(quantised_linear, "_multiply", None)
+    monkeypatch.setattr(layers, "_multiply", None)
     check(x, TRITON.linear(x, middle), middle.matrix, middle.bias)
     many = x.repeat(4, 1)
     check(many, TRITON.linear(many, stacked), matrix, bias)

@@ -13,7 +13,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.checked_backend import CheckedGrammar
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
-from rootlace.runtime.structured.json_schema.to_lark import MOST_RULES, lark_of
+from rootlace.runtime.structured.json_schema.writers import MOST_RULES, lark_of
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar
 from rootlace.runtime.structured.regex.syntax import BLANK
 from rootlace.wire.errors import InvalidConstraint

@@ -1,0 +1,604 @@
+"""The writers of JSON texts: a schema in normal form as a regex tree, or as rules of Lark grammars.
+
+They read the keywords of the normal form (`normal_form`), in which mask schemas are written too.
+
+`whole_regex` writes all of a schema, in our spelling. What is not regular or too large (open
+objects, recursion, long strings) makes the whole not regular; llguidance takes it then. Not every
+valid text is in the tree: properties come in the order of the schema, strings and numbers in the
+spellings of `json_text.Ours`. Every text of it is valid.
+
+`declared_part` writes what is declared in a schema that llguidance runs, in llguidance's spelling,
+with *marks* for what is not declared or not regular. `docs/constrained_internals.md` ("Open
+schemas") says where marks stand, and why texts that lead to one state then go on alike.
+
+`lark_of` writes a mask schema whose constants llguidance would respell, rule by rule, as
+`whole_regex` would. llguidance's `%json` writes a number of `enum` in its own spelling (`1` for
+`1.0`, `0.0000001` for `1e-7`) and has none for some texts (U+007F).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rootlace.runtime.structured.grammars import lark_text
+from rootlace.runtime.structured.json_schema import json_text
+from rootlace.runtime.structured.json_schema.cases import TYPES
+from rootlace.runtime.structured.json_schema.json_text import (
+    MAX_SIZE,
+    Escapes,
+    Guidance,
+    NotRegular,
+    Ours,
+)
+from rootlace.runtime.structured.json_schema.load import subschemas
+from rootlace.runtime.structured.json_schema.pattern import (
+    NotTranslated,
+    in_all,
+    regex_of_pattern,
+)
+from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
+from rootlace.runtime.structured.regex.syntax import (
+    ALL,
+    BLANK,
+    NOTHING,
+    Chars,
+    Literal,
+    Reference,
+    Regex,
+    TooLarge,
+    concat,
+    either,
+    optional,
+    pattern_of,
+    repeat,
+    size,
+)
+
+MARK = "\0"
+"""Marks begin with it. JSON has it nowhere. Behind it are the bytes with which the text that the
+mark stands for may begin (`+`) or does not (`-`), in hexadecimal digits, and the mark's number."""
+MAX_VALUES = 2000
+"""Schemas that are written, each as often as it is referred to."""
+_MAX_DEPTH = 32
+_OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "patternProperties"}
+MOST_RULES = 800
+"""Rules of one schema. Each property is a rule within the rule of the one before, and llguidance
+follows rules on the stack: about 1 KiB for each."""
+
+
+def whole_regex(root: Any, definitions: Mapping[str, Any], gap: Regex) -> Regex | None:
+    """The JSON texts that we write for a schema, with `gap` between their tokens; None where they
+    are no automaton of modest size.
+
+    A tree that matches nothing (`syntax.NOTHING`) is returned only where no instance is valid.
+    """
+    return _written(_RegexWriter(definitions, Ours(), gap), root)
+
+
+def declared_part(schema: Mapping[str, Any], gap: Regex, exact: bool = False) -> Regex | None:
+    """The declared part of a mask schema, or None where there is none to speak of. `exact`: as
+    `lark_of` writes it, not as llguidance's `%json` does."""
+    if not set(schema.get("x-guidance", {})) <= {"json_allowed_escapes"}:
+        return None
+    spelling = Ours() if exact else Guidance(schema)
+    keys = json_text.key_escapes(schema)
+    root = _root_of(schema)
+    for scalars in (True, False):
+        marks = itertools.count()
+        writer = _RegexWriter(schema.get("$defs", {}), spelling, gap, marks, scalars, keys)
+        tree = _written(writer, root)
+        if tree is not None:
+            return None if tree == NOTHING else tree
+    return None
+
+
+def has_own_spelling(mask: dict[str, Any]) -> bool:
+    """Whether a constant in the schema of a mask is one that `%json` does not write as it is."""
+    return any(
+        isinstance(schema, dict) and any(map(_is_respelt, schema.get("enum", ())))
+        for schema in within(mask)
+    )
+
+
+def within(mask: dict[str, Any]) -> Iterator[Any]:
+    """The schemas in the schema of a mask, the booleans among them."""
+    queue: list[Any] = [mask]
+    while queue:
+        schema = queue.pop()
+        yield schema
+        queue += [below for _, below in subschemas(schema)] if isinstance(schema, dict) else ()
+
+
+def _is_respelt(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_is_respelt(part) for item in value.items() for part in item)
+    if isinstance(value, list):
+        return any(map(_is_respelt, value))
+    if isinstance(value, str):
+        return any(character < " " or character == "\x7f" for character in value)
+    return isinstance(value, float)
+
+
+def lark_of(mask: dict[str, Any], gap: Regex, prefix: str = "") -> tuple[str, list[str]] | None:
+    """The name of a rule for the texts of a mask schema, with `gap` between tokens, and that rule
+    with all that it needs. None where `%json` writes the schema, or nothing else does. Names begin
+    with `prefix`."""
+    if not has_own_spelling(mask):
+        return None
+    writer = _RuleWriter(mask, gap, prefix)
+    try:
+        tree = writer.part(_root_of(mask))
+        return None if tree == NOTHING else (writer.rule(lark_text(tree)), writer.lines)
+    except (NotRegular, NotTranslated, TooLarge, RecursionError):
+        return None
+
+
+def _written(writer: _RegexWriter, root: Any) -> Regex | None:
+    try:
+        return writer.value(root, 0, frozenset())
+    except (NotRegular, RecursionError, OverflowError):
+        return None
+
+
+def _root_of(mask: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mask.items() if key not in ("$defs", "x-guidance")}
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+_Refs = frozenset[str]
+"""The definitions that a value stands in."""
+
+
+class _Writer(ABC):
+    """Turns schemas into trees. What a subclass leaves open: values inside others, objects, and
+    what becomes of a text that is read as one."""
+
+    def __init__(
+        self,
+        definitions: Mapping[str, Any],
+        spelling: Ours | Guidance,
+        gap: Regex,
+        keys: Escapes = json_text.OURS,
+    ) -> None:
+        self._definitions = definitions
+        self._spelling = spelling
+        self._gap = gap
+        self._keys = keys
+        self._comma = self._token(json_text.separated(",", gap))
+        self._colon = self._token(json_text.separated(":", gap))
+
+    @abstractmethod
+    def part(self, schema: Any, depth: int = 0, refs: _Refs = frozenset()) -> Regex:
+        """The texts of a value that stands `depth` deep, inside of the definitions `refs`."""
+
+    @abstractmethod
+    def _object(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex: ...
+
+    @abstractmethod
+    def _token(self, regex: Regex) -> Regex:
+        """A text that is read as one."""
+
+    def _option(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
+        """One of given values, or a value of one type. Raises NotRegular."""
+        if list(schema) == ["enum"]:
+            return either(*(self._spelling.literal(value, self._gap) for value in schema["enum"]))
+        said = schema.keys() - {"type"}
+        match schema.get("type"):
+            case "null" if not said:
+                return Literal("null")
+            case "boolean" if not said:
+                return either(Literal("true"), Literal("false"))
+            case "string":
+                return self._spelling.string(schema)
+            case "integer" | "number":
+                return self._spelling.number(schema)
+            case "array" if said <= {"items", "prefixItems", "minItems", "maxItems"}:
+                return self._array(schema, depth + 1, refs)
+            case "object":
+                return self._object(schema, depth + 1, refs)
+        raise NotRegular(f"the keywords {sorted(schema)}")
+
+    def _array(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if max(least, most or 0) > MAX_SIZE:
+            raise NotRegular("too large")
+        items: list[Regex] = []
+        for item in schema.get("prefixItems", ()):
+            tree = self.part(item, depth, refs)
+            if tree == NOTHING:
+                most = len(items) if most is None else min(most, len(items))
+                break
+            items.append(tree)
+        tail: Regex = NOTHING
+        if most is None or most > len(items):
+            tail = self.part(schema.get("items", {}), depth, refs)
+            if tail == NOTHING:
+                most = len(items)
+        if most is not None and least > most:
+            return NOTHING
+        return self._sequence(items[:most], tail, least, most)
+
+    def _sequence(self, items: list[Regex], tail: Regex, least: int, most: int | None) -> Regex:
+        """`items` and then any number of `tail`, `least` to `most` in all, in brackets."""
+        if most == 0:
+            return self._enclosed("[", BLANK, "]", must=False)
+        comma = self._comma
+        if items:
+            top = None if most is None else most - len(items)
+            body = repeat(concat(comma, tail), max(0, least - len(items)), top)
+            for index in range(len(items) - 1, -1, -1):
+                # Of `least` items and fewer, all are there; what is behind them may be missing.
+                if body != BLANK and index + 1 >= least:
+                    body = optional(body)
+                body = concat(items[index] if index == 0 else concat(comma, items[index]), body)
+        else:
+            top = None if most is None else most - 1
+            body = concat(tail, repeat(concat(comma, tail), max(0, least - 1), top))
+        return self._enclosed("[", body, "]", must=least > 0)
+
+    def _enclosed(self, opening: str, body: Regex, closing: str, must: bool) -> Regex:
+        """`body` in brackets; without `must`, or where it is blank, also nothing in them."""
+        empty = self._token(concat(Literal(opening), self._gap, Literal(closing)))
+        if body == BLANK:
+            return empty
+        begin = self._token(concat(Literal(opening), self._gap))
+        full = concat(begin, body, self._token(concat(self._gap, Literal(closing))))
+        return full if must else either(empty, full)
+
+
+# Regex trees --------------------------------------------------------------------------------------
+
+
+class _RegexWriter(_Writer):
+    """Writes regular values.
+
+    With `marks`, a part of a value that is not regular becomes a mark; without, the whole value is
+    not regular. With `scalars`, of a value that may be anything only objects and arrays are marked.
+    """
+
+    def __init__(
+        self,
+        definitions: Mapping[str, Any],
+        spelling: Ours | Guidance,
+        gap: Regex,
+        marks: Iterator[int] | None = None,
+        scalars: bool = False,
+        keys: Escapes = json_text.OURS,
+    ) -> None:
+        super().__init__(definitions, spelling, gap, keys)
+        self._marks = marks
+        self._scalars = scalars
+        self._values = 0
+
+    def _token(self, regex: Regex) -> Regex:
+        return regex
+
+    def value(self, schema: Any, depth: int, refs: _Refs) -> Regex:
+        """The texts of a value that stands `depth` deep, inside of the definitions `refs`.
+
+        Raises NotRegular where they are not regular as a whole, or too many.
+        """
+        self._values += 1
+        if self._values > MAX_VALUES or depth > _MAX_DEPTH:
+            raise NotRegular("too large")
+        while isinstance(schema, dict) and "$ref" in schema:
+            name = schema["$ref"].removeprefix("#/$defs/")
+            if name in refs:
+                raise NotRegular("recursion")
+            refs |= {name}
+            schema = self._definitions[name]
+        if schema is False:
+            return NOTHING
+        if schema is True or not schema:
+            if not self._scalars:
+                raise NotRegular("anything")
+            scalars = [{"type": name} for name in ("null", "boolean", "number", "string")]
+            return either(self._either(scalars, depth, refs), self._mark(b"["), self._mark(b"{"))
+        if "anyOf" in schema and len(schema) > 1:
+            raise NotRegular("keywords beside anyOf")
+        options = schema.get("anyOf", [schema])
+        tree = self._either([one for option in options for one in _typed(option)], depth, refs)
+        if size(tree, MAX_SIZE, json_text.WHITESPACE) > MAX_SIZE:
+            raise NotRegular("too large")
+        return tree
+
+    def part(self, schema: Any, depth: int = 0, refs: _Refs = frozenset()) -> Regex:
+        """A value inside another one: as `value`, or a mark."""
+        try:
+            return self.value(schema, depth, refs)
+        except NotRegular:
+            if self._marks is None:
+                raise
+            return self._mark(self._first(schema, ()))
+
+    def _first(self, schema: Any, refs: tuple[str, ...]) -> bytes:
+        """The bytes with which a value may begin."""
+        if not isinstance(schema, dict) or not schema:
+            return _ANY_VALUE
+        if "$ref" in schema:
+            name = schema["$ref"].removeprefix("#/$defs/")
+            return b"" if name in refs else self._first(self._definitions[name], (*refs, name))
+        options = schema.get("anyOf", [schema])
+        if options != [schema]:
+            return b"".join(self._first(option, refs) for option in options)
+        return b"".join(map(_begins, _typed(schema)))
+
+    def _mark(self, first: bytes, sign: str = "+") -> Regex:
+        """A mark that stands for a text which begins with one of the bytes `first`; with `-`, with
+        none of them."""
+        assert self._marks is not None
+        return Literal(f"{MARK}{sign}{bytes(sorted(set(first))).hex()},{next(self._marks)};")
+
+    def _either(self, options: list[dict[str, Any]], depth: int, refs: _Refs) -> Regex:
+        """One of some schemas of one type, or of values. One that is not regular is marked if its
+        first byte tells it from all others: then nothing of it is in their texts."""
+        trees: list[Regex] = []
+        marked: list[bytes] = []
+        for option in options:
+            try:
+                trees.append(self._option(option, depth, refs))
+            except NotRegular:
+                if self._marks is None:
+                    raise
+                marked.append(_begins(option))
+        if not marked:
+            return either(*trees)
+        first = [byte for option in options for byte in set(_begins(option))]
+        if not trees or any(first.count(byte) > 1 for byte in b"".join(marked)):
+            raise NotRegular("a choice that its first byte does not make")
+        return either(*trees, self._mark(b"".join(marked)))
+
+    def _object(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
+        if not schema.keys() <= _OF_OBJECTS:
+            raise NotRegular(f"the keywords {sorted(schema)}")
+        properties: dict[str, Any] = schema.get("properties", {})
+        required = set(schema.get("required", ()))
+        is_open = schema.get("additionalProperties", True) is not False
+        is_open = is_open or "patternProperties" in schema
+        if not required <= properties.keys() or (is_open and self._marks is None):
+            raise NotRegular("an open object")
+        keys = {name: self._spelling.literal(name, self._gap) for name in properties}
+        pairs: list[tuple[Regex, bool]] = []
+        for name, inner in properties.items():
+            held = self.part(inner, depth, refs)
+            if held != NOTHING:
+                pairs.append((concat(keys[name], self._colon, held), name in required))
+            elif name in required:
+                return NOTHING
+        if is_open:
+            names = [json_text.text_of(name).encode()[1:] for name in properties]
+            pairs.append((self._undeclared(names, b'"', self._other_keys(schema)), False))
+        body = joined(pairs, self._comma) if pairs else BLANK
+        return self._enclosed("{", body, "}", must=any(must for _, must in pairs))
+
+    def _other_keys(self, schema: dict[str, Any]) -> Callable[[bytes], bool]:
+        """Tells whether some key that is not declared begins so. Raises NotRegular."""
+        patterns: dict[str, Any] = schema.get("patternProperties", {})
+        if not patterns:
+            return lambda begun: True
+        names = schema.get("properties", ())
+        try:
+            parts = keys_of_patterns(patterns, names)
+            allowed = [tree for pattern, tree in parts.items() if patterns[pattern] is not False]
+            if schema.get("additionalProperties", True) is not False:
+                refused = [tree for pattern, tree in parts.items() if patterns[pattern] is False]
+                but = [*refused, *map(Literal, names)]
+                allowed = [in_all([repeat(Chars(ALL), 0, None)], but=but)]
+            dfa = LazyDfa(json_text.string_of(either(*allowed), self._keys), MAX_SIZE)
+            # Found out now, while a refusal can still be taken in.
+            known = {b"": dfa.start}
+            for name in names:
+                text = json_text.text_of(name).encode()
+                known |= {text[:end]: dfa.run(dfa.start, text[:end]) for end in range(len(text))}
+        except (NotTranslated, TooLarge) as error:
+            raise NotRegular(str(error)) from None
+        return lambda begun: known.get(begun, DEAD) != DEAD
+
+    def _undeclared(
+        self, names: list[bytes], begun: bytes, possible: Callable[[bytes], bool]
+    ) -> Regex:
+        """Properties that are not declared, from the first one on: their key up to where it can
+        become none of `names` any more, byte by byte, every place of it marked.
+
+        `names` all go on behind `begun`, up to their last quote. `possible` tells whether a key
+        that is not declared may begin so.
+        """
+        following: dict[int, list[bytes]] = {}
+        for name in names:
+            if name != b'"':
+                following.setdefault(name[0], []).append(name[1:])
+        declared = {name[0] for name in names}
+        inner = [
+            self._undeclared(rest, begun + bytes((byte,)), possible)
+            for byte, rest in following.items()
+            if possible(begun + bytes((byte,)))
+        ]
+        other = self._mark(bytes(declared), "-")
+        last = begun[-1:].decode(errors="surrogateescape")  # a byte of a character, perhaps
+        return concat(Literal(last), either(other, *inner))
+
+
+def keys_of_patterns(patterns: Iterable[str], names: Iterable[str]) -> dict[str, Regex]:
+    """The keys of each pattern but for `names`. Raises NotTranslated or TooLarge."""
+    but = list(map(Literal, names))
+    return {pattern: in_all([regex_of_pattern(pattern)], but=but) for pattern in patterns}
+
+
+_FIRST = {
+    "null": b"n",
+    "boolean": b"tf",
+    "integer": b"-0123456789",
+    "number": b"-0123456789",
+    "string": b'"',
+    "array": b"[",
+    "object": b"{",
+}
+_ANY_VALUE = bytes(sorted(set(b"".join(_FIRST.values()))))
+
+
+def _begins(schema: dict[str, Any]) -> bytes:
+    """The bytes with which a value of one type, or one of given values, may begin."""
+    if "enum" not in schema:
+        return _FIRST.get(schema.get("type", ""), _ANY_VALUE)
+    return b"".join({_FIRST[json_text.type_of(value)] for value in schema["enum"]})
+
+
+def joined(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
+    """One or more of `pairs` in this order, separated by commas, with all required pairs among
+    them.
+
+    Each pair is written once if some pair is required, log n times if none is.
+    """
+    at = next((i for i, (_, must) in enumerate(pairs) if must), None)
+    if at is not None:
+        before = [optional(concat(pair, comma)) for pair, _ in pairs[:at]]
+        return concat(*before, pairs[at][0], _following(pairs[at + 1 :], comma))
+    if len(pairs) == 1:
+        return pairs[0][0]
+    middle = (len(pairs) + 1) // 2
+    first = concat(joined(pairs[:middle], comma), _following(pairs[middle:], comma))
+    return either(first, joined(pairs[middle:], comma))
+
+
+def _following(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
+    """`pairs` after something, each with its comma."""
+    texts = ((concat(comma, pair), must) for pair, must in pairs)
+    return concat(*(text if must else optional(text) for text, must in texts))
+
+
+def _typed(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """A schema as one per type that it names."""
+    names = schema.get("type")
+    return [{**schema, "type": name} for name in names] if isinstance(names, list) else [schema]
+
+
+# Rules --------------------------------------------------------------------------------------------
+
+
+class _RuleWriter(_Writer):
+    """Writes the trees of rules and their lexemes, which are references by name in `lines`."""
+
+    def __init__(self, mask: Mapping[str, Any], gap: Regex, prefix: str) -> None:
+        self.lines: list[str] = []
+        self._prefix = prefix
+        self._options = {key: mask[key] for key in ("x-guidance",) if key in mask}
+        self._names: dict[str, str] = {}
+        self._terminals: dict[str, str] = {}
+        keys = json_text.key_escapes(mask)
+        super().__init__(mask.get("$defs", {}), Ours(), gap, keys)
+
+    def rule(self, body: str) -> str:
+        if len(self.lines) >= MOST_RULES:
+            raise TooLarge(f"more than {MOST_RULES} rules")
+        name = f"{self._prefix}r{len(self.lines)}"
+        self.lines.append(f"{name}: {body}")
+        return name
+
+    def _named(self, tree: Regex) -> Regex:
+        """A reference to a rule for a tree that stands in several places, or is large."""
+        return tree if tree in (NOTHING, BLANK) else Reference(self.rule(lark_text(tree)))
+
+    def _terminal(self, body: str) -> Regex:
+        if body not in self._terminals:
+            self._terminals[body] = name = f"{self._prefix.upper()}T{len(self._terminals)}"
+            self.lines.append(f"{name}: {body}")
+        return Reference(self._terminals[body])
+
+    def _token(self, regex: Regex) -> Regex:
+        return NOTHING if regex == NOTHING else self._terminal(f"/{pattern_of(regex)}/")
+
+    def part(self, schema: Any, depth: int = 0, refs: _Refs = frozenset()) -> Regex:
+        """A definition is a rule of its own. Raises NotRegular where it has no value."""
+        if schema is False:
+            return NOTHING
+        if schema is True or not schema:
+            return self._definition("", {"type": list(TYPES)})
+        if "$ref" in schema:
+            name = schema["$ref"].removeprefix("#/$defs/")
+            return self._definition(name, self._definitions[name])
+        if "anyOf" in schema:
+            return either(*map(self.part, schema["anyOf"]))
+        return either(*(self._option(one, depth, refs) for one in _typed(schema)))
+
+    def _option(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
+        """As `_Writer` has it; a string or number that is not regular is `%json`'s."""
+        kind = schema.get("type")
+        if kind in ("array", "object"):
+            return super()._option(schema, depth, refs)
+        try:
+            return self._token(super()._option(schema, depth, refs))
+        except (NotRegular, NotTranslated):
+            if kind not in ("string", "integer", "number"):
+                raise
+            return Reference(self.rule(f"%json {json.dumps({**schema, **self._options})}"))
+
+    def _definition(self, name: str, schema: Any) -> Regex:
+        if name not in self._names:
+            self._names[name] = f"{self._prefix}d{len(self._names)}"
+            body = self.part(schema)
+            if body == NOTHING:
+                raise NotRegular("a definition without a value")
+            self.lines.append(f"{self._names[name]}: {lark_text(body)}")
+        return Reference(self._names[name])
+
+    def _object(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+        required = set(schema.get("required", ()))
+        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        pairs: list[tuple[Regex, bool]] = []
+        names = [self._spelling.literal(name, self._gap) for name in properties]
+        for name, (key, inner) in zip(names, properties.items(), strict=True):
+            held = self.part(inner, depth, refs)
+            if held != NOTHING:
+                pairs.append((concat(self._token(name), self._colon, held), key in required))
+            elif key in required:
+                return NOTHING
+        others: list[Regex] = []
+        for pattern, keys in keys_of_patterns(patterns, properties).items():
+            names.append(json_text.string_of(keys, self._keys))
+            held = self.part(patterns[pattern], depth, refs)
+            if held != NOTHING:
+                others.append(concat(self._token(names[-1]), self._colon, held))
+        held = self.part(schema.get("additionalProperties", {}), depth, refs)
+        if held != NOTHING:
+            any_key = json_text.string_of(repeat(Chars(ALL), 0, None), self._keys)
+            but = f" & ~/{pattern_of(either(*names))}/" if names else ""
+            key = self._terminal(f"/{pattern_of(any_key)}/{but}")
+            others.append(concat(key, self._colon, held))
+        pair = self._named(either(*others))
+        # What may follow so many pairs, or `counted` and more; NOTHING where nothing satisfies.
+        counted = max(least, most or 0, 1)
+        rests = {count: self._others(pair, count, least, most) for count in range(counted + 1)}
+        for named, must in reversed(pairs):
+            named = self._named(named)
+            rests = {
+                count: self._rest(
+                    concat(self._comma, named) if count else named,
+                    rests[min(count + 1, counted)] if count != most else NOTHING,
+                    NOTHING if must else rests[count],
+                )
+                for count in range(counted + 1)
+            }
+        must = bool(least or required)
+        if rests[0] == NOTHING:
+            return NOTHING if must else self._enclosed("{", BLANK, "}", must)
+        return self._enclosed("{", rests[0], "}", must)
+
+    def _others(self, pair: Regex, count: int, least: int, most: int | None) -> Regex:
+        """Pairs that have no names, behind `count` others; not nothing where these are none."""
+        low, high = max(least - count, int(not count)), None if most is None else most - count
+        body = concat(self._comma, pair)
+        if count:
+            return repeat(body, low, high)
+        return concat(pair, repeat(body, low - 1, None if high is None else high - 1))
+
+    def _rest(self, named: Regex, behind: Regex, without: Regex) -> Regex:
+        """A pair with what is behind it, or what is there without it."""
+        taken = concat(named, behind)
+        return self._named(optional(taken) if without == BLANK else either(taken, without))
