@@ -164,8 +164,15 @@ def older_keywords(schema: Any) -> Iterator[Remark]:
                 says = "is read as draft 2019-09 has it (now $dynamicRef)"
             elif name == "id" and isinstance(value, str) and value.startswith("#"):
                 says = "is read as draft 4 has it (now $anchor)"
+            elif name == "type" and names_any(value):
+                says = "is any: it is read as draft 3 has it (now no type)"
             if says:
                 yield Remark(f"{path}.{name}", says, misspelt=False)
+
+
+def names_any(types: Any) -> bool:
+    """Whether a `type` is or lists draft 3's name of any type."""
+    return types == "any" or (isinstance(types, list) and "any" in types)
 
 
 def _misspelt(schema: Any) -> Iterator[Remark]:

@@ -19,7 +19,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
 from rootlace.runtime.structured.json_schema.pattern import searcher
-from rootlace.types.constraint_kinds import older_keywords
+from rootlace.types.constraint_kinds import names_any, older_keywords
 from rootlace.wire.errors import InvalidConstraint
 
 # Dialect ------------------------------------------------------------------------------------------
@@ -141,6 +141,10 @@ def _of_bound(exclusive: str, bound: str) -> dict[str, Any]:
     return {keyword: _either(keyword, older, is_older) for keyword in (exclusive, bound)}
 
 
+def _is_of_any_type(_checker: Any, _instance: Any) -> bool:
+    return True
+
+
 UNDATED = replace(
     NEWEST,
     validator=jsonschema.validators.extend(
@@ -152,6 +156,7 @@ UNDATED = replace(
             "$recursiveRef": jsonschema.Draft201909Validator.VALIDATORS["$recursiveRef"],
             **{k: v for pair in _EXCLUSIVE.items() for k, v in _of_bound(*pair).items()},
         },
+        type_checker=NEWEST.validator.TYPE_CHECKER.redefine("any", _is_of_any_type),
     ),
     specification=_any_draft(),
 )
@@ -161,8 +166,10 @@ their drafts have them, and all else as the newest has it."""
 
 def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a schema of the dialect `UNDATED` into keywords of draft 7 and keywords of 2020-12.
-    Booleans for exclusive bounds are in neither part."""
+    Booleans for exclusive bounds and the type "any" are in neither part."""
     rest = {k: v for k, v in flat.items() if k not in _EXCLUSIVE or not isinstance(v, bool)}
+    if names_any(rest.get("type")):
+        del rest["type"]
     names = ("dependencies", "additionalItems")
     older: dict[str, Any] = {name: rest.pop(name) for name in names if name in rest}
     if is_tuple(flat):
@@ -194,6 +201,8 @@ def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     for exclusive, bound in _EXCLUSIVE.items():
         if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and bound in found:
             found[exclusive] = found.pop(bound)
+    if names_any(found.get("type")):
+        del found["type"]
     return found
 
 
@@ -231,7 +240,12 @@ MAX_DEPTH = 128
 """How deep a schema's JSON may be nested; the checks of values recurse along it."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNSUPPORTED = {"http://json-schema.org/draft-03/schema"}
-_ANYTHING = {"$schema", "default", "const", "examples"}
+_ANYTHING = {
+    "$schema", "$comment", "const", "default", "deprecated", "description", "examples", "readOnly",
+    "title", "writeOnly",
+}  # fmt: skip
+"""Keywords that may have any value (a malformed note excludes no value), and `$schema`, which is
+checked apart."""
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 

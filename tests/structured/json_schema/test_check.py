@@ -103,6 +103,7 @@ def test_an_error_beside_a_part_of_another_draft_is_told() -> None:
     [
         {"properties": {"\ud800": {}}, "title": "\udfff"},
         {"examples": "no list", "default": {"type": 3}},
+        {"description": {"ge": 1}, "title": 3, "deprecated": "no", "type": "integer"},
         {"$schema": DRAFT4, "enum": ["a", "a"]},
         {"$schema": DRAFT4, "properties": {"a": True}},
     ],

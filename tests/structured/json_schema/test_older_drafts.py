@@ -23,9 +23,12 @@ OBJECTS = [
     for which in itertools.product([0, 1], repeat=3)
 ]
 CLOSED = {"type": "object", "properties": {"a": I, "b": I, "c": I}, "additionalProperties": False}
-D4, D7 = jsonschema.Draft4Validator, jsonschema.Draft7Validator
+D3, D4, D7 = jsonschema.Draft3Validator, jsonschema.Draft4Validator, jsonschema.Draft7Validator
 
 SCHEMAS: list[tuple[Any, Any, list[Any], str]] = [
+    (D3, {"type": "any", "maximum": 4}, [*NUMBERS, *ARRAYS, *OBJECTS], "type"),
+    (D3, {"type": ["any", "null"], "minItems": 2}, [*NUMBERS, *ARRAYS, *OBJECTS], "type"),
+    (D3, {"type": "any", "uniqueItems": True}, ARRAYS, "type"),
     (D7, {"type": "array", "items": [I, S]}, ARRAYS, "items"),
     (D7, {"type": "array", "items": [I, S], "additionalItems": False}, ARRAYS, "items"),
     (D7, {"type": "array", "items": [I], "additionalItems": S, "minItems": 2}, ARRAYS, "items"),
