@@ -237,23 +237,23 @@ class _Lexed:
         raise AssertionError(regex)
 
     def lark(self) -> str:
-        lines = [f"{name}: {_text(tree)}" for name, tree in self.rules.items()]
+        lines = [f"{name}: {lark_text(tree)}" for name, tree in self.rules.items()]
         lines += [f"{name}: /{pattern_of(regex)}/" for name, regex in self.lexemes.items()]
         return "\n".join(["start: r0", *lines]) + "\n"
 
 
-def _text(tree: Regex) -> str:
+def lark_text(tree: Regex) -> str:
     match tree:
         case Reference(name):
             return name
         case Concat(parts):
-            return " ".join(map(_text, parts)) if parts else '""'
+            return " ".join(map(lark_text, parts)) if parts else '""'
         case Either(options):
             # What nothing matches.
-            texts = list(map(_text, options)) or ["/[^\\s\\S]/"]
+            texts = list(map(lark_text, options)) or ["/[^\\s\\S]/"]
             return "(" + " | ".join(texts) + ")"
         case Repeat(item, least, most):
-            return f"({_text(item)}){quantifier(least, most)}"
+            return f"({lark_text(item)}){quantifier(least, most)}"
     raise AssertionError(tree)
 
 
