@@ -208,7 +208,7 @@ def stacked(weights: Sequence[Weight]) -> Weight:
 def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
     """The outputs of these numbers (int64), in this order."""
     chosen = {
-        name: tensor if name == "order" else _bytes(tensor)[rows].view(tensor.dtype)
+        name: tensor if name == "order" else _bytes(tensor).index_select(0, rows).view(tensor.dtype)
         for name, tensor in _fields(weight)
     }
     return replace(weight, **chosen)  # type: ignore[arg-type]

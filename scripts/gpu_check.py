@@ -289,7 +289,7 @@ def start_compiling(seconds: float, rehearse: bool) -> subprocess.Popen[bytes]:
     # The smoke test, which runs at the same time, comes first.
     command = ["nice", sys.executable, "scripts/compile_kernels.py", "--into-cache"]
     command += ["--processes", str(workers()), "--seconds", str(seconds)]
-    command += ["layers", "--arch", "90"] if rehearse else []
+    command += ["kv_storage", "--arch", "90"] if rehearse else []
     return begin(command)
 
 

@@ -41,6 +41,7 @@ def replace_once_a_kernel() -> None:
     interpreter._LangPatchScope.restore = restore_all
     interpreter._patch_builtin = replace_builtins
     remember_array_types()
+    remember_shapes()
 
 
 def remember_array_types() -> None:
@@ -54,6 +55,32 @@ def remember_array_types() -> None:
         return known[number.name]
 
     interpreter._get_np_dtype = array_type
+
+
+def remember_shapes() -> None:
+    """Every result of every operation has its shape checked, wrapped and written out anew."""
+    make_type, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+    of_types, of_tensors = dict[tuple[int, ...], Any](), dict[tuple[int, ...], Any]()
+
+    def block_type(self: Any, element_ty: tl.dtype, shape: Any) -> None:
+        sizes = tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
+        if sizes not in of_types:
+            make_type(self, element_ty, shape)
+            of_types[sizes] = self.shape, self.numel, f"<{self.shape}, "
+        self.element_ty = element_ty
+        self.shape, self.numel, name = of_types[sizes]
+        self.name = f"{name}{element_ty}>"
+
+    def tensor(self: Any, handle: Any, type: tl.dtype) -> None:
+        sizes = tuple(type.shape) if type.is_block() else ()
+        if sizes not in of_tensors:
+            make_tensor(self, handle, type)
+            of_tensors[sizes] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = of_tensors[sizes]
+
+    tl.block_type.__init__ = block_type
+    tl.tensor.__init__ = tensor
 
 
 @functools.cache

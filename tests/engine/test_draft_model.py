@@ -258,39 +258,40 @@ class TimedRunner:
         return self.runner.run(plan)
 
 
-def timed(runner: ModelRunner, seconds: float, rows: int = 1) -> tuple[float, int, TimedModel]:
-    """How long texts take with a draft model of so many seconds a step, over how long without; and
+def played(
+    runner: ModelRunner, seconds: float, rows: int, drafts: bool
+) -> tuple[float, list[list[int]], int]:
+    """How long texts take with a draft model of so many seconds a step, or without; the texts; and
     its drafted tokens."""
     assert runner.draft is not None
-    took, texts = [], []
-    for drafts in (False, True):
-        model = TimedModel(runner.draft, seconds)
-        harness = Harness(
-            TimedRunner(runner, model),  # type: ignore[arg-type]
-            block_size=4,
-            clock=lambda model=model: model.now,
-            drafts=drafts,
-        )
-        for turn in range(6):
-            for row in range(rows):
-                params = greedy(150, ignore_eos=True)
-                harness.add([*PROMPTS[0], turn, row], params)
-            harness.finish()
-        took.append(model.now)
-        texts.append([one.token_ids for one in harness.outcomes.values()])
-    assert texts[0] == texts[1]
-    return took[1] / took[0], int(harness.scheduler.stats()["drafted_model_tokens"]), model
+    model = TimedModel(runner.draft, seconds)
+    harness = Harness(
+        TimedRunner(runner, model),  # type: ignore[arg-type]
+        block_size=4,
+        clock=lambda: model.now,
+        drafts=drafts,
+    )
+    for turn in range(6):
+        for row in range(rows):
+            harness.add([*PROMPTS[0], turn, row], greedy(150, ignore_eos=True))
+        harness.finish()
+    texts = [one.token_ids for one in harness.outcomes.values()]
+    return model.now, texts, int(harness.scheduler.stats()["drafted_model_tokens"])
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_it_is_never_slower(load: Callable[..., ModelRunner], rows: int) -> None:
     """A draft model that is right and fast saves; one as slow as the model, or wrong, costs next to
     nothing, its first drafts included."""
-    ratio, drafted, _ = timed(load("model"), 5e-4, rows)
-    assert ratio < 0.6 and drafted > 500
-    for draft, seconds in (("model", 1e-2), ("small", 5e-4), ("small", 1e-4)):
-        ratio, drafted, _ = timed(load(draft), seconds, rows)
-        assert ratio < 1.02, (draft, seconds, drafted)
+    right, small = load("model"), load("small")
+    plain, texts, _ = played(right, 5e-4, rows, drafts=False)
+    took, found, drafted = played(right, 5e-4, rows, drafts=True)
+    assert found == texts
+    assert took / plain < 0.6 and drafted > 500
+    for runner, seconds in ((right, 1e-2), (small, 5e-4), (small, 1e-4)):
+        took, found, drafted = played(runner, seconds, rows, drafts=True)
+        assert found == texts
+        assert took / plain < 1.02, (seconds, drafted)
 
 
 class Few(Digits):

@@ -1,12 +1,10 @@
 """The check of a machine with a GPU, as far as it goes without one."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import cast
 
 import pytest
@@ -14,22 +12,13 @@ import torch
 
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.targets import TARGETS
+from scripts import gpu_check as check
 from tests.gpu import conftest as gpu_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "scripts" / "gpu_check.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_what_is_brought_is_pinned_and_covers_what_is_needed(check: ModuleType) -> None:
+def test_what_is_brought_is_pinned_and_covers_what_is_needed() -> None:
     pinned = check.pins(check.CONSTRAINTS.read_text())
     assert all(check.normalised(name) in pinned for name in check.BROUGHT)
     comes_with_torch = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"}
@@ -37,21 +26,19 @@ def test_what_is_brought_is_pinned_and_covers_what_is_needed(check: ModuleType) 
     assert wanted - comes_with_torch <= set(check.BROUGHT)
 
 
-def test_pins_are_read(check: ModuleType) -> None:
+def test_pins_are_read() -> None:
     text = "# versions\ntorch==2.13.0\nMarkupSafe==3.0.4  # why\nnumpy>=2\n\nA_b.c==1\n"
     assert check.pins(text) == {"torch": "2.13.0", "markupsafe": "3.0.4", "a-b-c": "1"}
 
 
-def test_only_lacking_wheels_are_unpacked(check: ModuleType) -> None:
+def test_only_lacking_wheels_are_unpacked() -> None:
     lacks = Path("no_such_package-1.0-py3-none-any.whl")
     has = Path("pytest-99.0-py3-none-any.whl")
     assert check.distribution(lacks) == "no-such-package"
     assert check.lacking([lacks, has]) == [lacks]
 
 
-def test_missing_modules_are_named(
-    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_modules_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"pytest": "pytest", "no_such_module": "such-package", "brought": "brought-package"}
     assert check.missing(wanted) == ["such-package", "brought-package"]
     (tmp_path / "brought.py").write_text("")  # as pytest_timeout: a file, no folder
@@ -63,7 +50,7 @@ def test_missing_modules_are_named(
 
 
 def test_the_checkout_is_found_through_links(
-    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Python that knows nothing of this checkout imports it from the tree, without installing."""
     tree = tmp_path / "tree"
@@ -83,7 +70,7 @@ def test_the_checkout_is_found_through_links(
     assert done.stdout.startswith(str(tree)), done.stderr
 
 
-def test_a_command_that_takes_too_long_is_stopped(check: ModuleType) -> None:
+def test_a_command_that_takes_too_long_is_stopped() -> None:
     outcome = check.run("sleep", [sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
     assert not outcome.passed and "no time was left" in str(outcome)
     assert check.run("good", [sys.executable, "-c", ""], 60).passed
@@ -91,9 +78,7 @@ def test_a_command_that_takes_too_long_is_stopped(check: ModuleType) -> None:
     assert "FAILED" in str(check.run("bad", [sys.executable, "-c", "exit(3)"], 60))
 
 
-def test_what_a_stopped_command_started_is_stopped_with_it(
-    check: ModuleType, tmp_path: Path
-) -> None:
+def test_what_a_stopped_command_started_is_stopped_with_it(tmp_path: Path) -> None:
     """A worker that its parent did not live to stop would keep the GPU's memory."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -150,7 +135,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 def test_no_test_is_fine_only_where_tests_are_chosen(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -169,7 +154,7 @@ def test_no_test_is_fine_only_where_tests_are_chosen(
 
 
 def test_parts_share_what_is_left_of_the_budget(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On a clock that only parts move: one takes less than its share, one more."""
     now, given = 0.0, {}
@@ -195,9 +180,7 @@ def test_parts_share_what_is_left_of_the_budget(
     assert given["benchmark"] == pytest.approx(480 - 45 - 260)
 
 
-def test_the_summary_names_what_failed_and_what_did_not_run(
-    check: ModuleType, tmp_path: Path
-) -> None:
+def test_the_summary_names_what_failed_and_what_did_not_run(tmp_path: Path) -> None:
     smoke = [
         {"check": "eager", "way": "as a server runs", "passed": False, "error": "a\nTrace: why"},
         {"check": "eager", "way": "--no-cuda-graphs", "passed": True},
@@ -231,7 +214,7 @@ def test_the_summary_names_what_failed_and_what_did_not_run(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # some minutes where nothing else runs
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_all_of_it_is_rehearsed_on_a_cpu(check: ModuleType, tmp_path: Path) -> None:
+def test_all_of_it_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
     """Every part to its end, with the Python of the tests; figures mean nothing."""
     out = tmp_path / "out"
     out.mkdir()

@@ -3,26 +3,14 @@
 import argparse
 import ast
 import functools
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scripts import mutants
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def mutants() -> Any:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    vars(module)["places"] = functools.cache(module.places)  # all of the product is parsed once
-    return module
 
 
 def options(*arguments: str, cpu_seconds: int = 600) -> argparse.Namespace:
@@ -42,19 +30,22 @@ def options(*arguments: str, cpu_seconds: int = 600) -> argparse.Namespace:
         ("a if b else c", "a if not b else c"),
     ],
 )
-def test_one_fault(mutants: Any, before: str, after: str) -> None:
+def test_one_fault(before: str, after: str) -> None:
     source = f"LIMIT = 3\n\ndef f(a, b, c):\n    return {before}\n"
     text, said = mutants.mutant(source, 0)
     assert text == f"LIMIT = 3\n\ndef f(a, b, c):\n    return {after}"
     assert said == f"{before}  ->  {after}"
 
 
-def test_texts_are_left_alone(mutants: Any) -> None:
+def test_texts_are_left_alone() -> None:
     tree = ast.parse("def f(a):\n    return 'x' + a + f'{a}'\n")
     assert list(mutants.changeable(tree)) == []
 
 
-def test_the_same_places_every_time_through_all_of_the_product(mutants: Any) -> None:
+def test_the_same_places_every_time_through_all_of_the_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mutants, "places", functools.cache(mutants.places))  # parsed once
     drawn = mutants.draw(30, 0)
     assert drawn == mutants.draw(30, 0) != mutants.draw(30, 1)
     assert len({place.file for place in drawn}) > 20
@@ -63,9 +54,7 @@ def test_the_same_places_every_time_through_all_of_the_product(mutants: Any) -> 
         assert any((ROOT / path).exists() for path in mutants.tests_of(place.file)), place.file
 
 
-def test_a_fault_is_found_or_not(
-    mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_found_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of two functions, of which one is tested."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starting them takes seconds
     (tmp_path / "frontend").mkdir()
@@ -95,7 +84,7 @@ def test_a_fault_is_found_or_not(
     assert (tmp_path / file).read_text() == code
 
 
-def test_the_nearest_tests_run_first_and_each_once(mutants: Any) -> None:
+def test_the_nearest_tests_run_first_and_each_once() -> None:
     named, around, others, rest = mutants.stages("runtime/cache/radix_tree.py", ROOT)
     assert named == ["tests/cache/test_radix_tree.py"]
     assert around == ["tests/cache", "--ignore=tests/cache/test_radix_tree.py"]
@@ -103,7 +92,7 @@ def test_the_nearest_tests_run_first_and_each_once(mutants: Any) -> None:
     assert {f"--ignore={path}" for path in ("tests/cache", "tests/scheduler")} <= set(rest)
 
 
-def test_an_interrupted_run_continues(mutants: Any, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     run = {"commit": "abc", "seed": 0, "count": 2, "near": False, "pytest": ["-m", "not slow"]}
     outcome = mutants.Outcome(mutants.Place("a.py", 3, 14), "a < b  ->  a <= b", "")
     file = tmp_path / "out.json"
@@ -121,7 +110,7 @@ def test_an_interrupted_run_continues(mutants: Any, tmp_path: Path) -> None:
 
 
 def test_the_commit_and_what_differs_from_it(
-    mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*arguments: str) -> str:
         settings = ["-c", "user.name=a", "-c", "user.email=a@example.org"]

@@ -6,19 +6,10 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import platform_wheel
-
-    return platform_wheel
+from scripts import platform_wheel
 
 
 def plain_wheel(folder: Path) -> Path:
@@ -34,11 +25,11 @@ def plain_wheel(folder: Path) -> Path:
     return path
 
 
-def test_libraries_tag_and_record(script: Any, tmp_path: Path) -> None:
+def test_libraries_tag_and_record(tmp_path: Path) -> None:
     library = tmp_path / "avx2.so"
     library.write_bytes(b"machine code")
     tag = "manylinux_2_36_x86_64"
-    made = script.platform_wheel(plain_wheel(tmp_path), [library], tag, tmp_path)
+    made = platform_wheel.platform_wheel(plain_wheel(tmp_path), [library], tag, tmp_path)
     assert made.name == f"rootlace-1.0-py3-none-{tag}.whl"
     with zipfile.ZipFile(made) as wheel:
         contents = {name: wheel.read(name) for name in wheel.namelist()}
@@ -54,23 +45,23 @@ def test_libraries_tag_and_record(script: Any, tmp_path: Path) -> None:
     assert not contents
 
 
-def test_a_wheel_for_a_platform_is_not_changed(script: Any, tmp_path: Path) -> None:
+def test_a_wheel_for_a_platform_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not for any platform"):
-        script.platform_wheel(tmp_path / "a-1-py3-none-linux_x86_64.whl", [], "t", tmp_path)
+        platform_wheel.platform_wheel(tmp_path / "a-1-py3-none-linux_x86_64.whl", [], "t", tmp_path)
 
 
-def test_processors_by_the_names_that_zig_has(script: Any) -> None:
+def test_processors_by_the_names_that_zig_has() -> None:
     v4 = ("-march=x86-64-v4", "-mavx512bf16")
-    assert script.target_for("g++", v4) == v4
-    assert script.target_for("/tmp/zig-x86_64", v4) == ("-march=x86_64_v4", "-mavx512bf16")
-    assert script.target_for("zig-x86_64", ("-march=x86-64",)) == ("-march=x86_64",)
+    assert platform_wheel.target_for("g++", v4) == v4
+    assert platform_wheel.target_for("/tmp/zig-x86_64", v4) == ("-march=x86_64_v4", "-mavx512bf16")
+    assert platform_wheel.target_for("zig-x86_64", ("-march=x86-64",)) == ("-march=x86_64",)
     arm = {"armv8-a": "v8a", "armv8.2-a+bf16+dotprod": "v8_2a+bf16+dotprod"}
     for flags, expected in arm.items():
-        found = script.target_for("zig-aarch64", (f"-march={flags}",))
+        found = platform_wheel.target_for("zig-aarch64", (f"-march={flags}",))
         assert found == (f"-mcpu=generic+{expected}",)
 
 
-def test_zig_links_for_an_old_c_library(script: Any, tmp_path: Path) -> None:
+def test_zig_links_for_an_old_c_library(tmp_path: Path) -> None:
     pytest.importorskip("ziglang", reason="`make wheels` installs it")
     source, library = tmp_path / "team.cpp", tmp_path / "team.so"
     source.write_text(
@@ -78,13 +69,13 @@ def test_zig_links_for_an_old_c_library(script: Any, tmp_path: Path) -> None:
         'extern "C" double one(double x) {\n'
         "  std::thread([&] { x = std::exp(x); }).join();\n  return x;\n}\n"
     )
-    compiler = script.compiler_for("x86_64", tmp_path)
-    command = [compiler, "-O3", "-fPIC", "-shared", *script.ZIG_LINK, str(source)]
+    compiler = platform_wheel.compiler_for("x86_64", tmp_path)
+    command = [compiler, "-O3", "-fPIC", "-shared", *platform_wheel.ZIG_LINK, str(source)]
     subprocess.run([*command, "-o", str(library)], check=True, timeout=280)
-    assert script.glibc([library]) <= script.LINKED_FOR
+    assert platform_wheel.glibc([library]) <= platform_wheel.LINKED_FOR
 
 
-def test_the_oldest_c_library_that_will_do(script: Any) -> None:
+def test_the_oldest_c_library_that_will_do() -> None:
     # Python itself: whatever it wants, this machine's C library has it.
     import platform
 
@@ -92,7 +83,7 @@ def test_the_oldest_c_library_that_will_do(script: Any) -> None:
         pytest.skip("another C library")
     has = tuple(int(part) for part in platform.libc_ver()[1].split(".")[:2])
     try:
-        wanted = script.glibc([Path(sys.executable).resolve()])
+        wanted = platform_wheel.glibc([Path(sys.executable).resolve()])
     except FileNotFoundError:
         pytest.skip("needs readelf")
     assert (2, 17) <= wanted <= has
