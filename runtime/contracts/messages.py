@@ -225,7 +225,7 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     the page. `from_disk`: count of blocks that were evicted and read back. `requests`: requests
     running through the node. `uses`: requests ever. `programs`: the last running programs. `pins`:
     pins that hold the node. `idle_seconds`: since its last use. The gateway adds the texts of head
-    and tail, and the `replica` where there are several. To a key it tells other ids (`KeyView`).
+    and tail, and the `replica` where there are several.
     """
 
     id: int
