@@ -51,6 +51,7 @@ from rootlace.runtime.server.http.request_fields import (
     tools_of,
 )
 from rootlace.runtime.server.score import find_vectors
+from rootlace.runtime.server.sequence import program_name
 from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
 from rootlace.runtime.server.telemetry import CONTENT_TYPE
 from rootlace.wire.errors import InvalidConstraint, RootlaceError, ServerUnavailable
@@ -141,7 +142,8 @@ class OwnNumbers:
 
 
 class KeyView:
-    """What one key sees of the cache: its own nodes, pins and requests, with numbers of its own."""
+    """What one key sees of the cache: its own nodes, pins and requests, with numbers of its own,
+    and the names that it gave its programs."""
 
     def __init__(self) -> None:
         self._nodes = OwnNumbers()
@@ -168,6 +170,7 @@ class KeyView:
             id=self._nodes.of(node.id),
             parent=self._nodes.of(node.parent) if node.parent else 0,
             requests=tuple(requests),
+            programs=tuple(map(program_name, node.programs)),
         )
 
 

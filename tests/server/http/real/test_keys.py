@@ -4,14 +4,17 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.contracts.messages import GetPins, TreeNode, TreePage
 from rootlace.runtime.server.auth import new_key, write_keys
 from rootlace.runtime.server.http.admin import OwnNumbers
+from rootlace.wire.protocol import CacheReport
 from rootlace.wire.sampling import PLAIN, Cache, Handling
 from tests.scheduler.world import World
+from tests.server import fake_engine
 from tests.server.http.conftest import Serve, Served
 from tests.server.http.real.served import engine_of, serve_real
 from tests.waiting import until
@@ -226,8 +229,14 @@ async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(
         ):
             for namespace, prompts in (("@a/", others), ("@b/", [prompt])):
                 for one in prompts:
-                    handled = handling if namespace == "@b/" else PLAIN
-                    rid = world.submit(one, 50 * lasts, namespace=namespace, handling=handled)
+                    # The gateway numbers all that opens sequences.
+                    rid = world.submit(
+                        one,
+                        50 * lasts,
+                        namespace=namespace,
+                        program=f"{len(world.jobs)}:agent",
+                        handling=handling if namespace == "@b/" else PLAIN,
+                    )
                     while not lasts and world.jobs[rid].finish is None:
                         world.step()
             world.step()
@@ -236,16 +245,46 @@ async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(
             assert tree[0]["parent"] == 0
             below = [await look(f"/cache/tree?under={node['id']}") for node in tree]
             for node, page in zip(tree, below, strict=True):
-                assert [one for one in tree if one["parent"] == node["id"]] == page["nodes"]
+                children = [one for one in page["nodes"] if one["parent"] == node["id"]]
+                assert children == [one for one in tree if one["parent"] == node["id"]]
+                assert all(one["start"] >= node["end"] for one in page["nodes"])
             assert not (await look("/cache/tree?under=99"))["nodes"]
         (pin,) = found[-1]["pins"]
         assert [one["end"] for one in tree if one["id"] == pin["node"]] == [13]
         assert max(len(node.get("requests", ())) for node in tree) == 2
+        assert {name for node in tree for name in node.get("programs", ())} == {"agent"}
         return found
 
     alone = await seen(OTHERS["nothing"])
     for what, others in OTHERS.items():
         assert await seen(others) == alone, what
+
+
+async def test_a_report_tells_a_key_the_name_alone_of_its_program(
+    folder: str,
+    serve: Serve,
+    reference: FastTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def evicted(prompt: np.ndarray) -> CacheReport:
+        return CacheReport(1, len(prompt) - 1, "evicted", lost=1, lost_to="12:an:agent")
+
+    monkeypatch.setattr(fake_engine, "made_up_report", evicted)
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a")
+    write_keys(path, [entry])
+    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    for sent, name in ((key, "an:agent"), ("operator", "12:an:agent")):
+        headers = {"Authorization": f"Bearer {sent}"}
+        body: dict[str, Any] = {"prompt": "one two three"}
+        async with served.http.post("/cache/explain", json=body, headers=headers) as reply:
+            report = await reply.json()
+        assert report["lost_to"] == name and f"the program {name}." in report["says"]
+        body |= {"max_tokens": 1, "return_cache_report": True}
+        async with served.http.post("/v1/completions", json=body, headers=headers) as reply:
+            (report,) = (await reply.json())["usage"]["cache_reports"]
+        assert report["lost_to"] == name
 
 
 def test_numbers_of_its_own() -> None:
