@@ -590,9 +590,10 @@ class EngineLoop:
         if grammar is not None:
             self._begin(request, grammar.matcher)
             return
-        count = len(self._compiling.by_rid)
-        if count >= self._scheduler.config.max_waiting and not request.resumed:
-            self._refuse(request.rid, Overloaded(f"{count} constraints are being compiled"))
+        most = self._scheduler.config.max_waiting
+        if len(self._compiling.by_rid) >= most and not request.resumed:
+            refusal = Overloaded(f"at most {most} requests may wait for their constraints")
+            self._refuse(request.rid, refusal)
         else:
             self._compiling.add(request, constraint)
 

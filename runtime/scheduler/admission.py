@@ -514,7 +514,8 @@ class Limits:
     """Which requests the engine can serve at all.
 
     `capacity`: tokens the KV pool holds. `vocab_size`: 0 allows any token id. `labels`, `adapters`:
-    see `Ready`.
+    see `Ready`. `pinned`: tokens of the pool that are unavailable now, which no error tells: the
+    pins are of all clients.
     """
 
     context_length: int
@@ -522,15 +523,17 @@ class Limits:
     vocab_size: int
     labels: int | None = None
     adapters: tuple[str, ...] = ()
+    pinned: int = 0
     max_length: int = field(init=False)
     """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_length", min(self.context_length, self.capacity + 1))
+        free = self.capacity - self.pinned
+        object.__setattr__(self, "max_length", min(self.context_length, free + 1))
 
     def beside(self, pinned: int) -> Limits:
-        """The limits while `pinned` tokens of the pool are unavailable."""
-        return replace(self, capacity=self.capacity - pinned) if pinned else self
+        """The limits while `pinned` more tokens of the pool are unavailable."""
+        return replace(self, pinned=self.pinned + pinned) if pinned else self
 
     def longest(self, request: EngineRequest, block_size: int) -> int:
         """Maximum length of a checked `request`.
@@ -575,12 +578,17 @@ class Limits:
             raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
         outputs = len(request.output_ids)
         length = len(request.token_ids) + outputs
-        cached = min(self.context_length, self.capacity)
-        room = self.max_length - 1 if outputs < params.max_tokens else cached
+        window = self.context_length - int(outputs < params.max_tokens)
+        room = min(window, self.capacity)
         if length > room:
             raise ContextLengthExceeded(
                 f"the prompt has {length} tokens; at most {room} fit into the context window and "
                 f"the KV cache ({self.capacity} tokens)"
+            )
+        if length > self.capacity - self.pinned:
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens, for which the KV cache ({self.capacity} tokens) "
+                "has no room beside the pinned prompts"
             )
 
     def adapter(self, request: EngineRequest) -> int:

@@ -55,7 +55,8 @@ class Retention:
         """No pin and no time to live ends before this time."""
 
     def check_pin(self, sequence: RequestState, longest: int) -> None:
-        """Raise PinRefused if a prompt cannot be pinned now; an optional pin is skipped then.
+        """Raise PinRefused if a prompt cannot be pinned now; an optional pin is skipped then. The
+        text tells limits, and nothing of other clients' pins and requests.
 
         `longest`: the maximum length of any other sequence. That length must fit beside all pins
         (the last token needs no KV). So must `sequence`, without the full blocks of its prompt,
@@ -83,9 +84,9 @@ class Retention:
             raise PinRefused(f"the API key may have {own} pins at a time (max_pins)")
         elif full:
             raise PinRefused(
-                f"{self.pins.blocks} blocks are pinned, and {needed} more would be; at most "
-                f"{max(max_pinned, 0)} of {self._num_blocks} may be now (max_pinned, and room for "
-                "the longest request that is here)"
+                f"there is no room for {needed} more pinned blocks: at most {self.pins.most} of "
+                f"{self._num_blocks} may be pinned (max_pinned), in {MAX_PINS} prompts, and the "
+                "longest request that is here needs room beside them"
             )
 
     def _blocks(self, length: int) -> int:

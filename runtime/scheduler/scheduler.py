@@ -195,7 +195,7 @@ class Scheduler:
             )
             most = self.config.max_waiting
             if not request.resumed and self._waiting.crowds_out(sequence.place, most):
-                raise Overloaded(f"{self._waiting.count} requests are waiting already")
+                raise Overloaded(f"at most {most} requests may wait")
             if not sequence.pinned:
                 retention.check_pin(sequence, self._longest())
             self._intake.begin(sequence)

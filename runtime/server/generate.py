@@ -20,7 +20,13 @@ from rootlace.runtime.contracts.messages import (
     TokenScore,
 )
 from rootlace.runtime.server.cache_lint import LEAST, with_texts
-from rootlace.runtime.server.sequence import Requests, TokenSequence, check_fits, settle
+from rootlace.runtime.server.sequence import (
+    Requests,
+    TokenSequence,
+    check_fits,
+    report_for,
+    settle,
+)
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.session_log import GenerationLog
@@ -598,7 +604,8 @@ class Generation:
             )
         if facts.report is not None:
             advice = "" if finding is None else finding.says
-            report = with_texts(facts.report, prompt, self._model.tokenizer, advice)
+            report = report_for(sequence.asker.account, facts.report)
+            report = with_texts(report, prompt, self._model.tokenizer, advice)
             facts = msgspec.structs.replace(facts, report=report)
         return Generated(self._op.op, tuple(outputs), usage, timing, prompt_logprobs, facts)
 

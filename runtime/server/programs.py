@@ -312,8 +312,8 @@ class ProgramServer:
             return
         # Those that wait for their model will be connected.
         connected = len(self._connections) + len(self._greeting)
-        if connected >= self._config.max_connections:
-            raise Overloaded(f"{connected} clients are connected already")
+        if connected >= (most := self._config.max_connections):
+            raise Overloaded(f"at most {most} clients may be connected")
         gateway = self._gateway.loaded(hello.model)
         if gateway is not None:
             self._welcome(identity, hello, account, gateway, address)

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.server.auth import Asker, private
+from rootlace.runtime.server.auth import Account, Asker, private
 from rootlace.runtime.server.served_model import Engine, ServedModel
 from rootlace.runtime.server.server_state import Turn, kept_for_others, nothing
 from rootlace.runtime.server.tokenizer import Piece
@@ -35,6 +35,7 @@ from rootlace.wire.errors import (
 )
 from rootlace.wire.protocol import (
     Append,
+    CacheReport,
     Done,
     Event,
     Explain,
@@ -318,7 +319,8 @@ class OpenSequences:
             )
 
     def program(self, name: str) -> str:
-        """The engine's name of a program that the client calls `name`; "" of none."""
+        """The engine's name of a program that the client calls `name`; "" of none. See
+        `program_name`."""
         return f"{self.number}:{name}" if name else ""
 
     def namespace(self, name: str, share: bool) -> str:
@@ -366,6 +368,19 @@ class OpenSequences:
             self.release(sequence)
         self._model.owners.discard(self)
         self.end = nothing  # the owner may have this
+
+
+def program_name(program: str) -> str:
+    """What the client called a program, by the engine's name of it."""
+    return program.partition(":")[2]
+
+
+def report_for(account: Account | None, report: CacheReport) -> CacheReport:
+    """A report as an account is told it: the number in the engine's name of a program counts what
+    all keys open."""
+    if account is None:
+        return report
+    return msgspec.structs.replace(report, lost_to=program_name(report.lost_to))
 
 
 # Growth -------------------------------------------------------------------------------------------
@@ -458,7 +473,8 @@ async def explain(model: ServedModel, sequence: TokenSequence, op: Explain) -> E
     prompt = np.array([*state.ids, *pending], np.int32)
     if not len(prompt):
         raise InvalidRequest("the prompt is empty: there is nothing to explain", "prompt")
-    return Explained(op.op, await model.explain(prompt, sequence.namespace, sequence.adapter))
+    report = await model.explain(prompt, sequence.namespace, sequence.adapter)
+    return Explained(op.op, report_for(sequence.asker.account, report))
 
 
 def gained_text(model: ServedModel, state: SequenceState) -> tuple[Piece, ...]:

@@ -11,7 +11,7 @@ from functools import partial
 from rootlace.runtime.contracts.messages import EngineOutput, decode_from_engine
 from rootlace.runtime.contracts.messages import encode as encode_update
 from rootlace.runtime.server.branch import Branch
-from rootlace.runtime.server.sequence import SequenceState
+from rootlace.runtime.server.sequence import SequenceState, program_name
 from rootlace.runtime.server.session_store import (
     KeptBranch,
     KeptSession,
@@ -131,7 +131,7 @@ class SessionLog:
             return  # it failed meanwhile
         if parent is not None:
             self._grow(parent)
-        program = branch.program.partition(":")[2]
+        program = program_name(branch.program)
         kept = KeptBranch(
             branch.id, op.op, program, branch.namespace, branch.adapter, branch.private
         )

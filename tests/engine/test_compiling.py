@@ -218,6 +218,7 @@ def test_abort_duplicates_bounds_and_stats_while_compiling() -> None:
     codes = [update.code for update in talk.of(1) if update.finish]
     assert codes == ["invalid_request", ""] and talk.of(1)[-1].finish == "abort"
     assert talk.end(3).code == "overloaded"
+    assert talk.end(3).error == "at most 2 requests may wait for their constraints"
     assert talk.end(2).finish == "stop"
     before, after = [m.values for m in talk.said if isinstance(m, Stats)]
     assert (before["compiling"], before["waiting"]) == (2, 2)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from rootlace.wire.errors import InvalidRequest, PinRefused
+from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest, PinRefused
 from rootlace.wire.sampling import Cache, Handling
 from tests.scheduler.matchers import Script
 from tests.scheduler.world import World
@@ -62,13 +62,29 @@ def test_a_pin_holds_its_prompt_and_no_more_than_its_share() -> None:
     for n in range(2, 8):
         world.run([n] * 24, 3)
     assert world.match([1] * 18) == 18 and world.stats["blocks_pinned"] == 5
-    with pytest.raises(PinRefused, match="5 blocks are pinned, and 4 more would be; at most 8"):
+    with pytest.raises(PinRefused, match="for 4 more pinned blocks: at most 8 of 16 "):
         world.submit([9] * 14, 1, handling=pinned)
     world.run([1] * 18, 3, handling=pinned)  # pinned already
     world.executor._host += 61.0
     world.run([9] * 14, 1, handling=pinned)
     assert [pin.tokens for pin in world.scheduler.kv.retention.pins.all()] == [14]
     world.expect_empty()
+
+
+def test_refusals_do_not_tell_what_others_pinned_or_asked_for() -> None:
+    pinned, texts = Handling(cache=Cache(pin=True)), set()
+    for others, waits in ((20, 9), (28, 17)):
+        world = World(num_blocks=16, context_length=1000)
+        world.run([1] * others, 1, handling=pinned)
+        world.submit([2] * waits, 4)
+        with pytest.raises(PinRefused) as no_pin:
+            world.submit([3] * 24, 1, handling=pinned)
+        with pytest.raises(ContextLengthExceeded, match="beside the pinned prompts") as no_room:
+            world.submit([3] * 60, 1)
+        with pytest.raises(ContextLengthExceeded, match="at most 64 fit") as never:
+            world.submit([3] * 65, 1)
+        texts.add((str(no_pin.value), str(no_room.value), str(never.value)))
+    assert len(texts) == 1
 
 
 def test_a_client_has_no_more_pins_than_it_may() -> None:
@@ -85,7 +101,7 @@ def test_a_client_has_no_more_pins_than_it_may() -> None:
 def test_pins_leave_room_for_the_requests_that_are_there() -> None:
     world = World(num_blocks=16, context_length=1000, max_pinned=1.0)
     long = world.submit([1] * 8, 40)
-    with pytest.raises(PinRefused, match="at most 4 of 16"):
+    with pytest.raises(PinRefused, match="at most 16 of 16"):  # not how long that request is
         world.submit([2] * 24, 1, handling=Handling(cache=Cache(pin=True)))
     world.run([2] * 12, 1, handling=Handling(cache=Cache(pin=True)))
     # Who comes later ends where the pool does: there are 13 blocks beside the pinned ones.

@@ -203,7 +203,7 @@ def test_a_full_queue_refuses() -> None:
     world = World(max_waiting=2)
     world.submit([1])
     world.submit([2])
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match="at most 2 requests may wait"):
         world.submit([3])
     world.drain()
     assert world.stats["requests_refused"] == 1

@@ -17,8 +17,10 @@ from aiohttp import web
 import rootlace as rl
 from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
 from rootlace.runtime.server import model_registry as module
+from rootlace.runtime.server.auth import new_key, write_keys
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.http.model_routes import runner_for
+from rootlace.runtime.server.http.ollama import NEVER
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.programs import ProgramServer
 from rootlace.runtime.server.served_model import ServedModel
@@ -52,9 +54,12 @@ class Place:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Models are loaded while it is set."""
 
-    async def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    async def ask(
+        self, path: str, body: dict[str, Any] | None = None, key: str = ""
+    ) -> tuple[int, Any]:
         method = "GET" if body is None else "POST"
-        async with self.http.request(method, path, json=body) as reply:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with self.http.request(method, path, json=body, headers=headers) as reply:
             found = await (reply.json() if "json" in reply.content_type else reply.text())
             return reply.status, found
 
@@ -211,6 +216,42 @@ async def test_a_load_that_fails_unexpectedly_is_not_tried_with_every_request(
     for _ in range(2):
         assert (await place.ask("/v1/completions", {"prompt": "hi"}))[0] == 500
     assert len(tries) == 1
+
+
+async def test_a_key_is_told_neither_paths_nor_when_others_used_a_model(
+    make: Make, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("k")
+    write_keys(path, [entry])
+    place = await make(load="on-demand", idle_unload=60.0, keys_file=path, api_key="operator")
+    body = {"prompt": "hi", "model": "a", "max_tokens": 1}
+    assert (await place.ask("/v1/completions", body, "operator"))[0] == 200
+    assert place.loaded == ["a"]  # and `b` is not
+
+    (running,) = (await place.ask("/api/ps", key=key))[1]["models"]
+    assert running["expires_at"] == NEVER
+    (running,) = (await place.ask("/api/ps", key="operator"))[1]["models"]
+    assert running["expires_at"] != NEVER
+
+    for name in "ab":
+        for where in (f"/v1/models/{name}", f"/get_model_info?model={name}"):
+            assert "/m/" not in str(await place.ask(where, key=key)), where
+            assert f"/m/{name}" in str(await place.ask(where, key="operator")), where
+    for where in ("/v1/models", "/api/tags", "/api/ps"):
+        assert "/m/" not in str(await place.ask(where, key=key)), where
+
+    context, shown = zmq.asyncio.Context(), {}
+    for sent in (key, "operator"):
+        peer = context.socket(zmq.DEALER)
+        peer.linger = 0
+        peer.connect(place.programs.address)
+        await peer.send(encode([Hello(0, PROTOCOL_VERSION, sent, model="a")]))
+        (event,) = decode_events(await soon(peer.recv()))
+        assert isinstance(event, Welcome)
+        shown[sent] = event.model
+    context.destroy(linger=0)
+    assert "/m/" not in str(shown[key]) and shown["operator"].path == "/m/a"
 
 
 async def test_who_only_looks_neither_loads_a_model_nor_keeps_it(make: Make) -> None:

@@ -192,6 +192,7 @@ async def test_too_many_connections(stories: Tokenizer) -> None:
         await w.ready()
         failed = await w.peer().hello()
         assert isinstance(failed, Failed) and failed.code == "overloaded"
+        assert failed.message == "at most 2 clients may be connected"
 
 
 async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:

@@ -142,7 +142,7 @@ class RestartPolicy:
         if (refusal := self._suspensions.refusal(request.client)) is not None:
             raise refusal
         if not sent and len(self.requests) >= self._max_waiting:
-            raise Overloaded(f"{len(self.requests)} requests wait for an engine already")
+            raise Overloaded(f"at most {self._max_waiting} requests may wait for an engine")
         pending = PendingRequest(request, on_update, engines=int(sent), stays=stays)
         self.requests[request.rid] = pending
 

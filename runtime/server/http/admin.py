@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
+from collections.abc import Hashable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Annotated, Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
@@ -22,7 +25,7 @@ from rootlace.runtime.contracts.messages import (
     TreePage,
     Unpin,
 )
-from rootlace.runtime.server.auth import caller, namespace_of
+from rootlace.runtime.server.auth import Account, caller, namespace_of
 from rootlace.runtime.server.cache_lint import Finding, page_with_texts
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import read_body
@@ -48,6 +51,7 @@ from rootlace.runtime.server.http.request_fields import (
     tools_of,
 )
 from rootlace.runtime.server.score import find_vectors
+from rootlace.runtime.server.sequence import program_name
 from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
 from rootlace.runtime.server.telemetry import CONTENT_TYPE
 from rootlace.wire.errors import InvalidConstraint, RootlaceError, ServerUnavailable
@@ -64,6 +68,8 @@ T = TypeVar("T", Finding, TreeNode, PinnedPrefix)
 
 MAX_NODES = 2000
 """Of one page of the tree: making more would hold the engine up."""
+MAX_NUMBERS = 4 * MAX_NODES
+"""Nodes, and requests, of which a key's numbers are known."""
 
 
 class CacheQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,6 +112,68 @@ class Released(msgspec.Struct):
     deleted: bool = True
 
 
+class OwnNumbers:
+    """Numbers from 1 for the ids that a key is told, in the order it is told them.
+
+    The engine counts nodes and requests of all clients together: its ids would tell a key how much
+    the others do.
+    """
+
+    def __init__(self, most: int = MAX_NUMBERS) -> None:
+        """Of more ids than `most`, those told longest ago get new numbers."""
+        self._most = most
+        self._last = 0
+        self._numbers: OrderedDict[Hashable, int] = OrderedDict()
+        self._told: dict[int, Hashable] = {}
+
+    def of(self, told: Hashable) -> int:
+        """The number of an id."""
+        if told not in self._numbers:
+            self._last += 1
+            self._numbers[told], self._told[self._last] = self._last, told
+            if len(self._numbers) > self._most:
+                del self._told[self._numbers.popitem(last=False)[1]]
+        self._numbers.move_to_end(told)
+        return self._numbers[told]
+
+    def told(self, number: int) -> Hashable | None:
+        """The id with that number; None if none has it."""
+        return self._told.get(number)
+
+
+class KeyView:
+    """What one key sees of the cache: its own nodes, pins and requests, with numbers of its own,
+    and the names that it gave its programs."""
+
+    def __init__(self) -> None:
+        self._nodes = OwnNumbers()
+        self._requests = OwnNumbers()
+
+    def node_of(self, number: int) -> int | None:
+        """The engine's id of the node that the key knows by `number`; 0 stays 0."""
+        found = self._nodes.told(number) if number else 0
+        assert found is None or isinstance(found, int)
+        return found
+
+    def page(self, page: TreePage) -> TreePage:
+        """Without the count of all nodes, which the engine tells while nobody else has any."""
+        return TreePage(tuple(self._node(node) for node in page.nodes), page.complete)
+
+    def pin(self, pin: PinnedPrefix) -> PinnedPrefix:
+        return msgspec.structs.replace(pin, node=self._nodes.of(pin.node))
+
+    def _node(self, node: TreeNode) -> TreeNode:
+        # Engines of several replicas count their requests each from 0.
+        requests = [self._requests.of((node.replica, one)) for one in sorted(node.requests)]
+        return msgspec.structs.replace(
+            node,
+            id=self._nodes.of(node.id),
+            parent=self._nodes.of(node.parent) if node.parent else 0,
+            requests=tuple(requests),
+            programs=tuple(map(program_name, node.programs)),
+        )
+
+
 class Cache:
     """The handlers."""
 
@@ -115,6 +183,7 @@ class Cache:
         self._gateway = gateway
         self._completions = completions
         self._chat = chat
+        self._views: WeakKeyDictionary[Account, KeyView] = WeakKeyDictionary()
 
     async def explain(self, request: web.Request) -> ReportReply:
         """How far a prompt is cached now, and why no further; nothing is computed."""
@@ -144,16 +213,22 @@ class Cache:
 
     async def tree(self, query: TreeQuery) -> TreePage:
         """A page of the radix tree: the nodes used last, each behind its parent."""
-        namespace = self._namespace(query)
-        page = await self._gateway.engine.ask(GetTree, namespace, query.under, query.limit)
-        page = page_with_texts(page, self._gateway.tokenizer)
+        namespace, view = self._namespace(query), self._view()
+        under = query.under if view is None else view.node_of(query.under)
+        if under is None:  # as below a node that was evicted
+            return TreePage(())
+        page = await self._gateway.engine.ask(GetTree, namespace, under, query.limit)
+        page = page_with_texts(page if view is None else view.page(page), self._gateway.tokenizer)
         return msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
 
     async def pins(self, query: CacheQuery) -> Pins:
         """What is pinned, those that end first."""
-        namespace = self._namespace(query)
+        namespace, view = self._namespace(query), self._view()
         pins = await self._gateway.engine.ask(GetPins)
-        return Pins([_as_asked(pin) for pin in pins if namespace in (None, pin.namespace)])
+        own = [pin for pin in pins if namespace in (None, pin.namespace)]
+        if view is not None:
+            own = [view.pin(pin) for pin in own]
+        return Pins([_as_asked(pin) for pin in own])
 
     async def unpin(self, id: str, query: CacheQuery) -> Released:
         """Let a pin go; its blocks may be evicted from then on."""
@@ -170,6 +245,11 @@ class Cache:
         if query.namespace is not msgspec.UNSET:
             return namespace_of(account, query.namespace)
         return namespace_of(account, "") if own or account is not None else None
+
+    def _view(self) -> KeyView | None:
+        """What the key that asks sees; None for who may see the engine's own ids."""
+        account = caller()
+        return None if account is None else self._views.setdefault(account, KeyView())
 
 
 def _as_asked(shown: T) -> T:

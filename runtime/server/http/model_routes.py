@@ -265,9 +265,10 @@ def _loaded(room: ModelSlot) -> ServedModel:
 
 
 def _expires(room: ModelSlot) -> str:
-    """When the model is unloaded if nobody uses it any more."""
+    """When the model is unloaded if nobody uses it any more. A key is told `NEVER`: the time would
+    tell when another one used the model last."""
     after = room.config.gateway.idle_unload
-    if after is None:
+    if after is None or caller() is not None:
         return NEVER
     left = after if room.users else after - (time.monotonic() - room.used)
     return (datetime.now(UTC) + timedelta(seconds=left)).isoformat()

@@ -4,11 +4,17 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from rootlace.runtime.contracts.messages import TreeNode, TreePage
+from rootlace.runtime.contracts.messages import GetPins, TreeNode, TreePage
 from rootlace.runtime.server.auth import new_key, write_keys
+from rootlace.runtime.server.http.admin import OwnNumbers
+from rootlace.wire.protocol import CacheReport
+from rootlace.wire.sampling import PLAIN, Cache, Handling
+from tests.scheduler.world import World
+from tests.server import fake_engine
 from tests.server.http.conftest import Serve, Served
 from tests.server.http.real.served import engine_of, serve_real
 from tests.waiting import until
@@ -175,6 +181,118 @@ async def test_a_key_sees_its_own_part_of_the_tree(
         async with served.http.get(f"/cache/tree{query}", headers=headers) as reply:
             (node,) = (await reply.json())["nodes"]
         assert asked[-1] == f"@a/{shown}" and node["namespace"] == shown
+
+
+PROMPT = list(range(10, 40))
+OTHERS: dict[str, list[list[int]]] = {
+    "nothing": [],
+    "a new prompt": [[50, 51, 52]],
+    "a repeat": [PROMPT, PROMPT],
+    "a shared beginning": [PROMPT, [*PROMPT[:10], 1, 2, 3], [*PROMPT[:20], 4]],
+}
+
+
+async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    """Node ids and request ids of the engine would count what all keys do together."""
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("b")
+    write_keys(path, [entry])
+    headers = {"Authorization": f"Bearer {key}"}
+
+    async def seen(others: list[list[int]]) -> list[Any]:
+        """What `b` sees after each of its requests, between those of `a`."""
+        served = await serve_real(folder, serve, reference, keys_file=path)
+        world = World()
+
+        async def ask(kind: type, *fields: Any) -> Any:
+            view = world.scheduler.view
+            return view.pins() if kind is GetPins else view.tree_page(*fields)
+
+        async def look(where: str) -> Any:
+            async with served.http.get(where, headers=headers) as reply:
+                assert reply.status == 200
+                found = await reply.json()
+            for one in (*found.get("nodes", ()), *found.get("pins", ())):
+                one.pop("idle_seconds", None)
+                one.pop("seconds_left", None)
+            return found
+
+        engine_of(served).ask = ask  # type: ignore[method-assign]
+        found = []
+        for prompt, handling, lasts in (
+            (PROMPT, PLAIN, False),
+            ([*PROMPT[:10], 1, 2, 3], Handling(cache=Cache(pin=True)), False),
+            ([*PROMPT, 60], PLAIN, True),
+            ([*PROMPT, 60], PLAIN, True),
+        ):
+            for namespace, prompts in (("@a/", others), ("@b/", [prompt])):
+                for one in prompts:
+                    # The gateway numbers all that opens sequences.
+                    rid = world.submit(
+                        one,
+                        50 * lasts,
+                        namespace=namespace,
+                        program=f"{len(world.jobs)}:agent",
+                        handling=handling if namespace == "@b/" else PLAIN,
+                    )
+                    while not lasts and world.jobs[rid].finish is None:
+                        world.step()
+            world.step()
+            found += [await look("/cache/tree"), await look("/cache/pins")]
+            tree = found[-2]["nodes"]
+            assert tree[0]["parent"] == 0
+            below = [await look(f"/cache/tree?under={node['id']}") for node in tree]
+            for node, page in zip(tree, below, strict=True):
+                children = [one for one in page["nodes"] if one["parent"] == node["id"]]
+                assert children == [one for one in tree if one["parent"] == node["id"]]
+                assert all(one["start"] >= node["end"] for one in page["nodes"])
+            assert not (await look("/cache/tree?under=99"))["nodes"]
+        (pin,) = found[-1]["pins"]
+        assert [one["end"] for one in tree if one["id"] == pin["node"]] == [13]
+        assert max(len(node.get("requests", ())) for node in tree) == 2
+        assert {name for node in tree for name in node.get("programs", ())} == {"agent"}
+        return found
+
+    alone = await seen(OTHERS["nothing"])
+    for what, others in OTHERS.items():
+        assert await seen(others) == alone, what
+
+
+async def test_a_report_tells_a_key_the_name_alone_of_its_program(
+    folder: str,
+    serve: Serve,
+    reference: FastTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def evicted(prompt: np.ndarray) -> CacheReport:
+        return CacheReport(1, len(prompt) - 1, "evicted", lost=1, lost_to="12:an:agent")
+
+    monkeypatch.setattr(fake_engine, "made_up_report", evicted)
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a")
+    write_keys(path, [entry])
+    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    for sent, name in ((key, "an:agent"), ("operator", "12:an:agent")):
+        headers = {"Authorization": f"Bearer {sent}"}
+        body: dict[str, Any] = {"prompt": "one two three"}
+        async with served.http.post("/cache/explain", json=body, headers=headers) as reply:
+            report = await reply.json()
+        assert report["lost_to"] == name and f"the program {name}." in report["says"]
+        body |= {"max_tokens": 1, "return_cache_report": True}
+        async with served.http.post("/v1/completions", json=body, headers=headers) as reply:
+            (report,) = (await reply.json())["usage"]["cache_reports"]
+        assert report["lost_to"] == name
+
+
+def test_numbers_of_its_own() -> None:
+    numbers = OwnNumbers(most=2)
+    assert [numbers.of(one) for one in (70, 80, 70)] == [1, 2, 1]
+    assert (numbers.told(2), numbers.told(3)) == (80, None)
+    assert numbers.of(90) == 3  # the one told longest ago is known no more
+    assert (numbers.told(1), numbers.told(2), numbers.of(80)) == (70, None, 4)
 
 
 async def test_a_key_sees_its_own_counters_and_no_path(
