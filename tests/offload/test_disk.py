@@ -24,7 +24,7 @@ from rootlace.runtime.offload.disk_store import (
     SlotFile,
     open_folder,
 )
-from rootlace.runtime.offload.host_store import block_seconds
+from rootlace.runtime.offload.host_store import ASSUMED_RATE, PROBE, block_seconds
 from rootlace.runtime.offload.slot_store import STALL_SECONDS, SlotStore
 from tests.waiting import eventually
 
@@ -302,6 +302,30 @@ def test_a_store_that_begins_on_a_full_disk_is_used_when_there_is_room(
     assert try_to_save(store, 0) and store.close({0: True})
     again = opened(tmp_path)
     assert [one.key for one in again._file.kept()] == [key_of(0)] and again.close()
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+def test_a_quota_that_is_used_up_has_an_assumed_rate(
+    saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has room, so that it is found out by writing. Blocks that are there are read."""
+    first = opened(tmp_path)
+    for slot in range(saved):
+        save(first, slot, key_of(slot))
+    first.close()
+
+    def used_up(file: int, data: memoryview) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    file = SlotFile(tmp_path, ME, SIZE, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", used_up)
+        found = block_seconds(file, tmp_path, file.kept())
+    assert found == SIZE / ASSUMED_RATE if not saved else found > 0
+    assert not (tmp_path / PROBE).exists()
+    monkeypatch.setattr("os.write", lambda *_: os.close(-1))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        block_seconds(file, tmp_path, file.kept())
 
 
 def test_a_disk_that_fails_switches_the_store_off(
