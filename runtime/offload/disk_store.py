@@ -274,11 +274,11 @@ class SlotFile:
         self._records[slot] = record[0]
 
     def erase(self, slots: Iterable[int]) -> None:
-        """Remove slots from the index. Raises OSError."""
+        """Remove slots from the index. Raises OSError; then the rest of them stays."""
         for slot in slots:
             if self._records["filled"][slot]:
-                self._records[slot] = np.zeros(1, RECORD)[0]
                 _write(self._index, bytes(RECORD.itemsize), HEADER_BYTES + slot * RECORD.itemsize)
+                self._records[slot] = np.zeros(1, RECORD)[0]
 
     def expect(self, slots: Sequence[int]) -> None:
         """Do nothing: a disk reads no block ahead."""
