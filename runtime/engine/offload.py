@@ -74,6 +74,8 @@ class OpenTiers:
 
     def begin(self, scheduler: Scheduler, runner: ModelRunner, block_size: int) -> None:
         """Measure prefill, which reads are compared with; the pool is empty."""
+        if not self.tiers.readable:
+            return
         tokens, seconds = prefill_seconds(runner, block_size)
         scheduler.pace.begin(tokens, seconds)
         for level in self.tiers.readable:
@@ -116,9 +118,9 @@ def open_tiers(
 ) -> OpenTiers | None:
     """Open the configured levels (`CacheConfig.tiered`), shared among `engines` engines.
 
-    Returns None if the disk fails, which is logged. `transfer`: block transfer between engines, if
-    any. Raises `InvalidRequest` for an unusable folder, unreadable adapters, and an impossible
-    transfer.
+    Returns None without any. A disk that fails is logged and counted (`Tiers.failed`). `transfer`:
+    block transfer between engines, if any. Raises `InvalidRequest` for an unusable folder,
+    unreadable adapters, and an impossible transfer.
     """
     cache = config.cache
     try:
@@ -132,6 +134,7 @@ def open_tiers(
         levels.append(host[0])
         stores.append(host[1])
     disk = folder = None
+    failed: tuple[str, ...] = ()
     try:
         if cache.disk:
             level, disk, folder = _open_disk(config, cache, runner, engines)
@@ -141,16 +144,17 @@ def open_tiers(
         raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
     except OSError as error:
         log.warning("no blocks are kept on disk: %s", error)
+        failed = ("disk",)
     handed = way = None
     if transfer is not None:
         if config.executor.tensor_parallel > 1:
             raise InvalidRequest("--disaggregate hands over the blocks of a whole model")
         handed, given, way = _open_handed(runner, transfer)
         stores.append(given)
-    if not stores:
+    if not (stores or failed):
         return None
     mover = BlockMover(runner.pool, stores, runner.work, runner.draft)
-    tiers = Tiers(tuple(levels), partial(kv_space, contents=contents), handed=handed)
+    tiers = Tiers(tuple(levels), partial(kv_space, contents=contents), handed=handed, failed=failed)
     return OpenTiers(tiers, mover, disk, folder, contents, way)
 
 

@@ -274,11 +274,11 @@ class SlotFile:
         self._records[slot] = record[0]
 
     def erase(self, slots: Iterable[int]) -> None:
-        """Remove slots from the index. Raises OSError."""
+        """Remove slots from the index. Raises OSError; then the rest of them stays."""
         for slot in slots:
             if self._records["filled"][slot]:
-                self._records[slot] = np.zeros(1, RECORD)[0]
                 _write(self._index, bytes(RECORD.itemsize), HEADER_BYTES + slot * RECORD.itemsize)
+                self._records[slot] = np.zeros(1, RECORD)[0]
 
     def expect(self, slots: Sequence[int]) -> None:
         """Do nothing: a disk reads no block ahead."""
@@ -364,30 +364,42 @@ def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
     """Measured seconds to read a block and its checksum in random order.
 
     Reads existing blocks or, if few, a temporary file: at most 32 blocks and 32 MiB, at least one
-    block. A full disk has no room for the file: without blocks its rate is assumed. Raises OSError.
+    block. A full disk, or a used-up quota, has no room for the file: without blocks its rate is
+    assumed. Raises OSError.
     """
-    size = file.block_bytes
-    count = min(max(PROBE_BYTES // size, 1), _MOST)
+    count = min(max(PROBE_BYTES // file.block_bytes, 1), _MOST)
+    if len(kept) < count and file.free_bytes() >= count * file.block_bytes:
+        try:
+            return _probe_seconds(folder / PROBE, file.block_bytes, count)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+    if not kept:
+        return file.block_bytes / ASSUMED_RATE
+    return _kept_seconds(file, kept, min(count, len(kept)))
+
+
+def _kept_seconds(file: SlotFile, kept: Sequence[Kept], count: int) -> float:
+    """Seconds to read each of `count` kept blocks."""
+    buffer = np.empty(file.block_bytes, np.uint8)
+    file.forget_pages()
+    order = np.random.default_rng(0).choice(len(kept), count, replace=False)
+    chosen = [kept[at] for at in order.tolist()]
+    begun = time.perf_counter()
+    for one in chosen:
+        try:
+            file.read(one.slot, one.key, buffer)
+        except DamagedBlock:
+            continue  # the request that reads the block reports the damage
+    return (time.perf_counter() - begun) / count
+
+
+def _probe_seconds(path: Path, size: int, count: int) -> float:
+    """Seconds to read each of `count` blocks of a file that is written for it."""
     order = np.random.default_rng(0)
-    buffer = np.empty(size, np.uint8)
-    if file.free_bytes() < count * size:
-        if not kept:
-            return size / ASSUMED_RATE
-        count = min(count, len(kept))
-    if len(kept) >= count:
-        file.forget_pages()
-        chosen = [kept[at] for at in order.choice(len(kept), count, replace=False).tolist()]
-        begun = time.perf_counter()
-        for one in chosen:
-            try:
-                file.read(one.slot, one.key, buffer)
-            except DamagedBlock:
-                continue  # the request that reads the block reports the damage
-        return (time.perf_counter() - begun) / count
-    path = folder / PROBE
     probe = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        buffer[:] = np.resize(order.integers(0, 256, 65536, np.uint8), size)
+        buffer = np.resize(order.integers(0, 256, 65536, np.uint8), size)
         for _ in range(count):
             os.write(probe, buffer.data)
         os.fdatasync(probe)

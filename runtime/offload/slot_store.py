@@ -94,6 +94,10 @@ class Switch:
         self._pause = min(2 * self._pause or FIRST_PAUSE, LONGEST_PAUSE)
         self._until = self._clock() + self._pause
 
+    def hurry(self) -> None:
+        """Let a full disk be written to now."""
+        self._until = self._clock()
+
     def off(self, error: OSError) -> None:
         """Switch the store off: no more reads or writes."""
         if self.on and not self.closed:
@@ -119,7 +123,7 @@ class SlotStore:
 
     One thread writes, publishes and erases, another one reads. A failed write switches the store
     off, with a warning; so does a read that hangs. No read or write follows. On a full disk writing
-    alone pauses: what is there is read.
+    and erasing alone pause: what is there is read.
     """
 
     def __init__(
@@ -151,6 +155,8 @@ class SlotStore:
         """Slots of planned moves -> key, and buffer once there is one."""
         self._tasks: deque[Callable[[], None]] = deque()
         """For the thread that writes."""
+        self._unerased: set[int] = set()
+        """Slots to be erased when the disk has room for that; for the thread that writes."""
         self._busy = False
         self._checksums: dict[int, int] = {}
         """Checksums of written blocks that are not indexed yet."""
@@ -197,7 +203,12 @@ class SlotStore:
         Returns False if that took longer; then a write may still be running. `wanted`: see
         `SlotFile.close`.
         """
+        self.ask(self._switch.hurry)
+        self.ask(lambda: self._erase([]))
         finished = self.wait(seconds)
+        if finished and self._unerased:
+            count = len(self._unerased)
+            log.warning("%s: %d blocks could not be erased", self._file.path, count)
         with self._change:
             self._switch.closed = True
             self._change.notify_all()
@@ -258,7 +269,11 @@ class SlotStore:
                 while not self._tasks:
                     if self._switch.closed:
                         return
-                    self._change.wait()
+                    if self._unerased and self._switch.writes:
+                        self._tasks.append(lambda: self._erase([]))
+                    else:
+                        again = self._unerased and self._switch.on
+                        self._change.wait(FIRST_PAUSE if again else None)
                 task = self._tasks.popleft()
                 self._busy = True
             try:
@@ -274,16 +289,22 @@ class SlotStore:
         del self._checksums[slot]
 
     def _erase(self, slots: list[int]) -> None:
-        try:
-            self._file.erase(slots)
-        except OSError as error:  # what is to be forgotten would be found at the next start
-            self._switch.off(error)
+        """Raises OSError; then the slots wait, as the next start would find what is forgotten."""
+        waited = bool(self._unerased)
+        self._unerased.update(slots)
+        if waited and not self._switch.writes:
+            return
+        self._file.erase(self._unerased)
+        self._unerased.clear()
+        if waited:
+            self._switch.wrote()
 
     def _write(self, slot: int, key: bytes, block: np.ndarray) -> None:
         ok = False
         try:
             if self._switch.writes:
                 self._file.write(slot, block)
+                self._unerased.discard(slot)  # the write erased it
                 self._checksums[slot] = checksum(key, block)
                 self._switch.wrote()
                 ok = True

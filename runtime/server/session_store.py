@@ -16,11 +16,8 @@ rows in one transaction. So a full disk costs nothing but time: the rows stay ma
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import logging
 import sqlite3
-import tempfile
 import time
 import zlib
 from collections import Counter, deque
@@ -31,11 +28,10 @@ from typing import IO
 
 import msgspec
 
+from rootlace.runtime.server.full_disk import Retry, connect, file_to_read, is_full, open_file
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Done, Event, encode
-
-log = logging.getLogger(__name__)
 
 # Rows ---------------------------------------------------------------------------------------------
 #
@@ -268,11 +264,6 @@ class KeptSession:
 # Store --------------------------------------------------------------------------------------------
 
 SYNC_SECONDS = 1.0
-RETRY_SECONDS = 2.0
-"""How often writing is tried again where the disk is full."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-LEAST_ROOM = 1 << 20
-"""Bytes that can be written to a new file where there is room."""
 RECLAIM_SECONDS = 600.0
 """How long what an absent client had is kept for its return."""
 MAX_DETACHED = 1024
@@ -318,8 +309,7 @@ class SessionStore:
         self._clock = clock
         self._changed: dict[int, bytes | None] = {}
         """Rows to be committed, by place; None for one to be deleted."""
-        self._retry_at: float | None = None
-        """Not before that is writing tried again; None where the last attempt succeeded."""
+        self._retry = Retry(self._path, "programs", clock)
         self._sync_due = False
         self._sessions: dict[int, KeptSession] = {}
         self._last_place = 0
@@ -396,7 +386,7 @@ class SessionStore:
     def flush(self) -> None:
         """Commit what changed: to be called before a client is told of it. Where the disk is full,
         log so once and go on; the changes wait."""
-        if not self._changed or (self._retry_at is not None and self._clock() < self._retry_at):
+        if not self._changed or not self._retry.due:
             return
         try:
             if self._file is None:
@@ -407,32 +397,20 @@ class SessionStore:
         except (sqlite3.Error, InvalidRequest) as error:
             if self._file is not None and self._file.in_transaction:
                 self._file.execute("rollback")
-            self._wait(error)
+            self._retry.failed(error)
             return
         self._changed.clear()
-        if self._retry_at is not None:
-            self._retry_at = None
-            log.warning("%s: programs are kept again", self._path)
+        self._retry.succeeded()
         if not self._sync_due and self._later is not None:
             self._sync_due = True
             self._later(SYNC_SECONDS, self._sync)
 
     def close(self) -> None:
         """Commit everything, and let another server have the folder."""
-        if self._retry_at is not None:
-            self._retry_at = self._clock()
+        self._retry.hurry()
         self.flush()
         self._thread.shutdown()
         self._held.close()
-
-    def _wait(self, error: Exception) -> None:
-        if self._retry_at is None:
-            log.error(
-                "%s: programs are not kept any more, and would not survive a restart: %s",
-                self._path,
-                error,
-            )
-        self._retry_at = self._clock() + RETRY_SECONDS
 
     def _take_folder(self, read: bool) -> None:
         """Lock the folder and open its file; `read` what the file has. Where the disk is too full
@@ -446,32 +424,19 @@ class SessionStore:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     self._lock = lock
                     self._held.push(opened.pop_all())
-            self._path.touch(mode=0o600)
-            try:
-                with contextlib.ExitStack() as opened:
-                    file = opened.enter_context(contextlib.closing(_connect(self._path)))
-                    self._open(file)
-                    if read:
+            self._file = open_file(self._path, self._open, self._retry)
+            if self._file is not None:
+                self._held.callback(self._file.close)
+            if read:
+                with file_to_read(self._path, self._file) as file:
+                    if file is not None:
                         self._read(file)
-                    self._held.push(opened.pop_all())
-                    self._file = file
-            except sqlite3.OperationalError as error:
-                if not _is_full(error, folder):
-                    raise
-                if read:
-                    with contextlib.closing(_connect(self._path)) as old:
-                        # The index of the log is in memory then, where else it has a file.
-                        old.execute("pragma locking_mode = exclusive")
-                        if old.execute("select name from sqlite_master").fetchall():
-                            self._read(old)
-                self._wait(error)
         except BlockingIOError:
             raise InvalidRequest(f"{folder} is used by another server; give it its own") from None
         except (sqlite3.OperationalError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in _FULL:
-                self._wait(error)
-            else:
+            if isinstance(error, sqlite3.Error) or not is_full(error, folder):
                 raise InvalidRequest(f"{self._path} cannot keep state: {error}") from error
+            self._retry.failed(error)
         except (
             sqlite3.Error,
             msgspec.DecodeError,
@@ -544,29 +509,8 @@ def _share(sessions: Collection[tuple[int, KeptSession]]) -> float:
     return max(len(sessions) / MAX_DETACHED, size / MAX_DETACHED_BYTES)
 
 
-def _is_full(error: sqlite3.OperationalError, folder: Path) -> bool:
-    """Whether SQLite found no room, for which it has several errors.
-
-    It has one of its own where the disk is full, but neither for a quota nor for want of inodes.
-    """
-    if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-        return True
-    if not error.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")):
-        return False
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(LEAST_ROOM))
-    except OSError as found:
-        return found.errno in _FULL
-    return False
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None)
-
-
 def _checkpoint(path: Path) -> None:
     """Sync the log, and move what it has into the file, while others commit. Where that fails, the
     log keeps it."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_connect(path)) as file:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path)) as file:
         file.execute("pragma wal_checkpoint(passive)")

@@ -67,5 +67,5 @@ def kill(store: SessionStore) -> None:
     """Its process is gone: what it has not written is lost, and it writes nothing any more."""
     thread: Any = store._thread
     thread.die()
-    store._retry_at = math.inf
+    store._retry.at = math.inf
     store._held.close()

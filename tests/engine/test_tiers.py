@@ -1,7 +1,9 @@
 """An engine whose pool is too small, with a disk below it: the tokens are those without one."""
 
 import dataclasses
+import errno
 import importlib.metadata
+import os
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,8 +122,9 @@ class Engine:
             return self.outcomes[rid].finish is not None
 
         eventually(turn)
-        if self.below is not None:  # so that it does not depend on the disk what is there
-            assert self.below.disk is not None and self.below.disk.wait(60)
+        if self.below is not None and self.below.disk is not None:
+            # So that it does not depend on the disk what is there.
+            assert self.below.disk.wait(60)
             self.tiering.poll()
         return self.outcomes[rid]
 
@@ -302,6 +305,31 @@ def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None
         with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
             Engine(config(model, tmp_path, disk_gb=1e-6))
     assert len(list(tmp_path.glob("kv-*"))) == 1  # nobody holds it
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_cannot_be_opened_is_counted_as_one_that_failed(
+    number: int,
+    model: Path,
+    without: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("rootlace.runtime.engine.offload.open_folder", fails)
+    engine = Engine(config(model, tmp_path))
+    assert os.strerror(number) in caplog.text
+    for _ in range(2):
+        assert [engine.ask(prompt).token_ids for prompt in PROMPTS] == without
+    stats = engine.scheduler.stats()
+    assert (stats["disk_failed"], stats["disk_working"]) == (1, 0)
+    engine.scheduler.cache.flush()
+    engine.close()
+    none_asked_for = Engine(config(model, None)).scheduler.stats()
+    assert not any(name.startswith("disk_") for name in none_asked_for)
 
 
 def test_the_version_of_transformers_counts_where_it_computes(

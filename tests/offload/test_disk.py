@@ -16,10 +16,12 @@ import pytest
 from rootlace.runtime.contracts.block_store import Done
 from rootlace.runtime.offload import disk_store
 from rootlace.runtime.offload.disk_store import (
+    ASSUMED_RATE,
     BLOCKS,
     HEADER_BYTES,
     INDEX,
     PREFIX,
+    PROBE,
     RECORD,
     SlotFile,
     block_seconds,
@@ -302,6 +304,98 @@ def test_a_store_that_begins_on_a_full_disk_is_used_when_there_is_room(
     assert try_to_save(store, 0) and store.close({0: True})
     again = opened(tmp_path)
     assert [one.key for one in again._file.kept()] == [key_of(0)] and again.close()
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+def test_a_quota_that_is_used_up_has_an_assumed_rate(
+    saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has room, so that it is found out by writing. Blocks that are there are read."""
+    first = opened(tmp_path)
+    for slot in range(saved):
+        save(first, slot, key_of(slot))
+    first.close()
+
+    def used_up(file: int, data: memoryview) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    file = SlotFile(tmp_path, ME, SIZE, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", used_up)
+        found = block_seconds(file, tmp_path, file.kept())
+    assert found == SIZE / ASSUMED_RATE if not saved else found > 0
+    assert not (tmp_path / PROBE).exists()
+    monkeypatch.setattr("os.write", lambda *_: os.close(-1))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        block_seconds(file, tmp_path, file.kept())
+
+
+class NoErasing:
+    """A disk that has no room to erase, as one that copies what is written; blocks can be read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.full = True
+        self.tries = 0
+        self._number = number
+        self._write = os.pwrite
+        monkeypatch.setattr("os.pwrite", self.pwrite)
+
+    def pwrite(self, file: int, data: memoryview, at: int) -> int:
+        if self.full and bytes(data) == bytes(RECORD.itemsize):
+            self.tries += 1
+            raise OSError(self._number, "No space left on device")
+        return self._write(file, data, at)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("later", ["idle", "the slot is used again", "the end"])
+def test_what_cannot_be_erased_on_a_full_disk_is_erased_later(
+    later: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    file = SlotFile(tmp_path, ME, SIZE, 8)
+    store = SlotStore(file, 0.0, buffer_bytes=4 * SIZE, clock=lambda: now[0])
+    for slot in range(4):
+        save(store, slot, key_of(slot))
+    disk = NoErasing(monkeypatch, number)
+    store.erase([0, 1])
+    store.erase([2])
+    assert store.wait(60) and disk.tries == 1, "the second one waits with the first"
+    assert store.working and store.room == 0 and store.stats()["full"] == 1
+    assert read(store, 3, key_of(3)) is not None
+    assert not try_to_save(store, 0), "nothing is written into a slot that is not erased"
+    disk.full = False
+    left = {3: key_of(3)}
+    if later == "idle":
+        now[0] += 1.0
+        eventually(lambda: store.stats()["full"] == 0)
+    elif later == "the slot is used again":
+        now[0] += 1.0
+        save(store, 0, key_of(0))
+        store.erase([])
+        assert store.wait(60)
+        left[0] = key_of(0)
+    assert store.working and store.close()
+    again = opened(tmp_path)
+    assert {one.slot: one.key for one in again._file.kept()} == left
+    again.close()
+    assert "could not be erased" not in caplog.text
+
+
+def test_what_could_not_be_erased_to_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(tmp_path)
+    for slot in range(3):
+        save(store, slot, key_of(slot))
+    NoErasing(monkeypatch, errno.ENOSPC)
+    store.erase([0, 1])
+    assert store.wait(60) and store.working and store.close()
+    assert "2 blocks could not be erased" in caplog.text
 
 
 def test_a_disk_that_fails_switches_the_store_off(

@@ -72,13 +72,15 @@ class Tiers:
 
     `space_of`: at most 64 bytes, distinct for each namespace of the tree and each content of an
     adapter (the store knows the model). `prefill_seconds`: the time to compute a number of tokens.
-    `handed`: the level of blocks transferred by other engines.
+    `handed`: the level of blocks transferred by other engines. `failed`: names of levels that were
+    asked for and could not be opened.
     """
 
     levels: tuple[Level, ...] = ()
     space_of: Callable[[Hashable], bytes] = kv_space
     prefill_seconds: Callable[[int], float] = as_measured
     handed: HandedLevel | None = None
+    failed: tuple[str, ...] = ()
 
     @property
     def readable(self) -> tuple[Level, ...]:

@@ -147,8 +147,10 @@ class Tiering:
         return {entry.slot: entry.wanted for entry in entries if entry.whole}
 
     def stats(self) -> dict[str, int | float]:
-        """Statistics of the offload levels; empty without levels."""
+        """Statistics of the offload levels; empty where none were asked for."""
         found: dict[str, int | float] = {}
+        for name in self._tiers.failed:
+            found |= {f"{name}_working": 0, f"{name}_failed": 1}
         for level in self._tiers.readable:
             found |= {
                 "restored_tokens": self.fetching.restored_tokens,

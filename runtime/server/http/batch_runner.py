@@ -20,8 +20,8 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.auth import ASKER, Asker, caller
+from rootlace.runtime.server.full_disk import FULL
 from rootlace.runtime.server.http.batch_store import (
-    FULL,
     Batch,
     Bounds,
     FileStore,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
+from rootlace.runtime.server.full_disk import FULL
 from rootlace.runtime.server.http.errors import InvalidParameter, NotFound
 from rootlace.runtime.server.server_state import kept_for_others
 from rootlace.wire.errors import InvalidRequest, Overloaded, RootlaceError
@@ -155,9 +155,6 @@ def page(query: PageQuery, records: Sequence[R], limit: int) -> Listing[R]:
 
 
 log = logging.getLogger(__name__)
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of the errors that a disk without room gives."""
 
 
 class DiskFull(RootlaceError):

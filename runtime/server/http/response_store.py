@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
+import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from rootlace.runtime.server.full_disk import Retry, file_to_read, open_file
 from rootlace.runtime.server.http.batch_store import PageQuery
 from rootlace.runtime.server.http.body import ignored, refused
 from rootlace.runtime.server.http.chat_request import Begin, Block, BlockEvent, CachedPrefix, More
@@ -26,10 +28,9 @@ from rootlace.wire.errors import InvalidRequest
 #
 # Kept responses in a file of SQLite, so that they outlive the server.
 #
-# Calls write in a thread, in the order in which they are made; `flush` waits for them.
+# A change is marked, and a thread commits what is marked; `flush` waits for it. On a full disk the
+# changes stay marked: memory has the responses, and the file gets them when there is room.
 
-
-log = logging.getLogger(__name__)
 
 VERSION = 1
 _SETTINGS = """
@@ -59,87 +60,155 @@ class Kept:
     numbers: Sequence[int]
 
 
+class _Changes:
+    """Rows that the file lacks, as JSON where they need it; None for one to be deleted there."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, bytes | None] = {}
+        """By number."""
+        self.responses: dict[tuple[str, str], tuple[str | bytes, ...] | None] = {}
+        """By owner and id."""
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.responses)
+
+    def put(self, kept: Kept, new: dict[int, dict[str, Any]]) -> None:
+        row = (kept.id, kept.owner, kept.salt, _json(kept.response), _json(list(kept.numbers)))
+        self.responses[kept.owner, kept.id] = row
+        self.messages.update({number: _json(message) for number, message in new.items()})
+
+    def remove(self, response_id: str, owner: str, unused: Sequence[int]) -> None:
+        _mark_gone(self.responses, (owner, response_id))
+        for number in unused:
+            _mark_gone(self.messages, number)
+
+    def then(self, later: _Changes) -> _Changes:
+        """These changes and the later ones."""
+        both = _Changes()
+        both.messages = {**self.messages, **later.messages}
+        both.responses = {**self.responses, **later.responses}
+        return both
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def _mark_gone(rows: dict[_Key, _Value | None], key: _Key) -> None:
+    """Have a row deleted; one that was not written yet is dropped here."""
+    if rows.get(key) is None:
+        rows[key] = None
+    else:
+        del rows[key]
+
+
 class ResponseDisk:
     """The file. Raises InvalidRequest where it cannot be used.
 
-    What cannot be written later, as where the disk is full, is logged once and not kept.
+    A full disk is no reason: what cannot be written is logged once, and tried again with a later
+    change.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
-        self._failed = False
+        self._retry = Retry(path, "responses", clock)
+        self._lock = threading.Lock()
+        """Of `_changes`, which two threads replace."""
+        self._changes = _Changes()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._file = self._open()
+
+    def _open(self) -> sqlite3.Connection | None:
+        """None where the disk is too full. Raises InvalidRequest."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600)
-            self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._file.executescript(_SETTINGS)
-            (version,) = self._file.execute("pragma user_version").fetchone()
-            if version == 0:
-                self._file.executescript(f"begin; {_TABLES} commit;")
-            elif version != VERSION:
-                raise InvalidRequest(f"{path} has version {version} of the format, not {VERSION}")
+            return open_file(self._path, self._prepare, self._retry)
         except (sqlite3.Error, OSError) as error:
-            raise InvalidRequest(f"{path} cannot keep responses: {error}") from error
+            raise InvalidRequest(f"{self._path} cannot keep responses: {error}") from error
+
+    def _prepare(self, file: sqlite3.Connection) -> None:
+        file.executescript(_SETTINGS)
+        (version,) = file.execute("pragma user_version").fetchone()
+        if version == 0:
+            file.executescript(f"begin; {_TABLES} commit;")
+        elif version != VERSION:
+            raise InvalidRequest(f"{self._path} has version {version} of the format, not {VERSION}")
 
     def read(self) -> tuple[dict[int, dict[str, Any]], list[Kept]]:
         """The messages by number, and the responses all of whose messages are there. Raises
         InvalidRequest."""
-        columns = "id, owner, salt, response, messages"
         try:
-            rows = self._file.execute("select number, message from messages")
-            messages = {number: msgspec.json.decode(message) for number, message in rows}
-            found = self._file.execute(f"select {columns} from responses order by place")
-            kept = [Kept(*row[:3], *map(msgspec.json.decode, row[3:])) for row in found]
+            with file_to_read(self._path, self._file) as file:
+                messages, kept = ({}, []) if file is None else _read(file)
         except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"{self._path} cannot be read: {error}") from error
         return messages, [one for one in kept if messages.keys() >= set(one.numbers)]
 
     def put(self, kept: Kept, new: dict[int, dict[str, Any]]) -> None:
         """Keep a response, and the messages that no other has."""
-        row = (kept.id, kept.owner, kept.salt, _json(kept.response), _json(list(kept.numbers)))
-        texts = [(number, _json(message)) for number, message in new.items()]
-
-        def write() -> None:
-            self._file.executemany("insert into messages values (?, ?)", texts)
-            self._file.execute("insert into responses values (null, ?, ?, ?, ?, ?)", row)
-
-        self._submit(write)
+        with self._lock:
+            self._changes.put(kept, new)
+        self._thread.submit(self._commit)
 
     def remove(self, response_id: str, owner: str, unused: Sequence[int]) -> None:
         """Forget a response, and the messages that no other has any more."""
-
-        def write() -> None:
-            self._file.execute(
-                "delete from responses where owner = ? and id = ?", (owner, response_id)
-            )
-            self._file.executemany("delete from messages where number = ?", [(n,) for n in unused])
-
-        self._submit(write)
+        with self._lock:
+            self._changes.remove(response_id, owner, unused)
+        self._thread.submit(self._commit)
 
     async def flush(self) -> None:
-        """Return when the system has all of it, whatever becomes of this process."""
+        """Return when the system has all of it, whatever becomes of this process; on a full disk,
+        at once."""
         await asyncio.wrap_future(self._thread.submit(lambda: None))
 
     def close(self) -> None:
+        self._retry.hurry()
+        self._thread.submit(self._commit)
         self._thread.shutdown()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _submit(self, write: Callable[[], None]) -> None:
-        self._thread.submit(self._transaction, write)
-
-    def _transaction(self, write: Callable[[], None]) -> None:
+    def _commit(self) -> None:
+        """Write all changes in one transaction, or none."""
+        if not self._retry.due:
+            return
+        with self._lock:
+            changes, self._changes = self._changes, _Changes()
+        if not changes:
+            return
         try:
-            self._file.execute("begin")
-            write()
-            self._file.execute("commit")
-            self._failed = False
-        except sqlite3.Error as error:
-            if self._file.in_transaction:
+            if self._file is None:
+                self._file = self._open()
+            if self._file is not None:
+                _write(self._file, changes)
+                self._retry.succeeded()
+                return
+        except (sqlite3.Error, InvalidRequest) as error:
+            if self._file is not None and self._file.in_transaction:
                 self._file.execute("rollback")
-            if not self._failed:
-                log.error("%s: responses are not kept on disk: %s", self._path, error)
-            self._failed = True
+            self._retry.failed(error)
+        with self._lock:
+            self._changes = changes.then(self._changes)
+
+
+def _read(file: sqlite3.Connection) -> tuple[dict[int, dict[str, Any]], list[Kept]]:
+    columns = "id, owner, salt, response, messages"
+    rows = file.execute("select number, message from messages")
+    messages = {number: msgspec.json.decode(message) for number, message in rows}
+    found = file.execute(f"select {columns} from responses order by place")
+    return messages, [Kept(*row[:3], *map(msgspec.json.decode, row[3:])) for row in found]
+
+
+def _write(file: sqlite3.Connection, changes: _Changes) -> None:
+    messages = [row for row in changes.messages.items() if row[1] is not None]
+    unused = [(number,) for number, message in changes.messages.items() if message is None]
+    responses = [row for row in changes.responses.values() if row is not None]
+    gone = [key for key, row in changes.responses.items() if row is None]
+    file.execute("begin")
+    file.executemany("insert or replace into messages values (?, ?)", messages)
+    file.executemany("insert or replace into responses values (null, ?, ?, ?, ?, ?)", responses)
+    file.executemany("delete from responses where owner = ? and id = ?", gone)
+    file.executemany("delete from messages where number = ?", unused)
+    file.execute("commit")
 
 
 def _json(value: Any) -> bytes:

@@ -7,7 +7,10 @@ from typing import Any
 import openai
 import pytest
 
+from rootlace.runtime.server import full_disk
+from rootlace.runtime.server.session_store import SessionStore
 from rootlace.wire.protocol import Constraint
+from tests.server.full_disk import FAILURE_NAMES, FAILURES, FullDisk
 from tests.server.http.conftest import Serve, Served, stop
 from tests.server.http.fake_gateway import FakeGateway
 
@@ -363,3 +366,45 @@ async def test_responses_outlive_the_server(serve: Serve, tmp_path: Path) -> Non
     )
     said = [message["content"] for message in after.gateway.chat.last["messages"]]
     assert said == ["x", "hello", "y", "hello", "and"]
+
+
+@pytest.mark.parametrize(("fails", "number"), FAILURES, ids=FAILURE_NAMES)
+async def test_a_server_starts_on_a_full_disk_and_keeps_everything_later(
+    fails: str, number: int, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs and responses are in one folder."""
+    folder, old = tmp_path / "state", bool(fails)
+    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
+
+    async def start() -> tuple[SessionStore, Served]:
+        return SessionStore(folder), await serve(FakeGateway(state=str(folder)))
+
+    async def end(programs: SessionStore, served: Served) -> None:
+        await stop(served)
+        programs.close()
+
+    before: list[str] = []
+    if old:
+        programs, served = await start()
+        programs.begin("before", "")
+        before.append((await served.openai().responses.create(model="fake", input="x")).id)
+        await end(programs, served)
+    disk = FullDisk(monkeypatch, folder, fails, number)
+    disk.full = True
+    programs, served = await start()
+    client = served.openai()
+    programs.begin("meanwhile", "")
+    programs.flush()
+    for response_id in before:
+        await client.responses.retrieve(response_id)
+    first = await client.responses.create(model="fake", input="x")
+    second = await client.responses.create(model="fake", input="y", previous_response_id=first.id)
+    disk.full = False
+    third = await client.responses.create(model="fake", input="z")
+    await end(programs, served)
+    programs, served = await start()
+    assert (programs.find("before") is not None) is old and programs.find("meanwhile") is not None
+    client = served.openai()
+    for response_id in (*before, first.id, second.id, third.id):
+        assert (await client.responses.retrieve(response_id)).id == response_id
+    await end(programs, served)

@@ -249,6 +249,9 @@ async def test_ready_tells_of_a_disk_that_is_not_written_to(
     assert await ready(disk_failed=0, disk_full=0) == {"status": "ready"}
     (said,) = (await ready(disk_failed=0, disk_full=1))["degraded"]
     assert "--cache-disk is full" in said
+    # One that could not be opened has no other counters.
+    (said,) = (await ready(disk_failed=1, disk_working=0))["degraded"]
+    assert "failed" in said
     # Of two replicas, whose counters are added up, one has failed.
     (said,) = (await ready(disk_failed=1, disk_working=1, disk_full=0))["degraded"]
     assert "failed" in said

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.server.full_disk import RETRY_SECONDS
 from rootlace.runtime.server.http.response_store import ResponseDisk, ResponseStore
 from rootlace.wire.errors import InvalidRequest
+from tests.server.full_disk import FAILURE_NAMES, FAILURES, FullDisk
 
 
 def test_the_store_is_bounded() -> None:
@@ -112,6 +117,78 @@ def _all(store: ResponseStore) -> dict[tuple[str, str], Any]:
         for owner, own in store._of.items()
         for name, one in own.stored.items()
     }
+
+
+@pytest.mark.parametrize(("fails", "number"), FAILURES, ids=FAILURE_NAMES)
+def test_a_disk_starts_without_room_and_has_everything_later(
+    fails: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def opened(now: Callable[[], float] = time.monotonic) -> tuple[ResponseDisk, ResponseStore]:
+        disk, store = ResponseDisk(path, now), ResponseStore()
+        store.open(disk)
+        return disk, store
+
+    now, path, old = [100.0], tmp_path / "state" / "responses.sqlite", bool(fails)
+    if old:
+        disk, store = opened()
+        store.put({"id": "before"}, (), _message("first"))
+        store.put({"id": "deleted"}, (), _message("second"))
+        disk.close()
+    room = FullDisk(monkeypatch, path.parent, fails, number)
+    room.full = True
+    disk, store = opened(lambda: now[0])
+    assert _has(store, "before") is old
+    if old:
+        store.delete("deleted")
+    for name in ("a", "b", "c"):
+        before = store.get("a").messages if name == "c" else ()
+        store.put({"id": name}, before, _message(name))
+        asyncio.run(disk.flush())
+        now[0] += RETRY_SECONDS
+    store.delete("b")
+    asyncio.run(disk.flush())
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+    assert "responses are not kept any more" in caplog.text
+    room.full = False
+    now[0] += RETRY_SECONDS
+    store.put({"id": "d"}, (), _message("d"))
+    asyncio.run(disk.flush())
+    assert "responses are kept again" in caplog.text
+    disk.close()
+    disk, after = opened()
+    assert _all(after) == _all(store)
+    assert {"a", "c", "d"} <= after._of[""].stored.keys() and _has(after, "before") is old
+    disk.close()
+
+
+def test_a_disk_that_fills_up_later_has_everything_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite itself says that there is no room: the file may not have more pages."""
+    path, store = tmp_path / "responses.sqlite", ResponseStore()
+    disk = ResponseDisk(path)
+    store.open(disk)
+    assert disk._file is not None
+    (pages,) = disk._file.execute("pragma page_count").fetchone()
+    disk._file.execute(f"pragma max_page_count = {pages}").fetchone()
+    for number in range(9):
+        store.put({"id": str(number)}, (), _message("x" * 4000))
+    asyncio.run(disk.flush())
+    assert "disk is full" in caplog.text and len(caplog.records) == 1
+    disk._file.execute("pragma max_page_count = 1000000").fetchone()
+    disk.close()
+    again, after = ResponseDisk(path), ResponseStore()
+    after.open(again)
+    assert _all(after) == _all(store) and len(after) == 9
+    again.close()
+
+
+def _message(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
 
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:

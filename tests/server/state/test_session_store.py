@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import random
@@ -21,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.server import session_store
+from rootlace.runtime.server.full_disk import RETRY_SECONDS
 from rootlace.runtime.server.session_store import (
     RECLAIM_SECONDS,
     KeptBranch,
@@ -33,6 +33,7 @@ from rootlace.runtime.server.session_store import (
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Done, encode
+from tests.server.full_disk import FAILURE_NAMES, FAILURES, FullDisk
 
 View = dict[str, Any]
 Change = tuple[Any, ...]
@@ -336,7 +337,7 @@ def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
     store._file.execute("pragma max_page_count = 1000000").fetchone()
     happen(("told", 7, b"not tried again yet"))
     assert "kept again" not in caplog.text or now[0] >= 2
-    now[0] += session_store.RETRY_SECONDS
+    now[0] += RETRY_SECONDS
     store.forget_old()
     assert "kept again" in caplog.text
     died = SessionStore(shutil.copytree(tmp_path / "state", tmp_path / "died later"))
@@ -345,16 +346,7 @@ def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("fails", "number"),
-    [
-        ("", 0),
-        ("SQLITE_IOERR_SHMSIZE", errno.ENOSPC),
-        ("SQLITE_IOERR_WRITE", errno.EDQUOT),
-        ("SQLITE_CANTOPEN", errno.ENOSPC),
-    ],
-    ids=["new", "no room for an index", "quota", "no inode"],
-)
+@pytest.mark.parametrize(("fails", "number"), FAILURES, ids=FAILURE_NAMES)
 def test_a_store_starts_on_a_full_disk_and_keeps_everything_later(
     fails: str,
     number: int,
@@ -362,38 +354,13 @@ def test_a_store_starts_on_a_full_disk_and_keeps_everything_later(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Opening a file takes room: for its tables if it is new, else for an index of its log."""
-    old = bool(fails)
-    now, full, folder = [100.0], [False], tmp_path / "state"
+    old, now, folder = bool(fails), [100.0], tmp_path / "state"
     if old:
         store = SessionStore(folder)
         store.begin("before", "")
         store.close()
-    connect, opens = session_store._connect, SessionStore._open
-
-    def connected(path: Path) -> sqlite3.Connection:
-        file = connect(path)
-        if full[0] and not old:
-            file.execute("pragma max_page_count = 1").fetchone()
-        return file
-
-    def opened(self: SessionStore, file: sqlite3.Connection) -> None:
-        if full[0] and old:
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = getattr(sqlite3, fails)
-            error.sqlite_errorname = fails
-            raise error
-        opens(self, file)
-
-    monkeypatch.setattr(session_store, "_connect", connected)
-    monkeypatch.setattr(SessionStore, "_open", opened)
-
-    def probe(dir: Path) -> None:
-        assert dir == folder
-        raise OSError(number, "no room")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", probe)
-    full[0] = True
+    disk = FullDisk(monkeypatch, folder, fails, number)
+    disk.full = True
     store = SessionStore(folder, clock=lambda: now[0])
     assert (store.find("before") is not None) is old
     with pytest.raises(InvalidRequest, match="used by another server"):
@@ -401,11 +368,11 @@ def test_a_store_starts_on_a_full_disk_and_keeps_everything_later(
     store.begin("key", "")
     for _ in range(3):
         store.flush()
-        now[0] += session_store.RETRY_SECONDS
+        now[0] += RETRY_SECONDS
     assert [r.levelname for r in caplog.records] == ["ERROR"]
-    full[0] = False
+    disk.full = False
     store.flush()
-    assert "kept again" in caplog.text
+    assert "programs are kept again" in caplog.text
     store.close()
     after = SessionStore(folder)
     assert after.find("key") is not None and (after.find("before") is not None) is old
