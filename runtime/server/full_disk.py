@@ -37,6 +37,11 @@ class Retry:
         """Whether writing may be tried now."""
         return self.at is None or self._clock() >= self.at
 
+    @property
+    def seconds(self) -> float:
+        """Until writing may be tried."""
+        return 0.0 if self.at is None else max(self.at - self._clock(), 0.0)
+
     def hurry(self) -> None:
         """Let the next attempt be now."""
         if self.at is not None:

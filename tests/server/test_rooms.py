@@ -162,6 +162,22 @@ async def test_the_field_model_chooses(make: Make) -> None:
     assert 'rootlace_http_requests_total{path="/v1/models",status="200"} 1.0' in metrics
 
 
+async def test_ready_tells_what_is_degraded_of_any_model(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = await make()
+    gateway = place.rooms.room("b").gateway
+    status = await gateway.status()
+
+    async def told(account: object = None) -> dict[str, Any]:
+        return {**status, "disk_failed": 1, "disk_working": 0}
+
+    monkeypatch.setattr(gateway, "status", told)
+    for path, degraded in (("/ready?model=a", 0), ("/ready?model=b", 1), ("/ready", 1)):
+        found = (await place.ask(path))[1].get("degraded", [])
+        assert len(found) == degraded, path
+
+
 async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Make) -> None:
     place = await make(load="on-demand", idle_unload=0.9, hold_seconds=0.05)
     assert not place.loaded

@@ -138,7 +138,10 @@ class OwnNumbers:
 
     def told(self, number: int) -> Hashable | None:
         """The id with that number; None if none has it."""
-        return self._told.get(number)
+        found = self._told.get(number)
+        if found is not None:
+            self._numbers.move_to_end(found)
+        return found
 
 
 class KeyView:

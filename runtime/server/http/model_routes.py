@@ -225,12 +225,14 @@ class ModelRoutes:
 
     async def ready(self, request: web.Request) -> Ready:
         """200 if a token went through the engine of all loaded models (or that of `?model=`)."""
+        degraded: list[str] = []
         for room in self._asked_rooms(request):
             if room.gateway is not None:
-                await self._of(room.gateway).endpoints["GET", "/ready"].call(request)
+                found = await self._of(room.gateway).endpoints["GET", "/ready"].call(request)
+                degraded += [one for one in found.degraded if one not in degraded]
             elif "model" in request.query:
                 _loaded(room)
-        return Ready("ready")
+        return Ready("ready", tuple(degraded))
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """A model that is not loaded has nothing to forget."""

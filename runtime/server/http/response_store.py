@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 import time
@@ -105,8 +106,8 @@ def _mark_gone(rows: dict[_Key, _Value | None], key: _Key) -> None:
 class ResponseDisk:
     """The file. Raises InvalidRequest where it cannot be used.
 
-    A full disk is no reason: what cannot be written is logged once, and tried again with a later
-    change.
+    A full disk is no reason: what cannot be written is logged once, and tried again
+    later (`Retry`), whether or not there are more changes.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,6 +117,8 @@ class ResponseDisk:
         """Of `_changes`, which two threads replace."""
         self._changes = _Changes()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._later: threading.Timer | None = None
+        """Tries again what could not be written."""
         self._file = self._open()
 
     def _open(self) -> sqlite3.Connection | None:
@@ -164,6 +167,8 @@ class ResponseDisk:
         self._retry.hurry()
         self._thread.submit(self._commit)
         self._thread.shutdown()
+        if self._later is not None:
+            self._later.cancel()
         if self._file is not None:
             self._file.close()
 
@@ -182,12 +187,19 @@ class ResponseDisk:
                 _write(self._file, changes)
                 self._retry.succeeded()
                 return
-        except (sqlite3.Error, InvalidRequest) as error:
+        except Exception as error:  # whatever it is, what was told to be kept is not lost
             if self._file is not None and self._file.in_transaction:
                 self._file.execute("rollback")
             self._retry.failed(error)
         with self._lock:
             self._changes = changes.then(self._changes)
+        self._later = threading.Timer(self._retry.seconds, self._try_again)
+        self._later.daemon = True
+        self._later.start()
+
+    def _try_again(self) -> None:
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._commit)
 
 
 def _read(file: sqlite3.Connection) -> tuple[dict[int, dict[str, Any]], list[Kept]]:

@@ -184,6 +184,10 @@ class _Writer(ABC):
     def _token(self, regex: Regex) -> Regex:
         """A text that is read as one."""
 
+    def _named(self, tree: Regex) -> Regex:
+        """A tree that stands in several places, or within many others."""
+        return tree
+
     def _option(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
         """One of given values, or a value of one type. Raises NotRegular."""
         if list(schema) == ["enum"]:
@@ -206,8 +210,6 @@ class _Writer(ABC):
 
     def _array(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if max(least, most or 0) > MAX_SIZE:
-            raise NotRegular("too large")
         items: list[Regex] = []
         for item in schema.get("prefixItems", ()):
             tree = self.part(item, depth, refs)
@@ -228,14 +230,14 @@ class _Writer(ABC):
         """`items` and then any number of `tail`, `least` to `most` in all, in brackets."""
         if most == 0:
             return self._enclosed("[", BLANK, "]", must=False)
-        comma = self._comma
+        comma, tail = self._comma, self._named(tail)
         if items:
             top = None if most is None else most - len(items)
             body = repeat(concat(comma, tail), max(0, least - len(items)), top)
             for index in range(len(items) - 1, -1, -1):
                 # Of `least` items and fewer, all are there; what is behind them may be missing.
                 if body != BLANK and index + 1 >= least:
-                    body = optional(body)
+                    body = optional(self._named(body))
                 body = concat(items[index] if index == 0 else concat(comma, items[index]), body)
         else:
             top = None if most is None else most - 1
@@ -278,6 +280,11 @@ class _RegexWriter(_Writer):
 
     def _token(self, regex: Regex) -> Regex:
         return regex
+
+    def _array(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
+        if max(schema.get("minItems", 0), schema.get("maxItems", 0)) > MAX_SIZE:
+            raise NotRegular("too large")
+        return super()._array(schema, depth, refs)
 
     def value(self, schema: Any, depth: int, refs: _Refs) -> Regex:
         """The texts of a value that stands `depth` deep, inside of the definitions `refs`.
@@ -501,7 +508,7 @@ class _RuleWriter(_Writer):
         return name
 
     def _named(self, tree: Regex) -> Regex:
-        """A reference to a rule for a tree that stands in several places, or is large."""
+        """A reference to a rule for the tree."""
         return tree if tree in (NOTHING, BLANK) else Reference(self.rule(lark_text(tree)))
 
     def _terminal(self, body: str) -> Regex:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.server import full_disk
 from rootlace.runtime.server.full_disk import RETRY_SECONDS
 from rootlace.runtime.server.http.response_store import ResponseDisk, ResponseStore
 from rootlace.wire.errors import InvalidRequest
 from tests.server.full_disk import FAILURE_NAMES, FAILURES, FullDisk
+from tests.waiting import eventually
 
 
 def test_the_store_is_bounded() -> None:
@@ -185,6 +189,28 @@ def test_a_disk_that_fills_up_later_has_everything_when_there_is_room(
     after.open(again)
     assert _all(after) == _all(store) and len(after) == 9
     again.close()
+
+
+def test_what_waits_for_room_is_written_without_another_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.02)
+    path, store = tmp_path / "responses.sqlite", ResponseStore()
+    disk = ResponseDisk(path)
+    store.open(disk)
+    store.put({"id": "deleted"}, (), _message("a"))
+    asyncio.run(disk.flush())
+    assert disk._file is not None
+    disk._file.execute("pragma query_only = 1")
+    store.put({"id": "kept"}, (), _message("b"))
+    store.delete("deleted")
+    asyncio.run(disk.flush())
+    ids = "select id from responses"
+    assert disk._file.execute(ids).fetchall() == [("deleted",)]
+    disk._file.execute("pragma query_only = 0")
+    with closing(sqlite3.connect(path)) as file:
+        eventually(lambda: file.execute(ids).fetchall() == [("kept",)])
+    disk.close()
 
 
 def _message(text: str) -> list[dict[str, Any]]:

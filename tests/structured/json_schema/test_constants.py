@@ -182,6 +182,26 @@ def test_long_tuples_with_a_constant_of_our_own(least: int) -> None:
         assert accepts(grammar, VOCABULARY, written(value).encode()) == valid, count
 
 
+@pytest.mark.parametrize("given", ["json_schema", "ebnf"])
+@pytest.mark.parametrize("count", [28, 29, 150])
+def test_tuples_may_end_behind_each_of_many_items(given: str, count: int) -> None:
+    items = [{"type": "number"}, {"enum": [1.0]}, *[{"type": "integer"}] * (count - 2)]
+    schema = {"type": "array", "prefixItems": items, "items": False}
+    source: Any = schema if given == "json_schema" else f"start: %json {json.dumps(schema)}"
+    grammar = COMPILERS["llguidance"].compile(**{given: source})
+    for length in (0, 1, 2, count - 1, count, count + 1):
+        for one in (1.0, 1):
+            value = [2, one, *range(count)][:length]
+            fits = length <= count and (length < 2 or type(one) is float)
+            assert accepts(grammar, VOCABULARY, written(value).encode()) == fits, (length, one)
+
+
+def test_many_items_are_counted_by_rules_of_our_own() -> None:
+    schema = {"type": "array", "items": {"enum": [1.0]}, "maxItems": 9000}
+    grammar = COMPILERS["llguidance"].compile(json_schema=schema)
+    assert accepts(grammar, VOCABULARY, b"[1.0, 1.0]") and not accepts(grammar, VOCABULARY, b"[1]")
+
+
 def test_a_schema_of_too_many_rules_is_written_by_llguidance() -> None:
     """Rules within rules take room on the stack."""
     many = {f"p{number}": {"type": "integer"} for number in range(MOST_RULES)}
