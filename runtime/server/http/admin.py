@@ -120,7 +120,7 @@ class OwnNumbers:
     """
 
     def __init__(self, most: int = MAX_NUMBERS) -> None:
-        """Of more ids than `most`, those told longest ago get new numbers."""
+        """Of more ids than `most`, those told or asked for longest ago get new numbers."""
         self._most = most
         self._last = 0
         self._numbers: OrderedDict[Hashable, int] = OrderedDict()

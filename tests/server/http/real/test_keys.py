@@ -291,8 +291,10 @@ def test_numbers_of_its_own() -> None:
     numbers = OwnNumbers(most=2)
     assert [numbers.of(one) for one in (70, 80, 70)] == [1, 2, 1]
     assert (numbers.told(2), numbers.told(3)) == (80, None)
-    assert numbers.of(90) == 3  # the one told longest ago is known no more
-    assert (numbers.told(1), numbers.told(2), numbers.of(80)) == (70, None, 4)
+    # The one that was told, or asked for, longest ago is known no more.
+    assert numbers.of(90) == 3
+    assert (numbers.told(1), numbers.told(2), numbers.of(70)) == (None, 80, 4)
+    assert (numbers.told(2), numbers.told(3)) == (80, None)
 
 
 async def test_a_key_sees_its_own_counters_and_no_path(
