@@ -188,9 +188,10 @@ class ResponseDisk:
                 self._retry.succeeded()
                 return
         except Exception as error:  # whatever it is, what was told to be kept is not lost
-            if self._file is not None and self._file.in_transaction:
-                self._file.execute("rollback")
             self._retry.failed(error)
+            if self._file is not None and self._file.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._file.execute("rollback")
         with self._lock:
             self._changes = changes.then(self._changes)
         self._later = threading.Timer(self._retry.seconds, self._try_again)

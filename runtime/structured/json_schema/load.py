@@ -168,8 +168,10 @@ def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     """Split a schema of the dialect `UNDATED` into keywords of draft 7 and keywords of 2020-12.
     Booleans for exclusive bounds and the type "any" are in neither part."""
     rest = {k: v for k, v in flat.items() if k not in _EXCLUSIVE or not isinstance(v, bool)}
-    if names_any(rest.get("type")):
-        del rest["type"]
+    if names_any(types := rest.get("type")):
+        rest["type"] = [] if types == "any" else [one for one in types if one != "any"]
+        if not rest["type"]:
+            del rest["type"]
     names = ("dependencies", "additionalItems")
     older: dict[str, Any] = {name: rest.pop(name) for name in names if name in rest}
     if is_tuple(flat):

@@ -37,6 +37,7 @@ from tests.structured.json_schema.test_regular import compact, matches
         ),
         ({"type": "strin"}, "#/type: 'strin' is not one of ['array', 'boolean', "),
         ({"type": ["string", "x"]}, "#/type/1: 'x' is not one of ['array', 'boolean', "),
+        ({"type": ["any", "strin"]}, "#/type/0: 'strin' is not one of ['array', 'boolean', "),
         ({"items": {"maximum": 10**400}}, "#/items/maximum: a number beyond the range of floats"),
         ({"patternProperties": {"(a)\\1": True}}, "#/patternProperties: '(a)\\\\1': "),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "#/$schema: "),
