@@ -168,7 +168,8 @@ def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     """Split a schema of the dialect `UNDATED` into keywords of draft 7 and keywords of 2020-12.
     Booleans for exclusive bounds and the type "any" are in neither part."""
     rest = {k: v for k, v in flat.items() if k not in _EXCLUSIVE or not isinstance(v, bool)}
-    if names_any(types := rest.get("type")):
+    types: Any = rest.get("type")
+    if names_any(types):
         rest["type"] = [] if types == "any" else [one for one in types if one != "any"]
         if not rest["type"]:
             del rest["type"]
