@@ -237,6 +237,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.wire",
         "rootlace.runtime.model.families",
         "rootlace.runtime.model.checkpoint.quantised.layouts",
+        "rootlace.kernels.native.build",
     },
     "rootlace.kernels": set(),
 }

@@ -33,7 +33,14 @@ import numpy as np
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
 from rootlace.runtime.server.auth import Asker, namespace_of, private
 from rootlace.runtime.server.generate import token_logprob
-from rootlace.runtime.server.sequence import NO_OUTPUT, Requests, TokenSequence, check_fits, settle
+from rootlace.runtime.server.sequence import (
+    NO_OUTPUT,
+    Requests,
+    TokenSequence,
+    check_fits,
+    check_text_fits,
+    settle,
+)
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for, in_time
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
@@ -161,8 +168,7 @@ def _take_vectors(vector: Vector, update: EngineOutput) -> None:
 async def _prompt(model: ServedModel, parts: Input) -> np.ndarray:
     """int32: the tokens of an input."""
     length = sum(len(part.text) for part in parts if isinstance(part, Text))
-    if length // model.tokenizer.longest_token > model.max_prompt:
-        check_fits(model, length // model.tokenizer.longest_token, room=0)
+    check_text_fits(model, 0, length)
     ids = await model.tokenize(length, _ids, model, parts)
     if not ids:
         raise InvalidRequest("it is empty")

@@ -422,8 +422,7 @@ async def append(
         else:
             await _add_ids(model, sequence, part.ids)
     # Text that can never fit is refused before tokenizing it costs memory and time.
-    at_least = len(state.ids) + state.pending_length() // model.tokenizer.longest_token
-    check_fits(model, at_least, room=0, known="at least ")
+    check_text_fits(model, len(state.ids), state.pending_length(), known="at least ")
     return Done(op.op)
 
 
@@ -501,6 +500,13 @@ def check_fits(model: ServedModel, prompt: int, room: int, known: str = "") -> N
         what += f", of which the KV cache holds {limit}"
     verb = "does not fit" if prompt > limit else "leaves no room for another token"
     raise ContextLengthExceeded(f"the prompt of {known}{prompt} tokens {verb}: {what}")
+
+
+def check_text_fits(model: ServedModel, tokens: int, characters: int, known: str = "") -> None:
+    """As `check_fits`, for the fewest tokens that so many characters behind `tokens` can be."""
+    if tokens + characters > model.max_prompt:
+        fewest = tokens + characters // model.tokenizer.longest_token
+        check_fits(model, fewest, room=0, known=known)
 
 
 def _add_piece(state: SequenceState, piece: Piece) -> None:

@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -153,22 +154,28 @@ class Tokenizer(Vocabulary):
         self._plain_added = _matcher(t for t in self.added.values() if not t.special)
         self._starts = _proper_prefixes(self.added.values())
         self._plain_starts = _proper_prefixes(t for t in self.added.values() if not t.special)
-        vocabulary = fast.get_vocab(with_added_tokens=False)
         self._splits_at_spaces = fast.pre_tokenizer is None and never_crosses_space(
-            spec, vocabulary
+            spec, fast.get_vocab(with_added_tokens=False)
         )
         self._splits = fast.pre_tokenizer is not None
         self._made_of_text = frozenset(
             token.id
             for token in self.added.values()
-            if token.special and token.content in vocabulary and len(token.content) > 1
+            if token.special
+            and len(token.content) > 1
+            and fast.model.token_to_id(token.content) is not None
         )
         """Special tokens that the model's own vocabulary has: some models make them of any text
         that is spelt so."""
         self._special_has_break = any(
             _BREAKING.search(self.added[token].content) for token in self._made_of_text
         )
-        self.longest_token = max((len(c) for c in (*vocabulary, *self.by_content)), default=1)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters. Looks at every token: a start does without."""
+        vocabulary = self.fast.get_vocab(with_added_tokens=False)
+        return max(map(len, (*vocabulary, *self.by_content)), default=1)
 
     @classmethod
     def read(cls, source: ModelSource) -> Tokenizer:

@@ -5,6 +5,7 @@ So a family states once what its models are, and what it refuses is refused here
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -34,11 +35,13 @@ from rootlace.runtime.model.gguf.tokenizer import (
     TEMPLATE,
     Vocabulary,
     chat_templates,
-    tokenizer_config,
     tokenizer_json,
 )
+from rootlace.runtime.model.gguf.tokenizer_cache import KeptTokenizer, TokenizerFacts
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.sampling import PARAMETERS
+
+log = logging.getLogger(__name__)
 
 EMBEDDING, HEAD = "token_embd", "output"
 _FREQUENCIES = "rope_freqs.weight"
@@ -289,10 +292,10 @@ class GgufSource:
 
     def config(self) -> dict[str, Any]:
         check_types(self.file)
-        return read_config(self.file) | {"bos_token_id": self._ends[0]}
+        return read_config(self.file) | {"bos_token_id": self._facts.bos}
 
     def eos_token_id(self) -> list[int]:
-        return list(self._ends[1])
+        return list(self._facts.ends)
 
     def generation_config(self) -> tuple[str, dict[str, Any]]:
         names = {about.gguf: name for name, about in PARAMETERS.items() if about.gguf}
@@ -310,10 +313,17 @@ class GgufSource:
         return adapted(self.file, spec)
 
     def tokenizer_json(self) -> str:
-        return tokenizer_json(self._vocabulary)
+        """Logs what is remarkable about the vocabulary: whoever serves it asks for this once."""
+        for remark in self._facts.remarks:
+            log.warning("%s: %s", self.path, remark)
+        found = self._kept.json()
+        if found is None:
+            found = tokenizer_json(self._vocabulary)
+            self._kept.keep(self._facts, found)
+        return found
 
     def tokenizer_config(self) -> dict[str, Any]:
-        return tokenizer_config(self._vocabulary)
+        return self._facts.config
 
     def chat_templates(self) -> dict[str, str]:
         return chat_templates(self.file)
@@ -347,9 +357,12 @@ class GgufSource:
         return Vocabulary.read(self.file)
 
     @cached_property
-    def _ends(self) -> tuple[int | None, tuple[int, ...]]:
-        """The tokens that a text begins with and may end with."""
-        return self._vocabulary.bos, self._vocabulary.ends
+    def _kept(self) -> KeptTokenizer:
+        return KeptTokenizer(self.file.metadata)
+
+    @cached_property
+    def _facts(self) -> TokenizerFacts:
+        return self._kept.facts() or TokenizerFacts.of(self._vocabulary)
 
 
 _READ: WeakValueDictionary[int, GgufSource] = WeakValueDictionary()

@@ -114,7 +114,7 @@ class Texts:
     copied: the file may be written over by then."""
 
     def __init__(self, file: Path, data: bytes, count: int, what: str) -> None:
-        self._file, self._data, self._what = file, data, what
+        self._file, self.data, self._what = file, data, what
         self._count = count
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class Texts:
 
     def tolist(self) -> list[str]:
         """Raises `UnsupportedModel` for what is not UTF-8."""
-        data, at = self._data, 0
+        data, at = self.data, 0
         found: list[str] = []
         for index in range(self._count):
             begin = at + 8

@@ -288,7 +288,7 @@ def test_ids_of_no_token_are_passed_over(wrong: int, caplog: pytest.LogCaptureFi
     names = ("bos", "eos", "unknown", "eot", "fim_pad")
     file = bpe(**{f"{name}_token_id": wrong for name in names})
     found = Vocabulary.read(file)
-    tokenizer_json(found)
+    GgufSource(file).tokenizer_json()
     assert (found.bos, found.eos, found.unknown, found.begins) == (None, None, None, False)
     assert found.ends == (3,), "what is known by its name ends a text still"
     for name in names:
@@ -314,12 +314,12 @@ def test_a_file_without_types_says_what_becomes_of_markers(
     # Those that conversations are written with are named, where there are some.
     caplog.clear()
     keys = source.file.metadata | {"tokenizer.chat_template": "{{ '<|x|>' + text + '<|im_end|>' }}"}
-    tokenizer_json(Vocabulary.read(GgufFile(Path("m.gguf"), keys, {})))
+    GgufSource(GgufFile(Path("m.gguf"), keys, {})).tokenizer_json()
     assert "Markers (1: <|x|>) are read as text" in caplog.text
     # Where there are none, nothing goes wrong.
     caplog.clear()
     given["tokens"] = [*"<|x>abcd"]
-    tokenizer_json(Vocabulary.read(bpe(**given, token_type=None)))
+    GgufSource(bpe(**given, token_type=None)).tokenizer_json()
     assert caplog.text == ""
 
 
