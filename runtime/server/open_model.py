@@ -37,9 +37,10 @@ async def open_room(
     begin = start or partial(_start, engine_config, config, on_exit)
     starting: asyncio.Task[Engine] = asyncio.create_task(begin())
     try:
-        # What the texts take for a while is free for the modules then.
+        # Modules and texts are read by two threads: OpenSSL and files leave the interpreter free.
+        importing = asyncio.create_task(asyncio.to_thread(meanwhile))
         texts = await asyncio.to_thread(_read_texts, config)
-        await asyncio.to_thread(meanwhile)
+        await importing
         engine = await asyncio.shield(starting)
     except BaseException:
         await _abandon(starting)
