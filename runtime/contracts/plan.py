@@ -61,8 +61,9 @@ class StepCost:
         return asdict(self)
 
 
-PRIOR = StepCost(step=2e-3, prefill=1e-4, decode=2e-4, context=1e-9, pair=1e-9, score=5e-5)
-"""The cost of an engine before any measurement."""
+PRIOR = StepCost(step=2e-3, prefill=4e-4, decode=4e-4, context=1e-9, pair=1e-9, score=2e-4)
+"""The cost of an engine before any measurement, in the proportions of a CPU, where it bounds steps:
+to read the weights takes as long as to compute 5 tokens."""
 
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost:

@@ -31,6 +31,9 @@ _LARGEST_KEPT = 0.9
 _FARTHEST = 2.0
 _SOLVED_AFTER = 8
 """Steps after which coefficients are found again, at the latest; sooner among the first ones."""
+_SURPRISE, _LONG = 1.25, 0.02
+"""Coefficients are found again behind a step that had so many times the prompt tokens of those
+before, and took so many seconds: what comes next is as large. Finding takes 0.1 ms."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
 _LEVEL_OF, _LEVEL_MOST = 3, 8.0
@@ -73,6 +76,7 @@ class MeasuredCost:
     def note(self, work: Work, seconds: float) -> None:
         """Record the duration of a step."""
         seconds = max(seconds, 1e-6)
+        unlike = work[1] > _SURPRISE * self.largest and seconds > _LONG
         if work[1]:
             self.largest = max(work[1], _LARGEST_KEPT * self.largest)
         parts, kind = self._units * work, int(work[1] > 0)
@@ -86,7 +90,8 @@ class MeasuredCost:
         self._products = kept * self._products + np.outer(parts, parts)
         ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
         self._sums = kept * self._sums + parts * ratio
-        if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
+        due = self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER)
+        if unlike or self.steps >= due:
             self._solve()
             self._find_level(1 - kind)
         self._find_level(kind)

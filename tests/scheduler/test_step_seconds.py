@@ -152,12 +152,20 @@ def test_a_single_token_waits_for_no_load(load: str, slower: int, before: int) -
     assert len(run.waits) >= 5 or slower > 1
     if run.waits:
         assert statistics.median(run.waits) <= 2 * BOUND * slower
-        # Prompts of six clients may begin just before, each of which takes a step.
-        most = 1.1 if before and load == "prompts" else 1.0
-        assert max(run.waits) <= most * slower
+        assert max(run.waits) <= slower
     assert statistics.median(run.steps) <= BOUND * slower * 1.05
-    assert max(run.steps[4:]) <= 2 * BOUND * slower
-    assert max(run.steps[16:], default=0.0) <= 1.7 * BOUND * slower
+    assert max(run.steps) <= BOUND * slower * 1.1
+
+
+@pytest.mark.parametrize("load", ["prompt", "echo"])
+@pytest.mark.parametrize("before", [0, 200])
+@pytest.mark.parametrize("tokens", [2, 3, 10, 40])
+def test_nothing_is_known_of_prompts_at_first(load: str, before: int, tokens: int) -> None:
+    """To read the weights takes as long as to compute so many tokens, unlike the prior's 5."""
+    cost = replace(SLOW, token=SLOW.step / tokens)
+    run = Run(_load(load), BOUND, cost, before=before)
+    assert max(run.steps) <= 1.5 * BOUND, run.steps[:8]
+    assert max(run.waits, default=0.0) <= 3 * BOUND
 
 
 def test_rows_take_turns_only_where_that_costs_little() -> None:
@@ -353,8 +361,8 @@ def test_a_machine_that_stood_still_changes_no_step_for_long(
         held += seconds if 60 <= step < 60 + pauses else 0.0
         scheduler.commit(plan, result)
     after = 60 + pauses + 3
-    assert max(times[60:]) < (2 if pauses >= 5 else 1.5) * BOUND
-    assert min(sizes[after:]) > 0.5 * sizes[59]
+    assert max(times[60:]) < (1.5 if pauses >= 5 else 1) * BOUND
+    assert min(sizes[after:]) > 0.6 * sizes[59]
     if pauses == 1:
         assert min(sizes[60:]) > 0.7 * sizes[59]
 
