@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import inspect
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from enum import Enum, StrEnum
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-import typer
+import click
 
-from rootlace.runtime.config import Setting, settings
+from rootlace.runtime.config import RuntimeConfig, Setting, settings
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 if TYPE_CHECKING:
     from rootlace.runtime.model.checkpoint.config import ModelConfig
     from rootlace.runtime.model.checkpoint.source import ModelSource
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PATH = click.Path(path_type=Path)
+POSITIVE = click.IntRange(1)
+
+
+def options(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+class Group(click.Group):
+    """Commands in the order of their definition, each with the whole first sentence of its help."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+            )
+
 
 # Failure ------------------------------------------------------------------------------------------
 #
@@ -34,23 +57,19 @@ INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
 
 _RUNTIME_MODULES = (
-    *(
-        "aiohttp",
-        "huggingface_hub",
-        "interegular",
-        "jsonschema",
-        "jsonschema_rs",
-        "llguidance",
-        "numpy",
-    ),
-    *("outlines_core", "tokenizers", "torch", "yaml"),
+    *("aiohttp", "huggingface_hub", "interegular", "jsonschema", "jsonschema_rs", "llguidance"),
+    *("numpy", "outlines_core", "tokenizers", "torch", "yaml"),
 )
 
 
+def tell(message: str) -> None:
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(message, err=True)
+
+
 def fail(message: str) -> NoReturn:
-    typer.secho("error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-    typer.echo(message, err=True)
-    raise typer.Exit(1)
+    tell(message)
+    raise click.exceptions.Exit(1)
 
 
 def check_runtime() -> None:
@@ -73,14 +92,18 @@ def _is_there(name: str) -> bool:
 # Server -------------------------------------------------------------------------------------------
 
 
-Url = Annotated[str, typer.Option(help="The running server.")]
-ApiKey = Annotated[str, typer.Option(help="The server's key.", envvar="ROOTLACE_API_KEY")]
-
-URL = "http://127.0.0.1:30000"
 _TIMEOUT = 60.0
 
 
-def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
+server_options = options(
+    click.option("--url", default="http://127.0.0.1:30000", help="The running server."),
+    click.option(
+        "--api-key", envvar="ROOTLACE_API_KEY", show_envvar=True, help="The server's key."
+    ),
+)
+
+
+def ask(url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
     """The server's answer; ends the command where there is none, or an error."""
     try:
         return answer_of(url, path, api_key, body)
@@ -88,8 +111,11 @@ def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -
         fail(str(error))
 
 
-def answer_of(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
+def answer_of(url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
     """As `ask`, but raises ServerUnavailable where the server may answer later."""
+    import urllib.error
+    import urllib.request
+
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url.rstrip("/") + path, data=data)
     request.add_header("Content-Type", "application/json")
@@ -178,18 +204,18 @@ def served_model(
 # Backend ------------------------------------------------------------------------------------------
 
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
-]
-UrlOption = Annotated[
-    str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")
-]
-KeyOption = Annotated[str, typer.Option(help="The running server's key.")]
+backend_options = options(
+    click.option(
+        "--model", show_default="demo model", help="Model folder to start a runtime with."
+    ),
+    click.option("--url", help="Use a running server: http://, tcp:// or ipc://."),
+    click.option("--api-key", help="The running server's key."),
+)
+"""The arguments of `connected`."""
 
 
 @contextmanager
-def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]:
+def connected(model: str | None, url: str | None, api_key: str | None) -> Iterator[Any]:
     """The backend at `url`, or a runtime started with `model` (default: the demo model).
 
     It is closed at the end of the block. Ends the command where there is none.
@@ -225,11 +251,11 @@ MODELS = "models"
 """In the file, several models by name; `model` is one. In the context, what stands there."""
 
 
-def read_options(context: typer.Context, path: Path | None) -> Path | None:
+def read_options(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     """Make the file's options the defaults of the command. Its keys are the names of options, with
     or without the two dashes before."""
     if path is None:
-        return None
+        return
     given = _read_file(path)
     models = given.pop(MODELS, None)
     if models is not None:
@@ -253,9 +279,8 @@ def read_options(context: typer.Context, path: Path | None) -> Path | None:
             if known[name].multiple and isinstance(value, dict):
                 value = [f"{key}={one}" for key, one in value.items()]
             one_of_many = known[name].multiple and not isinstance(value, list)
-            defaults[str(known[name].name)] = [value] if one_of_many else value
+            defaults[known[name].name] = [value] if one_of_many else value
     context.default_map = {**(context.default_map or {}), **defaults}
-    return path
 
 
 def _read_file(path: Path) -> dict[Any, Any]:
@@ -274,33 +299,32 @@ def _read_file(path: Path) -> dict[Any, Any]:
 # Options ------------------------------------------------------------------------------------------
 
 
-Command = TypeVar("Command", bound=Callable[..., None])
-
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
-def with_options(config: type, defaults: Mapping[str, Any]) -> Callable[[Command], Command]:
-    """Give a command that takes `**options` the options of `config`, before its keyword-only ones.
+def with_options(config: type, **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command that takes `**options` the options of `config`.
 
     `defaults`: where the command's differ from the configuration's.
     """
+    found = [each for each in settings(config) if each.option.help]
+    return options(*[_option(each, defaults.get(each.keyword, each.default)) for each in found])
 
-    def decorate(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        own = list(signature.parameters.values())
-        made = [_parameter(each, defaults) for each in settings(config) if each.option.help]
-        signature = signature.replace(
-            parameters=[
-                *[each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD],
-                *made,
-                *[each for each in own if each.kind is each.KEYWORD_ONLY],
-            ]
-        )
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        return command
 
-    return decorate
+class Sections(click.Command):
+    """Shows the options of each part of the configuration under a heading of their own."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        parts = {one.keyword: one.path[-2].capitalize() for one in settings(RuntimeConfig)}
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and record is not None:
+                sections.setdefault(parts.get(parameter.name, "Options"), []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
 
 def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,49 +348,39 @@ def _turns_off(setting: Setting) -> bool:
     return setting.option.flag.startswith("--no-")
 
 
-def _parameter(setting: Setting, defaults: Mapping[str, Any]) -> inspect.Parameter:
+def _option(setting: Setting, default: Any) -> Callable[[Any], Any]:
     option = setting.option
-    default = defaults.get(setting.keyword, setting.default)
-    kind, limits = _kind(setting)
-    if _turns_off(setting):
-        default = False
-    elif isinstance(default, tuple):
-        default = list(default)
-    elif default is not None and issubclass(kind, Enum):
-        default = kind(default)
-    info = typer.Option(
+    kind = _kind(setting)
+    return click.option(
         option.flag or f"--{setting.keyword.replace('_', '-')}",
+        setting.keyword,
+        type=kind,
+        default=False if _turns_off(setting) else default,
+        is_flag=kind is bool,
+        multiple=isinstance(default, tuple),
+        show_default=option.shown or default != "",
         help=option.help,
-        show_default=option.shown or True,
-        rich_help_panel=setting.path[-2].capitalize() if setting.path[1:] else None,
-        **limits,
-    )
-    annotation: Any = Annotated[kind if default is not None else kind | None, info]
-    return inspect.Parameter(
-        setting.keyword, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def _kind(setting: Setting) -> tuple[Any, dict[str, Any]]:
-    """The type that the command line reads, and its limits."""
-    kind, limits = setting.type, {}
+def _kind(setting: Setting) -> Any:
+    """The type that the command line reads."""
+    kind = setting.type
     if NoneType in get_args(kind):
         kind = next(one for one in get_args(kind) if one is not NoneType)
-    if get_origin(kind) is Annotated:
-        kind, meta = get_args(kind)
-        limits = {"min": meta.ge, "max": meta.le}
-    if setting.option.size:
-        return str, {}
-    if get_origin(kind) is tuple:
-        return list[str], {}
+    if setting.option.size or get_origin(kind) is tuple:
+        return str
     if get_origin(kind) is Literal:
-        return StrEnum(setting.keyword, {name: name for name in get_args(kind)}), {}
-    return kind, limits
+        return click.Choice(get_args(kind))
+    if get_origin(kind) is not Annotated:
+        return kind
+    kind, meta = get_args(kind)
+    if meta.ge is meta.le is None:
+        return kind
+    return {int: click.IntRange, float: click.FloatRange}[kind](meta.ge, meta.le)
 
 
 def _value(setting: Setting, given: Any) -> Any:
     if setting.option.size:
         return parse_size(given)
-    if isinstance(given, Enum):
-        return given.value
     return not given if _turns_off(setting) else given

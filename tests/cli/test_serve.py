@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import rootlace as rl
 from rootlace.cli import main
@@ -265,7 +265,7 @@ def test_what_is_wrong_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, status, said in (
-        ("serve --prot 1", 2, "error: No such option"),  # typer and click quote it in their ways
+        ("serve --prot 1", 2, "error: No such option '--prot'. (Did you mean one of: '--"),
         ("serve --port 70000", 2, "error: Invalid value for '--port'"),
         ("bench --load x", 2, "error: Invalid value for '--load': 'x' is not one of 'chat', "),
         ("sevre", 2, "error: No such command 'sevre'"),
@@ -277,7 +277,6 @@ def test_what_is_wrong_is_told_in_one_line(
         assert (ended.value.code or 0) == status
         told = capsys.readouterr().err
         assert told.startswith(said) and told.count("\n") == bool(said)
-        assert "--prot" in told or "--prot" not in arguments
 
 
 def test_sampling_of_one_of_several_models(
@@ -328,10 +327,9 @@ def test_several_models_have_names(tiny_model: Path, monkeypatch: pytest.MonkeyP
 
 def test_help_groups_options_by_their_part_of_the_configuration() -> None:
     output = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "100"}).output
-    panels = [output.index(f"─ {name} ─") for name in ("Gateway", "Cache", "Scheduler", "Logs")]
+    panels = [output.index(f"\n{name}:\n") for name in ("Gateway", "Cache", "Scheduler", "Logs")]
     assert panels == sorted(panels)
     assert panels[0] < output.index("--drain-seconds") < panels[1] < output.index("--eviction")
-    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
 
 
 def test_a_taken_port(tiny_model: Path) -> None:
