@@ -13,6 +13,7 @@ from rootlace.cli.simulate import simulate
 
 
 @click.group(
+    "rootlace",
     cls=Group,
     commands=[serve, run, chat, simulate, doctor, top, bench, evaluate, cache, keys, models],
     context_settings={

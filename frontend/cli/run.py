@@ -471,8 +471,8 @@ def evaluate(
                 backend = stack.enter_context(connected(**backend_at))
                 judge = backend
                 if judge_url is not None:
-                    judge_at = {**backend_at, "model": None, "url": judge_url}
-                    judge = stack.enter_context(connected(**judge_at))
+                    key = backend_at["api_key"]
+                    judge = stack.enter_context(connected(None, judge_url, key))
                 ended += [_run_task(task, backend, judge, output, concurrency) for task in asked]
         _report(ended, other, compare)
     except RootlaceError as error:

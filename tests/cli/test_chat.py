@@ -85,6 +85,19 @@ def test_help_names_every_command() -> None:
     assert CliRunner().invoke(app, []).exit_code == 2
 
 
+def test_a_shell_completes_commands_and_options() -> None:
+    for words, place, completed in (
+        ("rootlace ser", 1, "serve"),
+        ("rootlace serve --ev", 2, "--eviction"),
+    ):
+        asked = {
+            "_ROOTLACE_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(place),
+        }
+        assert CliRunner().invoke(app, env=asked).output == f"plain,{completed}\n"
+
+
 def test_help_tells_defaults_that_are_no_values() -> None:
     wide = {"COLUMNS": "200"}
     for command, defaults in {

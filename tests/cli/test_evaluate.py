@@ -23,7 +23,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     held: list[Any] = [Scripted(default=rightly)]
 
     @contextmanager
-    def connected(*_: object) -> Iterator[Any]:
+    def connected(*_: object, **__: object) -> Iterator[Any]:
         yield held[0]
 
     monkeypatch.setattr(command, "connected", connected)
