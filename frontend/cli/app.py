@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rootlace.cli.common import Group
 from rootlace.cli.doctor import doctor, models
+from rootlace.cli.options import Group
 from rootlace.cli.run import chat, evaluate, run
 from rootlace.cli.running import bench, cache, top
 from rootlace.cli.serve import keys, serve

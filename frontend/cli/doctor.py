@@ -20,15 +20,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from rootlace.cli.common import (
-    Group,
-    check_runtime,
-    chosen,
-    described_model,
-    draft_model,
-    fail,
-    with_options,
-)
+from rootlace.cli.common import check_runtime, described_model, draft_model, fail
+from rootlace.cli.options import Group, chosen, with_options
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.wire.errors import RootlaceError
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rootlace.cli.common import INTERRUPTED, PATH, POSITIVE, backend_options, connected, fail
+from rootlace.cli.common import INTERRUPTED, connected, fail
+from rootlace.cli.options import PATH, POSITIVE, FloatRange, backend_options
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -247,10 +248,7 @@ CHAT_HELP = "/stats tokens per turn · /reset start anew · /quit (or Ctrl-D) ·
 @backend_options
 @click.option("--system", help="A system message to begin with.")
 @click.option(
-    "--temperature",
-    type=click.FloatRange(0),
-    show_default="the model's, else 0.7",
-    help="0 is greedy.",
+    "--temperature", type=FloatRange(0), show_default="the model's, else 0.7", help="0 is greedy."
 )
 @click.option("--max-tokens", type=POSITIVE, default=512, help="Longest reply.")
 def chat(system: str | None, temperature: float | None, max_tokens: int, **backend_at: Any) -> None:

@@ -19,16 +19,8 @@ from urllib.parse import quote
 
 import click
 
-from rootlace.cli.common import (
-    PATH,
-    POSITIVE,
-    Group,
-    answer_of,
-    ask,
-    check_runtime,
-    fail,
-    server_options,
-)
+from rootlace.cli.common import answer_of, ask, check_runtime, fail
+from rootlace.cli.options import PATH, POSITIVE, FloatRange, Group, server_options
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
@@ -191,9 +183,7 @@ class Sample:
 @click.command()
 @server_options
 @click.option("--model", help="Of several models, this one; else the first.")
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=1.0, help="Seconds between two looks."
-)
+@click.option("--interval", type=FloatRange(0.1), default=1.0, help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 def top(url: str, api_key: str | None, model: str | None, interval: float, once: bool) -> None:
     """Watch a running server: tokens, hit rate, times, queue, blocks, and what the lint found.
@@ -378,14 +368,9 @@ def _of_replica(counters: dict[str, Any]) -> str:
 @click.option("--requests", type=POSITIVE, default=100, help="How many requests.")
 @click.option("--concurrency", type=POSITIVE, default=16, help="At most so many at a time.")
 @click.option(
-    "--rate",
-    type=click.FloatRange(0),
-    default=0.0,
-    help="Requests a second (Poisson); 0: as others end.",
+    "--rate", type=FloatRange(0), default=0.0, help="Requests a second (Poisson); 0: as others end."
 )
-@click.option(
-    "--speed", type=click.FloatRange(0.001), default=1.0, help="How fast a trace is played."
-)
+@click.option("--speed", type=FloatRange(0.001), default=1.0, help="How fast a trace is played.")
 @click.option("--input", "input_tokens", type=POSITIVE, default=256, help="Tokens of a prompt.")
 @click.option("--output", "output_tokens", type=POSITIVE, default=64, help="Of an answer.")
 @click.option("--prefix", type=click.IntRange(0), default=1024, help="Tokens of a shared prefix.")

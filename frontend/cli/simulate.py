@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from rootlace.cli.common import PATH, POSITIVE, fail
+from rootlace.cli.common import fail
+from rootlace.cli.options import PATH, POSITIVE, FloatRange
 
 if TYPE_CHECKING:
     from rootlace.runtime.simulation.study import Study
@@ -207,10 +208,7 @@ _PICTURES = (".svg", ".png", ".pdf")
     help="Sizes of the KV cache in tokens, as 500k,1M,4M.",
 )
 @click.option(
-    "--rate",
-    type=click.FloatRange(1e-6),
-    default=1.0,
-    help="How many times as fast requests arrive.",
+    "--rate", type=FloatRange(1e-6), default=1.0, help="How many times as fast requests arrive."
 )
 @click.option(
     "--repeat",

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 import rootlace as rl
 from rootlace.cli import main
 from rootlace.cli.app import app
-from rootlace.cli.common import parse_size
+from rootlace.cli.options import parse_size
 from rootlace.runtime.config import (
     CacheConfig,
     ConstraintConfig,
@@ -257,8 +257,10 @@ def test_options_of_a_file(
         path.write_text(text)
         assert said in _fails("--config", str(path))
     assert "cannot be read" in _fails("--config", str(tmp_path / "none"))
-    path.write_text("policy: luck")
-    assert CliRunner().invoke(app, ["serve", "--config", str(path)]).exit_code == 2
+    for text in ("policy: luck", "threads: [1]", "port: 1.5", "warm-up: 3", "no-cache: {a: 1}"):
+        path.write_text(text)
+        result = CliRunner().invoke(app, ["serve", "--config", str(path)])
+        assert result.exit_code == 2 and "Invalid value for '--" in result.output
 
 
 def test_what_is_wrong_is_told_in_one_line(
@@ -267,6 +269,7 @@ def test_what_is_wrong_is_told_in_one_line(
     for arguments, status, said in (
         ("serve --prot 1", 2, "error: No such option '--prot'. (Did you mean one of: '--"),
         ("serve --port 70000", 2, "error: Invalid value for '--port'"),
+        ("top --interval nan", 2, "error: Invalid value for '--interval': 'nan' is not a number"),
         ("bench --load x", 2, "error: Invalid value for '--load': 'x' is not one of 'chat', "),
         ("sevre", 2, "error: No such command 'sevre'"),
         ("--version", 0, ""),
