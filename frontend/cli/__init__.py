@@ -11,12 +11,12 @@ from click.exceptions import NoArgsIsHelpError
 def main() -> None:
     """Run the command line. What is wrong with it is told in one line."""
     from rootlace.cli.app import app
-    from rootlace.cli.common import tell
+    from rootlace.cli.common import INTERRUPTED, tell
 
     try:
         sys.exit(app(standalone_mode=False))
     except click.Abort:
-        sys.exit("aborted")
+        sys.exit(INTERRUPTED)
     except NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)

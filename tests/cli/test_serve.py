@@ -282,6 +282,17 @@ def test_what_is_wrong_is_told_in_one_line(
         assert told.startswith(said) and told.count("\n") == bool(said)
 
 
+def test_an_interrupted_command_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rootlace.cli.serve._serve_until_signal", interrupt)
+    monkeypatch.setattr(sys, "argv", ["rootlace", "serve", "--port", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
 def test_sampling_of_one_of_several_models(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
