@@ -65,7 +65,7 @@ NEEDED = {
     "aiohttp": "aiohttp",
     "jinja2": "Jinja2",
     "rich": "rich",
-    "typer": "typer",
+    "click": "click",
     "pytest": "pytest",
     "pytest_timeout": "pytest-timeout",
 }
@@ -76,8 +76,7 @@ BROUGHT = (
     *("msgspec", "pyzmq", "llguidance", "psutil", "interegular", "outlines-core"),
     *("aiohttp", "aiohappyeyeballs", "aiosignal", "frozenlist", "multidict", "propcache", "yarl"),
     *("Jinja2", "MarkupSafe", "idna", "typing-extensions"),
-    *("rich", "markdown-it-py", "mdurl", "Pygments"),
-    *("typer", "click", "shellingham", "annotated-doc"),
+    *("click", "rich", "markdown-it-py", "mdurl", "Pygments"),
     *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy", "packaging"),
     *("jsonschema", "jsonschema-rs", "jsonschema-specifications", "referencing"),
     *("rpds-py", "attrs", "ml_dtypes"),

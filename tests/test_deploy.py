@@ -14,7 +14,6 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-import typer
 import yaml
 
 from rootlace.cli.app import app
@@ -98,7 +97,7 @@ def _unit() -> str:
 
 
 def test_commands_name_options_that_exist() -> None:
-    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    serve = app.commands["serve"]
     for name, arguments in commands().items():
         assert all(isinstance(each, str) for each in arguments), name
         # As the command line reads them: unknown options and wrong values are refused.

@@ -2,7 +2,6 @@
 model are in e2e/test_doc_blocks.py."""
 
 import argparse
-import functools
 import inspect
 import json
 import re
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 import rootlace as rl
@@ -133,14 +131,9 @@ def understood(words: list[str], patch: pytest.MonkeyPatch) -> None:
         assert name in OTHERS, words
 
 
-@functools.cache
-def command_line() -> Any:
-    return typer.main.get_command(app)
-
-
 def ours(words: list[str]) -> None:
     """Have the command line's own parser read them."""
-    command = command_line()
+    command: Any = app
     while hasattr(command, "commands") and not (
         command.invoke_without_command and (not words or words[0].startswith("-"))
     ):

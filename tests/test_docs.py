@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from msgspec.structs import fields
 
 import rootlace as rl
@@ -93,7 +92,7 @@ def options_of(command: Any) -> Iterator[str]:
 @functools.cache
 def known_options() -> set[str]:
     """Those of the command line, and of our benchmarks and scripts."""
-    known = {"--help", *options_of(typer.main.get_command(app)), *OTHERS}
+    known = {"--help", *options_of(app), *OTHERS}
     for folder in (
         "benchmarks",
         "scripts",

@@ -1,24 +1,16 @@
-"""Shared by commands: failing with one line, finding the model, asking a server, their options."""
+"""Shared by commands: failing with one line, finding the model, asking a server."""
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
-import inspect
 import json
-import re
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
-from enum import Enum, StrEnum
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+import click
 
-from rootlace.runtime.config import Setting, settings
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -34,23 +26,19 @@ INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
 
 _RUNTIME_MODULES = (
-    *(
-        "aiohttp",
-        "huggingface_hub",
-        "interegular",
-        "jsonschema",
-        "jsonschema_rs",
-        "llguidance",
-        "numpy",
-    ),
-    *("outlines_core", "tokenizers", "torch", "yaml"),
+    *("aiohttp", "huggingface_hub", "interegular", "jsonschema", "jsonschema_rs", "llguidance"),
+    *("numpy", "outlines_core", "tokenizers", "torch", "yaml"),
 )
 
 
+def tell(message: str) -> None:
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(message, err=True)
+
+
 def fail(message: str) -> NoReturn:
-    typer.secho("error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
-    typer.echo(message, err=True)
-    raise typer.Exit(1)
+    tell(message)
+    raise click.exceptions.Exit(1)
 
 
 def check_runtime() -> None:
@@ -73,14 +61,10 @@ def _is_there(name: str) -> bool:
 # Server -------------------------------------------------------------------------------------------
 
 
-Url = Annotated[str, typer.Option(help="The running server.")]
-ApiKey = Annotated[str, typer.Option(help="The server's key.", envvar="ROOTLACE_API_KEY")]
-
-URL = "http://127.0.0.1:30000"
 _TIMEOUT = 60.0
 
 
-def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
+def ask(url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
     """The server's answer; ends the command where there is none, or an error."""
     try:
         return answer_of(url, path, api_key, body)
@@ -88,8 +72,11 @@ def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -
         fail(str(error))
 
 
-def answer_of(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
+def answer_of(url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
     """As `ask`, but raises ServerUnavailable where the server may answer later."""
+    import urllib.error
+    import urllib.request
+
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url.rstrip("/") + path, data=data)
     request.add_header("Content-Type", "application/json")
@@ -178,18 +165,8 @@ def served_model(
 # Backend ------------------------------------------------------------------------------------------
 
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
-]
-UrlOption = Annotated[
-    str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")
-]
-KeyOption = Annotated[str, typer.Option(help="The running server's key.")]
-
-
 @contextmanager
-def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]:
+def connected(model: str | None, url: str | None, api_key: str | None) -> Iterator[Any]:
     """The backend at `url`, or a runtime started with `model` (default: the demo model).
 
     It is closed at the end of the block. Ends the command where there is none.
@@ -214,159 +191,3 @@ def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]
         fail(str(error))
     with runtime:
         yield runtime
-
-
-# Config file --------------------------------------------------------------------------------------
-#
-# The options of `rootlace serve` from a YAML file; what the command line says counts more.
-
-
-MODELS = "models"
-"""In the file, several models by name; `model` is one. In the context, what stands there."""
-
-
-def read_options(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the file's options the defaults of the command. Its keys are the names of options, with
-    or without the two dashes before."""
-    if path is None:
-        return None
-    given = _read_file(path)
-    models = given.pop(MODELS, None)
-    if models is not None:
-        if not isinstance(models, dict) or not all(isinstance(m, str) for m in models.values()):
-            fail(f"{path}: {MODELS} must name several models, such as {{a: FOLDER, b: FOLDER}}")
-        context.meta[MODELS] = [f"{name}={model}" for name, model in models.items()]
-    known = {
-        option.removeprefix("--"): parameter
-        for parameter in context.command.params
-        for option in (*parameter.opts, *parameter.secondary_opts)
-        if option.startswith("--")
-    }
-    defaults: dict[str, Any] = {}
-    for key, value in given.items():
-        name = str(key).removeprefix("--").replace("_", "-")
-        if name not in known:
-            close = difflib.get_close_matches(name, [*known, MODELS], 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            fail(f"{path}: there is no option {key!r}{hint}")
-        if value is not None:
-            if known[name].multiple and isinstance(value, dict):
-                value = [f"{key}={one}" for key, one in value.items()]
-            one_of_many = known[name].multiple and not isinstance(value, list)
-            defaults[str(known[name].name)] = [value] if one_of_many else value
-    context.default_map = {**(context.default_map or {}), **defaults}
-    return path
-
-
-def _read_file(path: Path) -> dict[Any, Any]:
-    check_runtime()
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        fail(f"{path} cannot be read: {' '.join(str(error).split())}")
-    if not isinstance(found, dict):
-        fail(f"{path} must hold options and their values, such as port: 30000")
-    return found
-
-
-# Options ------------------------------------------------------------------------------------------
-
-
-Command = TypeVar("Command", bound=Callable[..., None])
-
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-
-
-def with_options(config: type, defaults: Mapping[str, Any]) -> Callable[[Command], Command]:
-    """Give a command that takes `**options` the options of `config`, before its keyword-only ones.
-
-    `defaults`: where the command's differ from the configuration's.
-    """
-
-    def decorate(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        own = list(signature.parameters.values())
-        made = [_parameter(each, defaults) for each in settings(config) if each.option.help]
-        signature = signature.replace(
-            parameters=[
-                *[each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD],
-                *made,
-                *[each for each in own if each.kind is each.KEYWORD_ONLY],
-            ]
-        )
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        return command
-
-    return decorate
-
-
-def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """By keyword, the values for `config` that the command was `given`."""
-    return {
-        setting.keyword: _value(setting, given[setting.keyword])
-        for setting in settings(config)
-        if given.get(setting.keyword) is not None
-    }
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as "512M", "4GiB" or "1000000"; ends the command if it is none."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        fail(f"{text!r} is not a size; write it like 512M or 4G")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def _turns_off(setting: Setting) -> bool:
-    return setting.option.flag.startswith("--no-")
-
-
-def _parameter(setting: Setting, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    option = setting.option
-    default = defaults.get(setting.keyword, setting.default)
-    kind, limits = _kind(setting)
-    if _turns_off(setting):
-        default = False
-    elif isinstance(default, tuple):
-        default = list(default)
-    elif default is not None and issubclass(kind, Enum):
-        default = kind(default)
-    info = typer.Option(
-        option.flag or f"--{setting.keyword.replace('_', '-')}",
-        help=option.help,
-        show_default=option.shown or True,
-        rich_help_panel=setting.path[-2].capitalize() if setting.path[1:] else None,
-        **limits,
-    )
-    annotation: Any = Annotated[kind if default is not None else kind | None, info]
-    return inspect.Parameter(
-        setting.keyword, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
-
-
-def _kind(setting: Setting) -> tuple[Any, dict[str, Any]]:
-    """The type that the command line reads, and its limits."""
-    kind, limits = setting.type, {}
-    if NoneType in get_args(kind):
-        kind = next(one for one in get_args(kind) if one is not NoneType)
-    if get_origin(kind) is Annotated:
-        kind, meta = get_args(kind)
-        limits = {"min": meta.ge, "max": meta.le}
-    if setting.option.size:
-        return str, {}
-    if get_origin(kind) is tuple:
-        return list[str], {}
-    if get_origin(kind) is Literal:
-        return StrEnum(setting.keyword, {name: name for name in get_args(kind)}), {}
-    return kind, limits
-
-
-def _value(setting: Setting, given: Any) -> Any:
-    if setting.option.size:
-        return parse_size(given)
-    if isinstance(given, Enum):
-        return given.value
-    return not given if _turns_off(setting) else given

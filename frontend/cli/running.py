@@ -5,24 +5,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
 import time
 import urllib.parse
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import typer
+import click
 
-from rootlace.cli.common import URL, ApiKey, Url, answer_of, ask, check_runtime, fail
+from rootlace.cli.common import answer_of, ask, check_runtime, fail
+from rootlace.cli.options import PATH, POSITIVE, FloatRange, Group, server_options
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
@@ -35,25 +33,27 @@ _MARK = re.compile(r"<[|\w][^<>\s]{2,}>|\[/?[A-Z_]{3,}\]")
 
 _UNWRAPPED = 10_000
 
-cache = typer.Typer(help="Look into a running server's cache.", no_args_is_help=True)
 
-Salt = Annotated[str, typer.Option("--cache-salt", help="Whose part of the cache.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")]
+@click.group(cls=Group)
+def cache() -> None:
+    """Look into a running server's cache."""
+
+
+_salt = click.option("--cache-salt", help="Whose part of the cache.")
+_as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print the server's answer as it is."
+)
 
 
 @cache.command()
+@click.argument(
+    "file", help="A text, or the JSON body of a (chat) completion; - for standard input."
+)
+@server_options
+@_salt
+@_as_json
 def explain(
-    file: Annotated[
-        str,
-        typer.Argument(
-            help="A text, or the JSON body of a (chat) completion; - for standard input."
-        ),
-    ],
-    *,
-    url: Url = URL,
-    api_key: ApiKey = "",
-    cache_salt: Salt = "",
-    as_json: AsJson = False,
+    file: str, url: str, api_key: str | None, cache_salt: str | None, as_json: bool
 ) -> None:
     """Say how far a prompt is cached, and why no further. Nothing is computed."""
     body = _body(_read(file))
@@ -61,11 +61,11 @@ def explain(
     if cache_salt:
         body["cache_salt"] = cache_salt
     report = ask(url, "/cache/explain", api_key, body)
-    typer.echo(json.dumps(report, indent=1, ensure_ascii=False) if as_json else report["says"])
+    click.echo(json.dumps(report, indent=1, ensure_ascii=False) if as_json else report["says"])
     if plain and report["reason"] != "whole":
         template = ask(url, "/tokenizer_info", api_key).get("chat_template")
         if template is not None and not _is_rendered(body["prompt"], template):
-            typer.echo(
+            click.echo(
                 "The file was explained as it stands, but this model has a chat template, which "
                 'chats are written by: for a chat, give its JSON body ({"messages": [...]}).',
                 err=True,
@@ -73,19 +73,16 @@ def explain(
 
 
 @cache.command()
-def tree(
-    *,
-    url: Url = URL,
-    api_key: ApiKey = "",
-    cache_salt: Salt = "",
-    limit: Annotated[int, typer.Option(min=1, max=2000, help="Nodes to show.")] = 50,
-    as_json: AsJson = False,
-) -> None:
+@server_options
+@_salt
+@click.option("--limit", type=click.IntRange(1, 2000), default=50, help="Nodes to show.")
+@_as_json
+def tree(url: str, api_key: str | None, cache_salt: str | None, limit: int, as_json: bool) -> None:
     """Draw what the cache holds, what was used last first."""
-    query = urllib.parse.urlencode({"namespace": cache_salt, "limit": limit})
+    query = urllib.parse.urlencode({"namespace": cache_salt or "", "limit": limit})
     page = ask(url, f"/cache/tree?{query}", api_key)
     if as_json:
-        typer.echo(json.dumps(page, indent=1, ensure_ascii=False))
+        click.echo(json.dumps(page, indent=1, ensure_ascii=False))
         return
     from rich.console import Console
 
@@ -95,25 +92,27 @@ def tree(
 
 
 @cache.command()
-def lint(
-    *, url: Url = URL, api_key: ApiKey = "", cache_salt: Salt = "", as_json: AsJson = False
-) -> None:
+@server_options
+@_salt
+@_as_json
+def lint(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -> None:
     """List what keeps prompts from sharing more of the cache, what cost most first."""
-    query = urllib.parse.urlencode({"namespace": cache_salt})
+    query = urllib.parse.urlencode({"namespace": cache_salt or ""})
     findings = ask(url, f"/cache/lint?{query}", api_key)["findings"]
     if as_json:
-        typer.echo(json.dumps(findings, indent=1, ensure_ascii=False))
+        click.echo(json.dumps(findings, indent=1, ensure_ascii=False))
     elif not findings:
-        typer.echo("Nothing was noticed.")
+        click.echo("Nothing was noticed.")
     for finding in [] if as_json else findings:
-        typer.echo(f"{finding['tokens_lost']:>10,} tokens  {finding['says']}")
+        click.echo(f"{finding['tokens_lost']:>10,} tokens  {finding['says']}")
 
 
 @cache.command()
-def flush(*, url: Url = URL, api_key: ApiKey = "") -> None:
+@server_options
+def flush(url: str, api_key: str | None) -> None:
     """Forget every cached prefix that no running request uses."""
     ask(url, "/flush_cache", api_key, {})
-    typer.echo("The cache is empty, but for what running requests use.")
+    click.echo("The cache is empty, but for what running requests use.")
 
 
 def _read(file: str) -> str:
@@ -181,14 +180,12 @@ class Sample:
     findings: list[dict[str, Any]]
 
 
-def top(
-    *,
-    url: Url = URL,
-    api_key: ApiKey = "",
-    model: Annotated[str, typer.Option(help="Of several models, this one; else the first.")] = "",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-) -> None:
+@click.command()
+@server_options
+@click.option("--model", help="Of several models, this one; else the first.")
+@click.option("--interval", type=FloatRange(0.1), default=1.0, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+def top(url: str, api_key: str | None, model: str | None, interval: float, once: bool) -> None:
     """Watch a running server: tokens, hit rate, times, queue, blocks, and what the lint found.
 
     Rates are those since the last look; the first ones are of the time between the first two. Where
@@ -234,7 +231,7 @@ def top(
         return
 
 
-def _look(url: str, api_key: str, model: str) -> Sample:
+def _look(url: str, api_key: str | None, model: str | None) -> Sample:
     """Raises ServerUnavailable where there is nothing to see at present."""
     query = f"?model={quote(model)}" if model else ""
     info = answer_of(url, f"/get_server_info{query}", api_key)
@@ -353,63 +350,64 @@ def _of_replica(counters: dict[str, Any]) -> str:
 # `bench_load` makes the requests, sends and times them, sums them up and draws.
 
 
-class LoadName(StrEnum):
-    """Kinds of loads."""
-
-    chat = "chat"
-    shared = "shared"
-    random = "random"
-
-
+@click.command()
+@server_options
+@click.option("--model", show_default="the first it has", help="Its model.")
+@click.option(
+    "--load",
+    type=click.Choice(["chat", "shared", "random"]),
+    default="chat",
+    help="chat: lengths as in conversations; shared: groups with a common prefix; random: nothing "
+    "in common.",
+)
+@click.option(
+    "--trace",
+    type=PATH,
+    help="JSON lines with timestamp, input_length, output_length and hash_ids.",
+)
+@click.option("--requests", type=POSITIVE, default=100, help="How many requests.")
+@click.option("--concurrency", type=POSITIVE, default=16, help="At most so many at a time.")
+@click.option(
+    "--rate", type=FloatRange(0), default=0.0, help="Requests a second (Poisson); 0: as others end."
+)
+@click.option("--speed", type=FloatRange(0.001), default=1.0, help="How fast a trace is played.")
+@click.option("--input", "input_tokens", type=POSITIVE, default=256, help="Tokens of a prompt.")
+@click.option("--output", "output_tokens", type=POSITIVE, default=64, help="Of an answer.")
+@click.option("--prefix", type=click.IntRange(0), default=1024, help="Tokens of a shared prefix.")
+@click.option("--groups", type=POSITIVE, default=4, help="Prefixes of the shared load.")
+@click.option("--seed", type=int, default=0, help="Of lengths, texts and arrivals.")
+@click.option("--json", "json_file", type=PATH, help="Write figures and all requests there.")
+@click.option("--html", "html_file", type=PATH, help="Write a page with plots there.")
 def bench(
-    *,
-    url: Annotated[str, typer.Option(help="The running server.")] = "http://127.0.0.1:30000",
-    api_key: Annotated[str, typer.Option(help="The server's key.", envvar="ROOTLACE_API_KEY")] = "",
-    model: Annotated[str, typer.Option(help="Its model.", show_default="the first it has")] = "",
-    load: Annotated[
-        LoadName,
-        typer.Option(
-            help="chat: lengths as in conversations; shared: groups with a common prefix; random: "
-            "nothing in common."
-        ),
-    ] = LoadName.chat,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="JSON lines with timestamp, input_length, output_length and hash_ids."),
-    ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 100,
-    concurrency: Annotated[int, typer.Option(min=1, help="At most so many at a time.")] = 16,
-    rate: Annotated[
-        float,
-        typer.Option(min=0.0, help="Requests a second (Poisson); 0: as others end."),
-    ] = 0.0,
-    speed: Annotated[float, typer.Option(min=0.001, help="How fast a trace is played.")] = 1.0,
-    input_tokens: Annotated[int, typer.Option("--input", min=1, help="Tokens of a prompt.")] = 256,
-    output_tokens: Annotated[int, typer.Option("--output", min=1, help="Of an answer.")] = 64,
-    prefix: Annotated[int, typer.Option(min=0, help="Tokens of a shared prefix.")] = 1024,
-    groups: Annotated[int, typer.Option(min=1, help="Prefixes of the shared load.")] = 4,
-    seed: Annotated[int, typer.Option(help="Of lengths, texts and arrivals.")] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write figures and all requests there.")
-    ] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with plots there.")
-    ] = None,
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    load: str,
+    trace: Path | None,
+    concurrency: int,
+    rate: float,
+    speed: float,
+    json_file: Path | None,
+    html_file: Path | None,
+    **sizes: Any,
 ) -> None:
     """Put load on a running server: first token, time between tokens, throughput, hit rate."""
     check_runtime()
+    import asyncio
+    from importlib import metadata
+
     from rootlace.cli import bench_load
     from rootlace.runtime.simulation.trace import BadTrace
 
-    server = bench_load.Server(url.rstrip("/"), api_key, model)
+    server = bench_load.Server(url.rstrip("/"), api_key or "", model or "")
     try:
         model, words = asyncio.run(bench_load.look(server))
-        server = bench_load.Server(server.url, api_key, model)
-        shape = bench_load.Shape(requests, input_tokens, output_tokens, prefix, groups, words, seed)
+        server = replace(server, model=model)
+        shape = bench_load.Shape(words=words, **sizes)
         if trace is not None:
             asks = bench_load.of_trace(trace, shape, speed)
         else:
-            asks = bench_load.arriving(bench_load.LOADS[load.value](shape), rate, seed)
+            asks = bench_load.arriving(bench_load.LOADS[load](shape), rate, shape.seed)
     except (bench_load.Unusable, BadTrace) as error:
         fail(str(error))
     except OSError as error:
@@ -418,12 +416,12 @@ def bench(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "url": server.url,
         "model": model,
-        "load": load.value if trace is None else str(trace),
+        "load": load if trace is None else str(trace),
         "requests": len(asks),
         "concurrency": concurrency,
-        "input": input_tokens,
-        "output": output_tokens,
-        "seed": seed,
+        "input": shape.input_tokens,
+        "output": shape.output_tokens,
+        "seed": shape.seed,
         "rootlace": metadata.version("rootlace"),
     }
     if trace is not None:  # which says when requests come, and how long they are
@@ -431,8 +429,8 @@ def bench(
         del asked["input"], asked["output"]
     else:
         asked["rate"] = rate
-    if trace is None and load is LoadName.shared:
-        asked |= {"prefix": prefix, "groups": groups}
+    if trace is None and load == "shared":
+        asked |= {"prefix": shape.prefix, "groups": shape.groups}
     found = bench_load.Figures.of(_sent(server, asks, concurrency), asked)
     _print_figures(found)
     if json_file is not None:
@@ -444,6 +442,8 @@ def bench(
 
 
 def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore[type-arg]
+    import asyncio
+
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from rootlace.cli.bench_load import send_all

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
-import typer
 
-from rootlace.cli.common import (
-    MODELS,
-    check_runtime,
-    chosen,
-    draft_model,
-    fail,
-    read_options,
-    served_model,
-    with_options,
-)
+from rootlace.cli.common import check_runtime, draft_model, fail, served_model
+from rootlace.cli.options import MODELS, PATH, Group, Sections, chosen, read_options, with_options
 from rootlace.runtime.config import RuntimeConfig, runtime_config
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 
@@ -38,33 +27,28 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
 
 
-@with_options(RuntimeConfig, defaults={"http_port": 30000})
+@click.command(cls=Sections)
+@click.argument(
+    "model",
+    nargs=-1,
+    help="Folder of the model, GGUF file, name that `rootlace models` lists, or name on the "
+    "Hugging Face hub; of several models, NAME=MODEL each.  [default: (demo model)]",
+)
+@click.option("--model", "model_option", help="The same, as an option.")
+@click.option(
+    "--config",
+    type=PATH,
+    callback=read_options,
+    expose_value=False,
+    is_eager=True,
+    help="YAML file of options by their names, and of the model or models.",
+)
+@click.option(
+    "--api-key-file", type=PATH, help="Read the key from a file: arguments are seen by `ps`."
+)
+@with_options(RuntimeConfig, http_port=30000)
 def serve(
-    context: typer.Context,
-    model: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Folder of the model, GGUF file, name that `rootlace models` lists, or name on "
-            "the Hugging Face hub; of several models, NAME=MODEL each.",
-            show_default="demo model",
-        ),
-    ] = None,
-    model_option: Annotated[
-        str | None, typer.Option("--model", help="The same, as an option.")
-    ] = None,
-    *,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            callback=read_options,
-            is_eager=True,
-            help="YAML file of options by their names, and of the model or models.",
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="Read the key from a file: arguments are seen by `ps`.")
-    ] = None,
-    **options: Any,
+    model: tuple[str, ...], model_option: str | None, api_key_file: Path | None, **options: Any
 ) -> None:
     """Serve a model to programs and to HTTP clients (OpenAI's, Anthropic's, Ollama's and
     sglang's interfaces).
@@ -75,11 +59,12 @@ def serve(
     Prints its addresses when it is ready to answer, and stops on SIGINT. On SIGTERM it
     takes no new work and lets what is running end; a second one stops it at once.
     """
+    context = click.get_current_context()
     source = context.get_parameter_source("model_option")
-    if model and source is not None and source.name == "COMMANDLINE":
+    if model and source is click.core.ParameterSource.COMMANDLINE:
         fail("the model is given twice")
     if not model and model_option is None:
-        model = context.meta.get(MODELS)
+        model = context.meta.get(MODELS, ())
     settings = chosen(RuntimeConfig, options)
     if "num_blocks" in settings and "kv_memory_bytes" in settings:
         fail("give --kv-blocks or --kv-memory, not both")
@@ -107,10 +92,10 @@ def serve(
         configs.append(_config(given, program_address, own, keys, sources))
     first = configs[0].gateway
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
-        typer.echo(f"warning: listening on {host} without an API key", err=True)
+        click.echo(f"warning: listening on {host} without an API key", err=True)
     if found is not None and found["host"].strip("[]") not in _LOOPBACK and not first.program_key:
         said = "warning: programs' connections are not encrypted: see --program-key"
-        typer.echo(said, err=True)
+        click.echo(said, err=True)
     _serve_until_signal(configs, sources)
 
 
@@ -196,15 +181,17 @@ def _check_port(host: str, port: int, option: str) -> None:
 
 def _serve_until_signal(models: Sequence[RuntimeConfig], sources: list[ModelSource]) -> None:
     """`sources` are kept until the server has read them, so that no file is read twice."""
+    import asyncio
+    from importlib import metadata
 
     def announce(listening: Listening) -> None:
         sources.clear()
         gateways = [model.gateway for model in models]
         names = [repr(one.served_name or Path(one.model).name) for one in gateways]
         version = metadata.version("rootlace")
-        typer.echo(f"rootlace {version} serves {', '.join(names)} (Ctrl-C stops it)")
-        typer.echo(f"  HTTP      {listening.http_address}")
-        typer.echo(f"  programs  {listening.program_address}")
+        click.echo(f"rootlace {version} serves {', '.join(names)} (Ctrl-C stops it)")
+        click.echo(f"  HTTP      {listening.http_address}")
+        click.echo(f"  programs  {listening.program_address}")
 
     try:
         asyncio.run(_run(models, announce))
@@ -214,6 +201,8 @@ def _serve_until_signal(models: Sequence[RuntimeConfig], sources: list[ModelSour
 
 async def _run(models: Sequence[RuntimeConfig], ready: Callable[[Listening], None]) -> None:
     """Serve until a signal."""
+    import asyncio
+
     from rootlace.runtime.server.app import serve_until
 
     loop = asyncio.get_running_loop()
@@ -232,40 +221,40 @@ async def _run(models: Sequence[RuntimeConfig], ready: Callable[[Listening], Non
     await serve_until(models, ready, stop, drain)
 
 
-keys = typer.Typer(
-    help="API keys of a server (`rootlace serve --keys FILE`), which follows changes at once.",
-    no_args_is_help=True,
+@click.group(cls=Group)
+def keys() -> None:
+    """API keys of a server (`rootlace serve --keys FILE`), which follows changes at once."""
+
+
+_name = click.argument("name", help="The key's name, in logs and metrics.")
+
+
+_file = click.option(
+    "--keys",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="keys.json",
+    envvar="ROOTLACE_KEYS",
+    show_envvar=True,
+    help="The file of keys.",
 )
-
-Name = Annotated[str, typer.Argument(help="The key's name, in logs and metrics.")]
-File = Annotated[
-    Path, typer.Option("--keys", help="The file of keys.", envvar="ROOTLACE_KEYS", dir_okay=False)
-]
-Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
-Bound = Annotated[int | None, typer.Option(show_default="no bound")]
-
-_FILE = Path("keys.json")
-
-
-class Namespace(StrEnum):
-    own = "own"
-    shared = "shared"
 
 
 @keys.command()
-def add(
-    name: Name,
-    *,
-    file: File = _FILE,
-    requests_per_minute: Limit = None,
-    tokens_per_minute: Limit = None,
-    namespace: Annotated[
-        Namespace, typer.Option(help="Whether its cached prefixes are its own.")
-    ] = Namespace.own,
-    max_priority: Bound = None,
-    max_pins: Bound = None,
-    max_batches: Bound = None,
-) -> None:
+@_name
+@_file
+@click.option("--requests-per-minute", type=click.IntRange(1), show_default="no limit")
+@click.option("--tokens-per-minute", type=click.IntRange(1), show_default="no limit")
+@click.option(
+    "--namespace",
+    type=click.Choice(["own", "shared"]),
+    default="own",
+    help="Whether its cached prefixes are its own.",
+)
+@click.option("--max-priority", type=int, show_default="no bound")
+@click.option("--max-pins", type=int, show_default="no bound")
+@click.option("--max-batches", type=int, show_default="no bound")
+def add(name: str, file: Path, **quotas: Any) -> None:
     """Make a key and print it: only now, for the file does not hold it."""
     check_runtime()
     from rootlace.runtime.server.auth import new_key, read_keys, write_keys
@@ -274,23 +263,16 @@ def add(
         known = read_keys(str(file)) if file.exists() else ()
         if any(entry.name == name for entry in known):
             fail(f"{file} has a key named {name!r} already")
-        key, entry = new_key(
-            name,
-            requests_per_minute,
-            tokens_per_minute,
-            namespace.value,
-            max_priority=max_priority,
-            max_pins=max_pins,
-            max_batches=max_batches,
-        )
+        key, entry = new_key(name, **quotas)
         write_keys(str(file), (*known, entry))
     except (InvalidRequest, OSError) as error:
         fail(str(error))
-    typer.echo(key)
+    click.echo(key)
 
 
 @keys.command("list")
-def list_(*, file: File = _FILE) -> None:
+@_file
+def list_(file: Path) -> None:
     """Names, quotas and namespaces of the keys."""
     check_runtime()
     from rootlace.runtime.server.auth import read_keys
@@ -308,11 +290,13 @@ def list_(*, file: File = _FILE) -> None:
             (entry.max_batches, "batches"),
         )
         shown = [f"{limit} {unit}" for limit, unit in quotas if limit is not None]
-        typer.echo(f"{entry.name}  {', '.join(shown) or 'no quota'}  namespace {entry.namespace}")
+        click.echo(f"{entry.name}  {', '.join(shown) or 'no quota'}  namespace {entry.namespace}")
 
 
 @keys.command()
-def remove(name: Name, *, file: File = _FILE) -> None:
+@_name
+@_file
+def remove(name: str, file: Path) -> None:
     """Remove a key: from now on it is refused."""
     check_runtime()
     from rootlace.runtime.server.auth import read_keys, write_keys

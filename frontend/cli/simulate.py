@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
+import click
 
 from rootlace.cli.common import fail
+from rootlace.cli.options import PATH, POSITIVE, FloatRange
 
 if TYPE_CHECKING:
     from rootlace.runtime.simulation.study import Study
@@ -186,103 +187,116 @@ def _of_apart(report: Any) -> tuple[str, ...]:
 _PICTURES = (".svg", ".png", ".pdf")
 
 
+@click.command()
+@click.argument(
+    "trace",
+    type=PATH,
+    help="Mooncake's JSON lines or Azure's CSV, or recorded texts, plain or gzipped.",
+)
+@click.option(
+    "--policy",
+    metavar="NAME,...",
+    multiple=True,
+    show_default="lpm,fcfs",
+    help="lpm, fcfs, dfs, lpm-no-aging, dfs-no-aging, POLICY:MAX_OVERTAKEN[:MAX_DELAY], or all of "
+    "those with a name; POLICY+EVICTION for another eviction. May be repeated.",
+)
+@click.option(
+    "--cache-tokens",
+    metavar="N,...",
+    show_default="six, doubling, from twice the longest request",
+    help="Sizes of the KV cache in tokens, as 500k,1M,4M.",
+)
+@click.option(
+    "--rate", type=FloatRange(1e-6), default=1.0, help="How many times as fast requests arrive."
+)
+@click.option(
+    "--repeat",
+    type=POSITIVE,
+    default=1,
+    help="Play the trace this many times, each copy with own prompts.",
+)
+@click.option(
+    "--requests", type=POSITIVE, help="Play this many requests: part of the trace, or copies of it."
+)
+@click.option(
+    "--granularity",
+    type=POSITIVE,
+    default=16,
+    help="Tokens that one simulated token stands for; 1 is exact.",
+)
+@click.option(
+    "--cost",
+    metavar="NAME|FILE",
+    show_default="h200_8b_roofline",
+    help="Cost model: the name of one that is included, or a JSON file.",
+)
+@click.option("--max-running", type=POSITIVE, default=256, help="Rows of a step.")
+@click.option(
+    "--replicas", type=POSITIVE, default=1, help="Engines, each with such a cache, behind a router."
+)
+@click.option(
+    "--router",
+    metavar="NAME,...",
+    multiple=True,
+    show_default="all",
+    help="With --replicas: exact, exact:1, ray-prefix, ray-prefix:10, power-of-two, sessions, "
+    "turns or all. May be repeated.",
+)
+@click.option(
+    "--disaggregate",
+    metavar="M,...",
+    help="With --replicas: so many of them compute prompts alone and hand the KV over; beside the "
+    "same number that do both.",
+)
+@click.option(
+    "--disaggregate-from",
+    type=click.IntRange(0),
+    default=512,
+    help="Prompt tokens, not cached, that are computed apart.",
+)
+@click.option(
+    "--link",
+    metavar="GB/S[:MS]",
+    default="50:1",
+    help="What KV travels over: bandwidth and latency.",
+)
+@click.option(
+    "--token-bytes",
+    type=POSITIVE,
+    default=131072,
+    help="KV of a token; the default is that of the 8B model.",
+)
+@click.option(
+    "--host", metavar="N:GB/S", help="Tokens in main memory below each cache, and its speed."
+)
+@click.option("--disk", metavar="N:GB/S", help="Tokens on a disk below each cache, and its speed.")
+@click.option(
+    "--json", "json_file", type=PATH, metavar="FILE", help="Write all figures to this file."
+)
+@click.option(
+    "--plot",
+    type=PATH,
+    metavar="FILE.svg",
+    help="Draw hit rate against cache size (also as .png or .pdf).",
+)
 def simulate(
-    context: typer.Context,
-    trace: Annotated[
-        Path,
-        typer.Argument(
-            help="Mooncake's JSON lines or Azure's CSV, or recorded texts, plain or gzipped."
-        ),
-    ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="lpm, fcfs, dfs, lpm-no-aging, dfs-no-aging, POLICY:MAX_OVERTAKEN[:MAX_DELAY], "
-            "or all of those with a name; POLICY+EVICTION for another eviction. May be repeated.",
-            show_default="lpm,fcfs",
-        ),
-    ] = None,
-    cache_tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            help="Sizes of the KV cache in tokens, as 500k,1M,4M.",
-            show_default="six, doubling, from twice the longest request",
-        ),
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(min=1e-6, help="How many times as fast requests arrive.")
-    ] = 1.0,
-    repeat: Annotated[
-        int,
-        typer.Option(min=1, help="Play the trace this many times, each copy with own prompts."),
-    ] = 1,
-    requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="Play this many requests: part of the trace, or copies of it."),
-    ] = None,
-    granularity: Annotated[
-        int, typer.Option(min=1, help="Tokens that one simulated token stands for; 1 is exact.")
-    ] = 16,
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Cost model: the name of one that is included, or a JSON file.",
-            show_default="h200_8b_roofline",
-        ),
-    ] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 256,
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Engines, each with such a cache, behind a router.")
-    ] = 1,
-    router: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="With --replicas: exact, exact:1, ray-prefix, ray-prefix:10, power-of-two, "
-            "sessions, turns or all. May be repeated.",
-            show_default="all",
-        ),
-    ] = None,
-    disaggregate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="M,...",
-            help="With --replicas: so many of them compute prompts alone and hand the KV over; "
-            "beside the same number that do both.",
-        ),
-    ] = None,
-    disaggregate_from: Annotated[
-        int, typer.Option(min=0, help="Prompt tokens, not cached, that are computed apart.")
-    ] = 512,
-    link: Annotated[
-        str,
-        typer.Option(metavar="GB/S[:MS]", help="What KV travels over: bandwidth and latency."),
-    ] = "50:1",
-    token_bytes: Annotated[
-        int, typer.Option(min=1, help="KV of a token; the default is that of the 8B model.")
-    ] = 131072,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N:GB/S", help="Tokens in main memory below each cache, and its speed."
-        ),
-    ] = None,
-    disk: Annotated[
-        str | None,
-        typer.Option(metavar="N:GB/S", help="Tokens on a disk below each cache, and its speed."),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.svg", help="Draw hit rate against cache size (also as .png or .pdf)."
-        ),
-    ] = None,
+    trace: Path,
+    policy: tuple[str, ...],
+    cache_tokens: str | None,
+    cost: str | None,
+    max_running: int,
+    replicas: int,
+    router: tuple[str, ...],
+    disaggregate: str | None,
+    disaggregate_from: int,
+    link: str,
+    token_bytes: int,
+    host: str | None,
+    disk: str | None,
+    json_file: Path | None,
+    plot: Path | None,
+    **load: Any,
 ) -> None:
     """Replay a trace of requests through the scheduler and the prefix tree on a simulated clock.
 
@@ -290,7 +304,7 @@ def simulate(
     cache size and policy. docs/simulation.md says what is real and what is not. Of recorded texts
     (input_ids and output_ids of a request per line) it prints what drafts from the cache save.
     """
-    if router is not None and replicas == 1:
+    if router and replicas == 1:
         fail("--router says how requests are spread over several replicas: give --replicas")
     if replicas > 1 and plot is not None:
         fail("--plot draws studies of one engine: not with --replicas")
@@ -312,20 +326,19 @@ def simulate(
 
     try:
         if is_recorded(trace):
+            context = click.get_current_context()
             for name in context.params:
-                source = context.get_parameter_source(name)
-                typed = source is not None and source.name == "COMMANDLINE"
+                typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
                 if typed and name not in ("trace", "json_file"):
                     option = f"--{name.replace('_', '-')}"
                     fail(f"{option}: recorded texts show what drafts save; --json alone fits them")
             _write(json_file, {"prices": _replay_texts(trace)})
             return
-        wanted = [name.strip() for part in policy or ["lpm,fcfs"] for name in part.split(",")]
+        wanted = [name.strip() for part in policy or ("lpm,fcfs",) for name in part.split(",")]
         named = {name: parse_policy(name) for name in wanted if name != "all"}
         if "all" in wanted:
             named = {each.name: each for each in all_policies()} | named
-        load = Load(rate=rate, repeat=repeat, requests=requests, granularity=granularity)
-        workload = Workload(read_trace(trace), load)
+        workload = Workload(read_trace(trace), Load(**load))
         given = sizes_of("--cache-tokens", cache_tokens) if cache_tokens else []
         sizes = given or default_sizes(workload)
         model = read_cost(cost or DEFAULT_COST)

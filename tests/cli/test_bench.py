@@ -13,7 +13,7 @@ from threading import Event, Thread
 
 import pytest
 from aiohttp import web
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from rootlace.cli import bench_load as loads
 from rootlace.cli.app import app

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from rootlace.cli.app import app
 from rootlace.cli.doctor import HEAP, POOL, account

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from rootlace.cli import run as command
 from rootlace.cli.app import app
@@ -23,7 +23,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     held: list[Any] = [Scripted(default=rightly)]
 
     @contextmanager
-    def connected(*_: object) -> Iterator[Any]:
+    def connected(*_: object, **__: object) -> Iterator[Any]:
         yield held[0]
 
     monkeypatch.setattr(command, "connected", connected)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from huggingface_hub import constants
-from typer.testing import CliRunner
 
 from rootlace.cli.app import app
 from rootlace.cli.common import described_model, served_model

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 import rootlace as rl
 from rootlace.cli import run as command

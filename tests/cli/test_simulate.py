@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from rootlace.cli.app import app
 from rootlace.runtime.simulation.engine import all_policies

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from rootlace.cli.app import app
 from rootlace.runtime.config import ExecutorConfig

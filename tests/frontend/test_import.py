@@ -7,7 +7,7 @@ import sys
 
 HEAVY = {
     "torch", "numpy", "transformers", "tokenizers", "aiohttp", "safetensors", "llguidance",
-    "zmq", "rich", "typer", "asyncio", "urllib.request",
+    "zmq", "rich", "click", "typer", "asyncio", "urllib.request",
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from rootlace.cli.app import app
 from rootlace.runtime.simulation.trace import (

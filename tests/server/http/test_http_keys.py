@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from rootlace.cli.app import app
 from rootlace.runtime.server.auth import Account, Quota, new_key, read_keys, write_keys

@@ -1,0 +1,220 @@
+"""Options: their types, those of several commands, their help, and those of a configuration.
+
+`rootlace serve` takes its options from a YAML file, too; what the command line says counts more.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from math import isnan
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import click
+
+from rootlace.cli.common import check_runtime, fail
+from rootlace.runtime.config import RuntimeConfig, Setting, settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PATH = click.Path(path_type=Path)
+POSITIVE = click.IntRange(1)
+
+
+class FloatRange(click.FloatRange):
+    """Refuses NaN too, which is neither below nor above a bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if isnan(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return found
+
+
+def combined(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+server_options = combined(
+    click.option("--url", default="http://127.0.0.1:30000", help="The running server."),
+    click.option(
+        "--api-key", envvar="ROOTLACE_API_KEY", show_envvar=True, help="The server's key."
+    ),
+)
+
+backend_options = combined(
+    click.option(
+        "--model", show_default="demo model", help="Model folder to start a runtime with."
+    ),
+    click.option("--url", help="Use a running server: http://, tcp:// or ipc://."),
+    click.option("--api-key", help="The running server's key."),
+)
+"""The arguments of `connected`."""
+
+
+# Help ---------------------------------------------------------------------------------------------
+
+
+class Group(click.Group):
+    """Commands in the order of their definition, each with the whole first sentence of its help."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+            )
+
+
+class Sections(click.Command):
+    """Shows the options of each part of the configuration under a heading of their own."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        parts = {one.keyword: one.path[-2].capitalize() for one in settings(RuntimeConfig)}
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and record is not None:
+                sections.setdefault(parts.get(parameter.name, "Options"), []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+# Config file --------------------------------------------------------------------------------------
+
+
+MODELS = "models"
+"""In the file, several models by name; `model` is one. In the context, what stands there."""
+
+
+def read_options(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Make the file's options the defaults of the command. Its keys are the names of options, with
+    or without the two dashes before."""
+    if path is None:
+        return
+    given = _read_file(path)
+    models = given.pop(MODELS, None)
+    if models is not None:
+        if not isinstance(models, dict) or not all(isinstance(m, str) for m in models.values()):
+            fail(f"{path}: {MODELS} must name several models, such as {{a: FOLDER, b: FOLDER}}")
+        context.meta[MODELS] = [f"{name}={model}" for name, model in models.items()]
+    known = {
+        option.removeprefix("--"): parameter
+        for parameter in context.command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option.startswith("--")
+    }
+    defaults: dict[str, Any] = {}
+    for key, value in given.items():
+        name = str(key).removeprefix("--").replace("_", "-")
+        if name not in known:
+            close = difflib.get_close_matches(name, [*known, MODELS], 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            fail(f"{path}: there is no option {key!r}{hint}")
+        # Hand over text, as the command line does: click's types crash on lists and cut fractions.
+        if value is not None and known[name].multiple:
+            if isinstance(value, dict):
+                value = [f"{key}={one}" for key, one in value.items()]
+            several = value if isinstance(value, list) else [value]
+            defaults[known[name].name] = [str(one) for one in several]
+        elif value is not None:
+            defaults[known[name].name] = str(value)
+    context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def _read_file(path: Path) -> dict[Any, Any]:
+    check_runtime()
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        fail(f"{path} cannot be read: {' '.join(str(error).split())}")
+    if not isinstance(found, dict):
+        fail(f"{path} must hold options and their values, such as port: 30000")
+    return found
+
+
+# Configuration ------------------------------------------------------------------------------------
+
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+def with_options(config: type, **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command that takes `**options` the options of `config`.
+
+    `defaults`: where the command's differ from the configuration's.
+    """
+    found = [each for each in settings(config) if each.option.help]
+    return combined(*[_option(each, defaults.get(each.keyword, each.default)) for each in found])
+
+
+def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """By keyword, the values for `config` that the command was `given`."""
+    return {
+        setting.keyword: _value(setting, given[setting.keyword])
+        for setting in settings(config)
+        if given.get(setting.keyword) is not None
+    }
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "512M", "4GiB" or "1000000"; ends the command if it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        fail(f"{text!r} is not a size; write it like 512M or 4G")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _turns_off(setting: Setting) -> bool:
+    return setting.option.flag.startswith("--no-")
+
+
+def _option(setting: Setting, default: Any) -> Callable[[Any], Any]:
+    option = setting.option
+    kind = _kind(setting)
+    return click.option(
+        option.flag or f"--{setting.keyword.replace('_', '-')}",
+        setting.keyword,
+        type=kind,
+        default=False if _turns_off(setting) else default,
+        is_flag=kind is bool,
+        multiple=isinstance(default, tuple),
+        show_default=option.shown or default != "",
+        help=option.help,
+    )
+
+
+def _kind(setting: Setting) -> Any:
+    """The type that the command line reads."""
+    kind = setting.type
+    if NoneType in get_args(kind):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+    if setting.option.size or get_origin(kind) is tuple:
+        return str
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if get_origin(kind) is not Annotated:
+        return kind
+    kind, meta = get_args(kind)
+    if meta.ge is None and meta.le is None:
+        return kind
+    return {int: click.IntRange, float: FloatRange}[kind](meta.ge, meta.le)
+
+
+def _value(setting: Setting, given: Any) -> Any:
+    if setting.option.size:
+        return parse_size(given)
+    return not given if _turns_off(setting) else given
