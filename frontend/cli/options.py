@@ -21,17 +21,25 @@ from rootlace.runtime.config import RuntimeConfig, Setting, settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
-POSITIVE = click.IntRange(1)
+
+
+class IntRange(click.IntRange):
+    name = "integer"
 
 
 class FloatRange(click.FloatRange):
     """Refuses NaN too, which is neither below nor above a bound."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
         if isnan(found):
             self.fail(f"{value!r} is not a number.", param, ctx)
         return found
+
+
+POSITIVE = IntRange(1)
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -121,6 +129,8 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
             close = difflib.get_close_matches(name, [*known, MODELS], 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             fail(f"{path}: there is no option {key!r}{hint}")
+        if f"--{name}" in known[name].secondary_opts and isinstance(value, bool):
+            value = not value
         # Hand over text, as the command line does: click's types crash on lists and cut fractions.
         if value is not None and known[name].multiple:
             if isinstance(value, dict):
@@ -211,7 +221,7 @@ def _kind(setting: Setting) -> Any:
     kind, meta = get_args(kind)
     if meta.ge is None and meta.le is None:
         return kind
-    return {int: click.IntRange, float: FloatRange}[kind](meta.ge, meta.le)
+    return {int: IntRange, float: FloatRange}[kind](meta.ge, meta.le)
 
 
 def _value(setting: Setting, given: Any) -> Any:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rootlace.cli.common import INTERRUPTED, connected, fail
-from rootlace.cli.options import PATH, POSITIVE, FloatRange, backend_options
+from rootlace.cli.options import PATH, POSITIVE, FloatRange, IntRange, backend_options
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ def _show_stats(conversation: Conversation) -> None:
 @backend_options
 @click.option("--judge-url", show_default="the same model", help="The server that judges.")
 @click.option("--data", multiple=True, help="JSON lines to ask, instead of the task's. Repeatable.")
-@click.option("--shots", type=click.IntRange(0), help="Examples before each question.")
+@click.option("--shots", type=IntRange(0), help="Examples before each question.")
 @click.option("--shots-data", multiple=True, help="JSON lines that examples are from. Repeatable.")
 @click.option("--seed", type=int, help="Draws the examples; without one they are the first.")
 @click.option("--limit", type=POSITIVE, help="Ask only so many rows.")

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import click
 
 from rootlace.cli.common import answer_of, ask, check_runtime, fail
-from rootlace.cli.options import PATH, POSITIVE, FloatRange, Group, server_options
+from rootlace.cli.options import PATH, POSITIVE, FloatRange, Group, IntRange, server_options
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def explain(
 @cache.command()
 @server_options
 @_salt
-@click.option("--limit", type=click.IntRange(1, 2000), default=50, help="Nodes to show.")
+@click.option("--limit", type=IntRange(1, 2000), default=50, help="Nodes to show.")
 @_as_json
 def tree(url: str, api_key: str | None, cache_salt: str | None, limit: int, as_json: bool) -> None:
     """Draw what the cache holds, what was used last first."""
@@ -373,7 +373,7 @@ def _of_replica(counters: dict[str, Any]) -> str:
 @click.option("--speed", type=FloatRange(0.001), default=1.0, help="How fast a trace is played.")
 @click.option("--input", "input_tokens", type=POSITIVE, default=256, help="Tokens of a prompt.")
 @click.option("--output", "output_tokens", type=POSITIVE, default=64, help="Of an answer.")
-@click.option("--prefix", type=click.IntRange(0), default=1024, help="Tokens of a shared prefix.")
+@click.option("--prefix", type=IntRange(0), default=1024, help="Tokens of a shared prefix.")
 @click.option("--groups", type=POSITIVE, default=4, help="Prefixes of the shared load.")
 @click.option("--seed", type=int, default=0, help="Of lengths, texts and arrivals.")
 @click.option("--json", "json_file", type=PATH, help="Write figures and all requests there.")

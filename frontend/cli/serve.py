@@ -15,7 +15,16 @@ import click
 import msgspec
 
 from rootlace.cli.common import check_runtime, draft_model, fail, served_model
-from rootlace.cli.options import MODELS, PATH, Group, Sections, chosen, read_options, with_options
+from rootlace.cli.options import (
+    MODELS,
+    PATH,
+    Group,
+    IntRange,
+    Sections,
+    chosen,
+    read_options,
+    with_options,
+)
 from rootlace.runtime.config import RuntimeConfig, runtime_config
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 
@@ -243,8 +252,8 @@ _file = click.option(
 @keys.command()
 @_name
 @_file
-@click.option("--requests-per-minute", type=click.IntRange(1), show_default="no limit")
-@click.option("--tokens-per-minute", type=click.IntRange(1), show_default="no limit")
+@click.option("--requests-per-minute", type=IntRange(1), show_default="no limit")
+@click.option("--tokens-per-minute", type=IntRange(1), show_default="no limit")
 @click.option(
     "--namespace",
     type=click.Choice(["own", "shared"]),

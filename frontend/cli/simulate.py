@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from rootlace.cli.common import fail
-from rootlace.cli.options import PATH, POSITIVE, FloatRange
+from rootlace.cli.options import PATH, POSITIVE, FloatRange, IntRange
 
 if TYPE_CHECKING:
     from rootlace.runtime.simulation.study import Study
@@ -251,7 +251,7 @@ _PICTURES = (".svg", ".png", ".pdf")
 )
 @click.option(
     "--disaggregate-from",
-    type=click.IntRange(0),
+    type=IntRange(0),
     default=512,
     help="Prompt tokens, not cached, that are computed apart.",
 )

@@ -443,3 +443,26 @@ def test_without_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
         )
         assert result.returncode == 1, result.stdout + result.stderr
         assert "rootlace[runtime]" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "overlap"), [("no-overlap: true", False), ("no-overlap: false", True), ("", None)]
+)
+def test_a_file_turns_an_option_off(
+    written: str,
+    overlap: bool | None,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(f"{{{written}}}")
+    found = _configured(monkeypatch, str(tiny_model), "--port", "0", "--config", str(file))
+    assert found[1].overlap is overlap
+
+
+def test_a_wrong_number_is_called_one() -> None:
+    result = CliRunner().invoke(app, ["serve", "--port", "x"])
+    assert "'x' is not a valid integer" in result.output and "range" not in result.output
+    result = CliRunner().invoke(app, ["serve", "--drain-seconds", "x"])
+    assert "'x' is not a valid number" in result.output
