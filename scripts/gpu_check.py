@@ -302,8 +302,8 @@ def run_tests(
     seconds: float, results: Path, rehearse: bool, extra: Sequence[str] = ()
 ) -> list[Outcome]:
     """Tests that may share the GPU by several processes, where pytest can; then the others."""
-    # Interpreted kernels take minutes for all tests: those of the smallest kernels are enough.
-    folder = "tests/gpu/test_pointwise.py" if rehearse else "tests/gpu"
+    # Interpreted kernels take minutes for all tests: those of the smallest kernel are enough.
+    folder = "tests/gpu/test_pointwise.py::test_copy_slots" if rehearse else "tests/gpu"
     command = [sys.executable, "-m", "pytest", folder, "-q", "-p", "no:cacheprovider"]
     # A first test compiles what it tests: the usual limit of a test would be too tight.
     command += [f"--timeout={max(60, seconds / 2):.0f}", "--tb=short", *extra]

@@ -7,8 +7,6 @@ from typing import Any, Literal
 import pydantic
 import pytest
 
-anthropic = pytest.importorskip("anthropic", reason="needs the extra `clients`")
-
 SUM = {
     "name": "calculator",
     "description": "Computes a sum.",
@@ -20,8 +18,14 @@ SUM = {
 }
 
 
+@pytest.fixture(scope="module")
+def anthropic() -> Any:
+    """Imported by the worker that runs these tests alone: an import of three seconds."""
+    return pytest.importorskip("anthropic", reason="needs the extra `clients`")
+
+
 @pytest.fixture
-def client(url: str) -> Any:
+def client(anthropic: Any, url: str) -> Any:
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         yield client
 
@@ -95,7 +99,7 @@ def test_a_tool_is_called(client: Any) -> None:
     assert said.type == "text" and said.text and answer.stop_reason == "end_turn"
 
 
-def test_errors_are_the_clients_own(client: Any) -> None:
+def test_errors_are_the_clients_own(anthropic: Any, client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.messages.create(**ask(model="claude"))
     with pytest.raises(anthropic.BadRequestError) as wrong:

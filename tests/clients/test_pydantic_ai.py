@@ -7,10 +7,6 @@ from typing import Any
 import pydantic
 import pytest
 
-pydantic_ai = pytest.importorskip("pydantic_ai", reason="needs the extra `clients`")
-models = pytest.importorskip("pydantic_ai.models.openai")
-providers = pytest.importorskip("pydantic_ai.providers.openai")
-
 GREEDY = {"temperature": 0, "max_tokens": 60}
 
 
@@ -19,13 +15,21 @@ class City(pydantic.BaseModel):
     large: bool
 
 
+@pytest.fixture(scope="module")
+def pydantic_ai() -> Any:
+    """Imported by the worker that runs these tests alone: an import of a second."""
+    return pytest.importorskip("pydantic_ai", reason="needs the extra `clients`")
+
+
 @pytest.fixture(params=["OpenAIChatModel", "OpenAIResponsesModel"])
-def model(request: pytest.FixtureRequest, url: str) -> Any:
+def model(request: pytest.FixtureRequest, pydantic_ai: Any, url: str) -> Any:
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
     provider = providers.OpenAIProvider(base_url=f"{url}/v1", api_key="none")
     return getattr(models, request.param)("demo", provider=provider)
 
 
-async def test_an_agent_calls_its_tool(model: Any) -> None:
+async def test_an_agent_calls_its_tool(pydantic_ai: Any, model: Any) -> None:
     agent = pydantic_ai.Agent(model, model_settings=GREEDY)
     asked = []
 
@@ -43,7 +47,7 @@ async def test_an_agent_calls_its_tool(model: Any) -> None:
     assert "Rootlace" in text
 
 
-async def test_answers_are_of_the_type_that_is_asked_for(model: Any) -> None:
+async def test_answers_are_of_the_type_that_is_asked_for(pydantic_ai: Any, model: Any) -> None:
     for form in (pydantic_ai.ToolOutput(City), pydantic_ai.NativeOutput(City)):
         agent = pydantic_ai.Agent(model, output_type=form, model_settings=GREEDY)
         assert isinstance((await agent.run("Paris")).output, City)

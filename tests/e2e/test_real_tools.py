@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
 import httpx
 import ollama
 import openai
@@ -57,6 +56,8 @@ def test_by_openais_client(smollm2: rl.Runtime) -> None:
 
 
 def test_by_anthropics_client(smollm2: rl.Runtime) -> None:
+    import anthropic  # takes three seconds, which the other workers need not spend
+
     client = anthropic.Anthropic(base_url=smollm2.url, api_key="none")
     tools = [
         {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}

@@ -1,5 +1,7 @@
 """Small random checkpoints of every architecture, written by transformers."""
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,12 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 def configs() -> dict[str, PreTrainedConfig]:
     """Name -> configuration; between them every feature of the families that this release of
-    transformers has."""
+    transformers has. Each call gives copies, which a test may change."""
+    return deepcopy(_configs())
+
+
+@cache
+def _configs() -> dict[str, PreTrainedConfig]:
     newer: dict[str, dict[str, Any]] = {
         "exaone": {**SHAPE, "rms_norm_eps": 0.25, "tie_word_embeddings": True},
         "sarvam_mla": {
