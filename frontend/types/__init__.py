@@ -428,7 +428,8 @@ def _adapter(kind: Any) -> Any:
 def _exact_generator() -> Any:
     """pydantic's schema generator, which here also says what its schemas leave out: objects are
     closed, keys that are not strings have a pattern, decimals are numbers of so many digits, URLs
-    have one of their schemes, and times without a zone have none."""
+    have one of their schemes, and times without a zone have none. Members of a union that a
+    function chooses may overlap."""
     base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
 
     class ExactJsonSchema(base):  # type: ignore[misc]
@@ -449,6 +450,13 @@ def _exact_generator() -> Any:
                 found.pop("patternProperties", None)
                 found["patternProperties"] = {pattern: {} if values is True else values}
                 found["additionalProperties"] = False
+            return found
+
+        def tagged_union_schema(self, schema: Any) -> Schema:
+            found: Schema = super().tagged_union_schema(schema)
+            if callable(schema["discriminator"]) and "oneOf" in found:
+                # pydantic asks the function, not which of the members fit.
+                found["anyOf"] = found.pop("oneOf")
             return found
 
         def decimal_schema(self, schema: Any) -> Schema:

@@ -121,6 +121,24 @@ class Message(pydantic.BaseModel):
     replies: list[Message] = []
 
 
+class Place(pydantic.BaseModel):
+    x: int
+
+
+class Span(Place):
+    length: int = 0
+
+
+def tag_of(value: Any) -> str:
+    return "span" if "length" in value else "place"
+
+
+PlaceOrSpan = Annotated[
+    Annotated[Place, pydantic.Tag("place")] | Annotated[Span, pydantic.Tag("span")],
+    pydantic.Discriminator(tag_of),
+]
+
+
 class Wallet(pydantic.BaseModel):
     amount: decimal.Decimal
     by_year: dict[int, str]
@@ -225,6 +243,11 @@ CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
     (list[Person] | None, [('[{"name":"Ada","age":36}]', [ADA])], ['[{"name":"Ada"}]']),
     (Mixed, [('{"person":{"name":"Ada","age":36},"size":1}', Mixed(ADA, 1))], ['{"size":1}']),
     (Open, [('{"a":1,"b":2}', Open(a=1, b=2))], ['{"b":2}']),  # type: ignore[call-arg]
+    (
+        PlaceOrSpan,
+        [('{"x":1}', Place(x=1)), ('{"x":1,"length":2}', Span(x=1, length=2))],
+        ['{"x":1,"length":"a"}', '{"x":1,"y":2}', "{}"],
+    ),
     (
         Message,
         [('{"part":{"kind":"text","text":"x"}}', Message(part=Text(text="x")))],
