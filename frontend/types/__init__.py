@@ -18,6 +18,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -214,12 +215,19 @@ def _in_order(kind: Any) -> list[inspect.Field]:
 
 def _number(name: str) -> Callable[[_Builder, Any], Schema]:
     def build(builder: _Builder, kind: Any) -> Schema:
+        step = kind.multiple_of
+        if step is not None and Decimal(step) != Decimal(repr(step)):
+            # 0.1 is 0.1000000000000000055 as a float, and msgspec reads multiples of this.
+            raise InvalidConstraint(
+                f"msgspec reads few multiples of {step}, which no float is; "
+                f"use pydantic.Field(multiple_of={step})"
+            )
         limits = {
             "minimum": kind.ge,
             "exclusiveMinimum": kind.gt,
             "maximum": kind.le,
             "exclusiveMaximum": kind.lt,
-            "multipleOf": kind.multiple_of,
+            "multipleOf": step,
         }
         return {"type": name} | {key: limit for key, limit in limits.items() if limit is not None}
 

@@ -169,6 +169,9 @@ ADA = Person(name="Ada", age=36)
 CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
     (int, [("-12", -12)], ["1.5", '"1"', "true"]),
     (float, [("1.5", 1.5), ("2", 2.0)], ['"1"']),
+    (Annotated[float, msgspec.Meta(multiple_of=0.25)], [("1.25", 1.25), ("3", 3.0)], ["1.3"]),
+    (Annotated[float, pydantic.Field(multiple_of=0.1)], [("1.1", 1.1)], ["0.35"]),
+    (Annotated[int, msgspec.Meta(multiple_of=3)], [("9", 9)], ["10"]),
     (bool, [("true", True)], ["1"]),
     (str, [('"é"', "é")], ["1"]),
     (None, [("null", None)], ["0"]),
@@ -309,6 +312,7 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         (dict[tuple[int, int], int], "key"),
         (dict[Annotated[int, msgspec.Meta(ge=0)], int], "key of IntType"),
         (enum.Enum("Odd", {"A": 1.5}), "Odd"),
+        (Annotated[float, msgspec.Meta(multiple_of=0.1)], "few multiples of 0.1"),
         (pydantic.create_model("Bad", f=(Callable[[], int], ...)), "Bad"),
     ],
 )
