@@ -2,7 +2,8 @@
 # pydantic 2.14.4 describes a union whose member a function chooses (`Discriminator(function)`, `Tag`) as `oneOf`: exactly
 # one of the members' schemas. Where one model has what the other has and one field more, whatever the larger one takes
 # is a value of the smaller one's schema, too: jsonschema 4.26.0 refuses all that pydantic takes, and takes what pydantic refuses
-# ({"x": 1, "y": "text"}). A union without a function is `anyOf`. `ConfigDict(extra="forbid")` makes the members differ.
+# ({"x": 1, "y": "text"}). A union without a function is `anyOf`. Closed models (`extra="forbid"`) of which one requires what
+# the other has not do differ.
 #
 # Guessed before: `anyOf`, as for other unions. Found 2026-11-30.
 set -euo pipefail
