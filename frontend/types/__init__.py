@@ -18,6 +18,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -214,12 +215,19 @@ def _in_order(kind: Any) -> list[inspect.Field]:
 
 def _number(name: str) -> Callable[[_Builder, Any], Schema]:
     def build(builder: _Builder, kind: Any) -> Schema:
+        step = kind.multiple_of
+        if step is not None and Decimal(step) != Decimal(repr(step)):
+            # 0.1 is 0.1000000000000000055 as a float, and msgspec reads multiples of this.
+            raise InvalidConstraint(
+                f"msgspec reads few multiples of {step}, which no float is; "
+                f"use pydantic.Field(multiple_of={step})"
+            )
         limits = {
             "minimum": kind.ge,
             "exclusiveMinimum": kind.gt,
             "maximum": kind.le,
             "exclusiveMaximum": kind.lt,
-            "multipleOf": kind.multiple_of,
+            "multipleOf": step,
         }
         return {"type": name} | {key: limit for key, limit in limits.items() if limit is not None}
 
@@ -428,7 +436,8 @@ def _adapter(kind: Any) -> Any:
 def _exact_generator() -> Any:
     """pydantic's schema generator, which here also says what its schemas leave out: objects are
     closed, keys that are not strings have a pattern, decimals are numbers of so many digits, URLs
-    have one of their schemes, and times without a zone have none."""
+    have one of their schemes, and times without a zone have none. Members of a union that a
+    function chooses may overlap."""
     base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
 
     class ExactJsonSchema(base):  # type: ignore[misc]
@@ -449,6 +458,13 @@ def _exact_generator() -> Any:
                 found.pop("patternProperties", None)
                 found["patternProperties"] = {pattern: {} if values is True else values}
                 found["additionalProperties"] = False
+            return found
+
+        def tagged_union_schema(self, schema: Any) -> Schema:
+            found: Schema = super().tagged_union_schema(schema)
+            if callable(schema["discriminator"]) and "oneOf" in found:
+                # pydantic asks the function, not which of the members fit.
+                found["anyOf"] = found.pop("oneOf")
             return found
 
         def decimal_schema(self, schema: Any) -> Schema:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypedDict
@@ -19,10 +20,11 @@ from rootlace.types import schema_of, schema_text
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import ConstraintKind
 
-# Keywords of JSON schemas: those that somebody may have meant, and those of older drafts.
+# Keywords of JSON schemas: those that somebody may have meant, and those of other drafts.
 #
 # A schema may hold any other property, and it says nothing then: a misspelt keyword constrains
-# nothing, in silence. Keywords of older drafts say something in a schema that names no draft, too.
+# nothing, in silence, and so does one that the schema's draft does not have. Keywords of older
+# drafts say something in a schema that names no draft, too.
 
 _MAPS = frozenset(
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"]
@@ -101,6 +103,24 @@ _NOTES = frozenset(
 )
 _CONSTRAINING = _MAPS | _LISTS | _SINGLE | _VALUES
 _KEYWORDS = _CONSTRAINING | _NOTES
+_NAMED_DRAFT = re.compile(r"json-schema\.org/draft(?:-0([467])|/(2019)-09)/schema")
+"""How `$schema` names a draft before 2020-12."""
+_SINCE = {
+    "const": 6,
+    "contains": 6,
+    "propertyNames": 6,
+    "else": 7,
+    "if": 7,
+    "then": 7,
+    "dependentRequired": 2019,
+    "dependentSchemas": 2019,
+    "maxContains": 2019,
+    "minContains": 2019,
+    "unevaluatedItems": 2019,
+    "unevaluatedProperties": 2019,
+    "prefixItems": 2020,
+}
+"""The draft that has a keyword first, where draft 4 does not have it."""
 _DRAFT_3 = {"disallow": "not", "divisibleBy": "multipleOf", "extends": "allOf"}
 _SIMILAR = 0.8
 _LONGEST = 64
@@ -113,7 +133,7 @@ _COMPARED = 256
 
 class Remark(NamedTuple):
     """Remark on the keyword at `path`. `misspelt`: no such keyword exists, and nothing is
-    constrained. Otherwise the keyword is read as in the older draft that has it."""
+    constrained. Otherwise the remark tells by which specification the keyword is read."""
 
     path: str
     says: str
@@ -125,13 +145,14 @@ class Remark(NamedTuple):
 
 @functools.lru_cache(maxsize=128)
 def remarks(schema: str) -> tuple[Remark, ...]:
-    """On the keywords of a schema, as JSON text: those that look like misspelt ones, and those of
-    older drafts where no draft is named. None on a very long one."""
+    """On the keywords of a schema, as JSON text: those that look like misspelt ones, those of
+    older drafts where no draft is named, and those of other specifications, which say nothing.
+    None on a very long one."""
     if len(schema) > _LONG:
         return ()
     try:
         value = msgspec.json.decode(schema)
-        return (*_misspelt(value), *older_keywords(value))
+        return (*_misspelt(value), *older_keywords(value), *_foreign(value))
     except (msgspec.DecodeError, RecursionError):
         return ()
 
@@ -168,6 +189,23 @@ def older_keywords(schema: Any) -> Iterator[Remark]:
                 says = "is any: it is read as draft 3 has it (now no type)"
             if says:
                 yield Remark(f"{path}.{name}", says, misspelt=False)
+
+
+def _foreign(schema: Any) -> Iterator[Remark]:
+    """Yields remarks on keywords that another specification has and the schema's own has not."""
+    named = schema.get("$schema") if isinstance(schema, dict) else None
+    found = _NAMED_DRAFT.search(named) if isinstance(named, str) else None
+    draft = int(found[1] or found[2]) if found else 2020
+    for path, node in _nodes(schema, "$"):
+        for name in sorted(node.keys() & _SINCE.keys()):
+            if _SINCE[name] > draft:
+                says = "says nothing in the draft that $schema names: a later draft has it"
+                yield Remark(f"{path}.{name}", says, misspelt=False)
+        types = node.get("type")
+        without_null = isinstance(types, (str, list)) and "null" not in types
+        if node.get("nullable") is True and without_null:
+            says = "says nothing in JSON Schema (OpenAPI 3.0 has it): list null in the type"
+            yield Remark(f"{path}.nullable", says, misspelt=False)
 
 
 def names_any(types: Any) -> bool:

@@ -121,6 +121,24 @@ class Message(pydantic.BaseModel):
     replies: list[Message] = []
 
 
+class Place(pydantic.BaseModel):
+    x: int
+
+
+class Span(Place):
+    length: int = 0
+
+
+def tag_of(value: Any) -> str:
+    return "span" if "length" in value else "place"
+
+
+PlaceOrSpan = Annotated[
+    Annotated[Place, pydantic.Tag("place")] | Annotated[Span, pydantic.Tag("span")],
+    pydantic.Discriminator(tag_of),
+]
+
+
 class Wallet(pydantic.BaseModel):
     amount: decimal.Decimal
     by_year: dict[int, str]
@@ -151,6 +169,9 @@ ADA = Person(name="Ada", age=36)
 CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
     (int, [("-12", -12)], ["1.5", '"1"', "true"]),
     (float, [("1.5", 1.5), ("2", 2.0)], ['"1"']),
+    (Annotated[float, msgspec.Meta(multiple_of=0.25)], [("1.25", 1.25), ("3", 3.0)], ["1.3"]),
+    (Annotated[float, pydantic.Field(multiple_of=0.1)], [("1.1", 1.1)], ["0.35"]),
+    (Annotated[int, msgspec.Meta(multiple_of=3)], [("9", 9)], ["10"]),
     (bool, [("true", True)], ["1"]),
     (str, [('"é"', "é")], ["1"]),
     (None, [("null", None)], ["0"]),
@@ -226,6 +247,11 @@ CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
     (Mixed, [('{"person":{"name":"Ada","age":36},"size":1}', Mixed(ADA, 1))], ['{"size":1}']),
     (Open, [('{"a":1,"b":2}', Open(a=1, b=2))], ['{"b":2}']),  # type: ignore[call-arg]
     (
+        PlaceOrSpan,
+        [('{"x":1}', Place(x=1)), ('{"x":1,"length":2}', Span(x=1, length=2))],
+        ['{"x":1,"length":"a"}', '{"x":1,"y":2}', "{}"],
+    ),
+    (
         Message,
         [('{"part":{"kind":"text","text":"x"}}', Message(part=Text(text="x")))],
         # pydantic refuses a missing tag although its own schema admits it.
@@ -286,6 +312,7 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         (dict[tuple[int, int], int], "key"),
         (dict[Annotated[int, msgspec.Meta(ge=0)], int], "key of IntType"),
         (enum.Enum("Odd", {"A": 1.5}), "Odd"),
+        (Annotated[float, msgspec.Meta(multiple_of=0.1)], "few multiples of 0.1"),
         (pydantic.create_model("Bad", f=(Callable[[], int], ...)), "Bad"),
     ],
 )

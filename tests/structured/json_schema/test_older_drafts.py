@@ -121,6 +121,43 @@ def test_a_draft_that_is_named_is_worth_no_remark() -> None:
     assert remarks(json.dumps({"properties": {"q": schema, "items": {"enum": [[1]]}}})) == ()
 
 
+@pytest.mark.parametrize("draft", [D4, jsonschema.Draft6Validator, D7])
+def test_keywords_that_the_named_draft_lacks_are_told(draft: Any) -> None:
+    inner = {
+        "const": 1, "contains": I, "propertyNames": {}, "if": {}, "then": {}, "else": {},
+        "dependentRequired": {}, "dependentSchemas": {}, "minContains": 1, "maxContains": 1,
+        "prefixItems": [I], "unevaluatedItems": False, "unevaluatedProperties": False,
+    }  # fmt: skip
+    schema = {"$schema": draft.META_SCHEMA["$schema"], "properties": {"a": {**inner, **I}}}
+    has = draft.META_SCHEMA["properties"]
+    told = {one.path for one in remarks(json.dumps(schema))}
+    assert told == {f"$.properties.a.{name}" for name in inner if name not in has}
+
+
+def test_draft_2019_09_has_no_prefix_items(compiler: GrammarCompiler) -> None:
+    schema = {"$schema": "https://json-schema.org/draft/2019-09/schema", "prefixItems": [I]}
+    (told,) = remarks(json.dumps({**schema, "dependentRequired": {}}))
+    assert told.path == "$.prefixItems" and not told.misspelt
+    assert accepts(compiler.compile(json_schema=schema), compiler.vocabulary, b'["a"]')
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"properties": {"seat": {**I, "nullable": True}}}, ["$.properties.seat.nullable"]),
+        ({"type": ["integer", "string"], "nullable": True}, ["$.nullable"]),
+        ({"type": ["integer", "null"], "nullable": True}, []),
+        ({**I, "nullable": False}, []),
+        ({"nullable": True}, []),
+        ({"type": 3, "nullable": True}, []),
+    ],
+)
+def test_nullable_of_openapi_is_told(schema: Any, told: list[str]) -> None:
+    found = remarks(json.dumps(schema))
+    assert [one.path for one in found] == told
+    assert not any(one.misspelt for one in found)
+
+
 def test_keywords_of_draft_3_are_told_as_misspelt_ones() -> None:
     told = remarks(json.dumps({"type": "integer", "divisibleBy": 3, "extends": {}}))
     assert {str(one) for one in told} == {
