@@ -65,6 +65,8 @@ _INTERFACE6 = f"{_IPV6}/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
 _N = "[0-9]{1,5}"
 _CLOCK = rf"T({_N}H({_N}M)?({_N}S)?|{_N}M({_N}S)?|{_N}S)"
 DURATION = rf"^P({_N}D({_CLOCK})?|{_CLOCK})$"
+# Pydantic reads all units, and a timedelta has fewer than 10**9 days.
+_SHORT_DURATION = f"^([A-Z]+{_N})+[A-Z]$"
 
 
 # Msgspec types ------------------------------------------------------------------------------------
@@ -604,6 +606,8 @@ def _sharpened(schema: Schema) -> Schema:
             sizes = node.pop("minLength", 0), node.pop("maxLength", None)
             pattern = _base64_pattern(*sizes, text=not of_bytes)
             node["pattern"] = pattern.replace("+/", "_-") if form == "base64url" else pattern
+        elif form == "duration":
+            node.setdefault("pattern", _SHORT_DURATION)
         elif form in _PATTERNS and "pattern" not in node:
             del node["format"]
             node["pattern"] = _PATTERNS[form]
@@ -668,7 +672,7 @@ def schema_of(kind: Any) -> Schema:
     except InvalidConstraint as error:
         raise InvalidConstraint(f"no JSON schema can be made of {name_of(kind)}: {error}") from None
     except Exception as error:  # the type's own hooks may raise anything
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = " ".join(str(error).partition("\n\n")[0].split()) or type(error).__name__
         raise InvalidConstraint(
             f"no JSON schema can be made of {name_of(kind)}: {reason}"
         ) from error

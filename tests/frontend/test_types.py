@@ -314,6 +314,7 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         (enum.Enum("Odd", {"A": 1.5}), "Odd"),
         (Annotated[float, msgspec.Meta(multiple_of=0.1)], "few multiples of 0.1"),
         (pydantic.create_model("Bad", f=(Callable[[], int], ...)), "Bad"),
+        (Annotated[str, pydantic.Field(pattern="(?!a)b")], "look-around, .*, is not supported$"),
     ],
 )
 def test_what_has_no_schema(kind: Any, reason: str) -> None:
@@ -421,6 +422,11 @@ def test_pydantics_own_formats_are_not_left_in() -> None:
         (Annotated[pydantic.Base64Bytes, pydantic.Field(min_length=2)], ["YWI="], ["YQ=="]),
         (Annotated[pydantic.Base64Str, pydantic.Field(max_length=3)], ["YWJj"], ["YWJjZA=="]),
         (dict[bool, int], [{"true": 1}], [{"yes, please": 1}]),
+        (
+            dt.timedelta,
+            ["P99999Y99999M99999DT99999H99999M99999S", "P99999W", "PT1H", "P1D"],
+            ["P999999999Y", "P999999999W", "P1000000D", "1D", "P", "PT"],
+        ),
     ],
 )
 def test_what_fits_a_pydantic_type_s_schema_is_one_of_its_values(
