@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import click
+from click.core import ParameterSource
 from click.exceptions import NoArgsIsHelpError
 
 
@@ -12,6 +13,7 @@ def main() -> None:
     """Run the command line. What is wrong with it is told in one line."""
     from rootlace.cli.app import app
     from rootlace.cli.common import INTERRUPTED, tell
+    from rootlace.cli.options import FILE
 
     try:
         sys.exit(app(standalone_mode=False))
@@ -24,5 +26,9 @@ def main() -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "rootlace"
         said = " ".join(error.format_message().split()).rstrip(".")
+        name = getattr(getattr(error, "param", None), "name", None)
+        source = context.get_parameter_source(name) if context is not None and name else None
+        if context is not None and source is ParameterSource.DEFAULT_MAP:
+            said = f"{context.meta[FILE]}: {said}"
         tell(f"{said} ({command} --help lists what there is)")
         sys.exit(error.exit_code)

@@ -39,7 +39,22 @@ class FloatRange(click.FloatRange):
         return found
 
 
+class Size(click.ParamType):
+    """Bytes, written such as "512M", "4GiB" or "1000000"."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = _SIZE.fullmatch(str(value).strip())
+        size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+        if size < 1:
+            self.fail(f"{value!r} is not a size; write it like 512M or 4G", param, ctx)
+        return size
+
+
 POSITIVE = IntRange(1)
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -103,6 +118,8 @@ class Sections(click.Command):
 
 MODELS = "models"
 """In the file, several models by name; `model` is one. In the context, what stands there."""
+FILE = "file"
+"""In the context, the file's path."""
 
 
 def read_options(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -110,6 +127,7 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
     or without the two dashes before."""
     if path is None:
         return
+    context.meta[FILE] = path
     given = _read_file(path)
     models = given.pop(MODELS, None)
     if models is not None:
@@ -119,6 +137,7 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
     known = {
         option.removeprefix("--"): parameter
         for parameter in context.command.params
+        if not parameter.is_eager
         for option in (*parameter.opts, *parameter.secondary_opts)
         if option.startswith("--")
     }
@@ -158,10 +177,6 @@ def _read_file(path: Path) -> dict[Any, Any]:
 # Configuration ------------------------------------------------------------------------------------
 
 
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-
-
 def with_options(config: type, **defaults: Any) -> Callable[[Command], Command]:
     """Give a command that takes `**options` the options of `config`.
 
@@ -174,18 +189,10 @@ def with_options(config: type, **defaults: Any) -> Callable[[Command], Command]:
 def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """By keyword, the values for `config` that the command was `given`."""
     return {
-        setting.keyword: _value(setting, given[setting.keyword])
+        setting.keyword: not value if _turns_off(setting) else value
         for setting in settings(config)
-        if given.get(setting.keyword) is not None
+        if (value := given.get(setting.keyword)) is not None
     }
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as "512M", "4GiB" or "1000000"; ends the command if it is none."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        fail(f"{text!r} is not a size; write it like 512M or 4G")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _turns_off(setting: Setting) -> bool:
@@ -212,7 +219,9 @@ def _kind(setting: Setting) -> Any:
     kind = setting.type
     if NoneType in get_args(kind):
         kind = next(one for one in get_args(kind) if one is not NoneType)
-    if setting.option.size or get_origin(kind) is tuple:
+    if setting.option.size:
+        return Size()
+    if get_origin(kind) is tuple:
         return str
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
@@ -222,9 +231,3 @@ def _kind(setting: Setting) -> Any:
     if meta.ge is None and meta.le is None:
         return kind
     return {int: IntRange, float: FloatRange}[kind](meta.ge, meta.le)
-
-
-def _value(setting: Setting, given: Any) -> Any:
-    if setting.option.size:
-        return parse_size(given)
-    return not given if _turns_off(setting) else given

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 import rootlace as rl
 from rootlace.cli import main
 from rootlace.cli.app import app
-from rootlace.cli.options import parse_size
+from rootlace.cli.options import Size
 from rootlace.runtime.config import (
     CacheConfig,
     ConstraintConfig,
@@ -253,6 +253,7 @@ def test_options_of_a_file(
         ("- 1", "must hold options"),
         ("a: [", "cannot be read"),
         ("models: [a]", "must name several models"),
+        ("config: other.yaml", "there is no option 'config'"),
     ):
         path.write_text(text)
         assert said in _fails("--config", str(path))
@@ -264,11 +265,16 @@ def test_options_of_a_file(
 
 
 def test_what_is_wrong_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (file := tmp_path / "c.yaml").write_text("port: 70000")
+    no_size = "error: Invalid value for '--kv-memory': {!r} is not a size; write it like 512M or 4G"
     for arguments, status, said in (
         ("serve --prot 1", 2, "error: No such option '--prot'. (Did you mean one of: '--"),
         ("serve --port 70000", 2, "error: Invalid value for '--port'"),
+        (f"serve --config {file}", 2, f"error: {file}: Invalid value for '--port'"),
+        ("serve --kv-memory much", 2, no_size.format("much")),
+        ("serve --kv-memory 0", 2, no_size.format("0")),
         ("top --interval nan", 2, "error: Invalid value for '--interval': 'nan' is not a number"),
         ("bench --load x", 2, "error: Invalid value for '--load': 'x' is not one of 'chat', "),
         ("sevre", 2, "error: No such command 'sevre'"),
@@ -371,8 +377,6 @@ def test_wrong_options(tiny_model: Path, tmp_path: Path) -> None:
     model = str(tiny_model)
     assert "given twice" in _fails(model, "--model", model)
     assert "not both" in _fails(model, "--kv-blocks", "3", "--kv-memory", "1G")
-    assert "is not a size" in _fails(model, "--kv-memory", "much")
-    assert "kv_memory_bytes" in _fails(model, "--kv-memory", "0")
     assert "cannot be read" in _fails(model, "--api-key-file", str(tmp_path / "none"))
     assert CliRunner().invoke(app, ["serve", "--port", "70000"]).exit_code == 2
     assert CliRunner().invoke(app, ["serve", "--policy", "luck"]).exit_code == 2
@@ -417,7 +421,7 @@ def test_options_that_do_not_fit_the_model_are_refused_before_torch_is_imported(
     "text, size", [("1000", 1000), ("512M", 2**29), ("4GiB", 2**32), ("1.5k", 1536)]
 )
 def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
+    assert Size().convert(text, None, None) == size
 
 
 def test_without_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
