@@ -236,10 +236,12 @@ def gen(
         "stop_token_ids": stop_token_ids,
         **options,
     }
+    known = sampling.normalise(given, "gen()")
     if choices is None:
-        return Gen(_name(name, "gen()"), sampling.normalise(given, "gen()"))
-    sampling.check_names(given, "gen()")
-    return _select(name, choices, options.get("temperature") or 0.0, choices_method, "gen()")
+        return Gen(_name(name, "gen()"), known)
+    if others := [source for source in sampling.SOURCES if source in known]:
+        raise TypeError(f"gen() got several constraints (choices, {', '.join(others)}); give one")
+    return _select(name, choices, known.get("temperature", 0.0), choices_method, "gen()")
 
 
 def ids(tokens: Iterable[int]) -> TokenIds:

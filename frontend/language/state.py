@@ -373,6 +373,8 @@ class State:
 
         `position_ids_offset` is accepted for sglang's programs and has no effect there either.
         """
+        if not hasattr(size, "__index__"):
+            raise TypeError(f"fork() needs a whole number of states, not {size!r}")
         return Forks(self, int(size), adapter)
 
     def mark(self) -> Mark:

@@ -10,6 +10,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.language.expressions import RoleBegin
+from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     ContextLengthExceeded,
@@ -180,6 +181,8 @@ def test_error_of_the_state() -> None:
         (lambda: rl.gen("x", dtype="integer"), InvalidConstraint, "integer"),
         (lambda: rl.gen(3), TypeError, "name must be a string"),
         (lambda: rl.gen("x", choices=[]), InvalidRequest, "choices must not be empty"),
+        (lambda: rl.gen("x", choices=["a"], regex="b"), TypeError, r"several .*\(choices, regex\)"),
+        (lambda: rl.gen("x", choices=["a"], temperature="b"), InvalidRequest, "temperature"),
         (lambda: rl.select("x"), TypeError, "choices"),
         (lambda: rl.select("x", "abc"), TypeError, "list of strings"),
         (lambda: rl.select("x", ["a", 1]), TypeError, r"choices\[1\]"),
@@ -208,6 +211,13 @@ def test_wrong_arguments_of_a_run() -> None:
         rl.function(lambda s, backend: None)
     with pytest.raises(TypeError, match="a backend is"):
         unread.run(backend=object())
+
+
+@pytest.mark.parametrize("size", [2.5, "2", None])
+def test_a_fork_has_a_whole_number_of_states(size: Any) -> None:
+    program = rl.function(lambda s: s.fork(size))
+    with pytest.raises(TypeError, match=r"fork\(\) needs a whole number"):
+        program.run(backend=Scripted())
 
 
 @pytest.mark.parametrize("value", [None, 3, {"a": 1}])
