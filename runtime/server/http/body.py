@@ -259,12 +259,14 @@ def choices_at(kind: type, path: str) -> str:
     known: list[str] = []
     why = ""
     for struct in _structs_at(kind, above):
-        here = [struct.tag] if struct.tag_field == name else []
+        known += [repr(struct.tag)] if struct.tag_field == name else []
         for type_ in alternatives([f.type for f in struct.fields if f.encode_name == name]):
             items = [type_.item_type] if isinstance(type_, inspect.ListType) else [type_]
             for item in alternatives(items):
-                here += item.values if isinstance(item, inspect.LiteralType) else ()
-        known += [repr(value) for value in here]
+                if isinstance(item, inspect.LiteralType):
+                    known += map(repr, item.values)
+                elif isinstance(item, inspect.BoolType):
+                    known += ["true", "false"]
         if name == "type":
             why = why or getattr(struct.cls, "ONLY", "")
     if not known:

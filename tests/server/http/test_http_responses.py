@@ -318,6 +318,11 @@ MESSAGE = {"role": "user", "content": "x"}
             "messages[0].role: invalid enum value 'usr' (there are 'assistant', 'developer', "
             "'function', 'system', 'tool', 'user')",
         ),
+        (
+            "chat/completions",
+            {"messages": [MESSAGE], "cache": {"pin": "yes"}},
+            "cache.pin: invalid enum value 'yes' (there are true, false, 'try')",
+        ),
     ],
 )
 async def test_refused_values_name_those_that_there_are(
