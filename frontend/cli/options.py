@@ -39,7 +39,7 @@ class FloatRange(click.FloatRange):
         return found
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """Bytes, written such as "512M", "4GiB" or "1000000"."""
 
     name = "size"
