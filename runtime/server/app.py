@@ -192,10 +192,9 @@ async def serve_until(
     drain: asyncio.Event,
 ) -> None:
     """All of a gateway's process: as `serve`, with its logs set up; but if an event is set while
-    a model is loading, the loading ends at once."""
+    a model is loading, the loading ends at once. Looks for garbage again once it is ready."""
     processes.set_up_logs(models[0].engine.logs, "gateway")
     processes.take_descriptors()
-    gc.disable()  # a tenth of a start: it makes many objects that stay, and garbage of few
     is_ready = False
 
     def on_ready(listening: Listening) -> None:
