@@ -489,6 +489,10 @@ def _check(task: Task, wrong: Any) -> None:
             re.compile(pattern)
         except re.error as error:
             raise wrong(keys, f"no pattern: {error}") from None
+    plain = Task(data=task.data)
+    for key in ("generate", "extract", "votes", "judge"):
+        if task.score == "likelihood" and getattr(task, key) != getattr(plain, key):
+            raise wrong((key,), "the model writes nothing with score: likelihood, the default")
 
 
 def _patterns(task: Task) -> list[tuple[Keys, str]]:

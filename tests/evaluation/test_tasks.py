@@ -47,6 +47,8 @@ def write(folder: Path, task: str, rows: list[Any] | None = None) -> Path:
         ("data: rows.jsonl\nname: 2020-13-45\n", "task.yaml: month must be"),
         ("data: rows.jsonl\nmetrics: []\n", ":2: metrics: Expected `array` of length >= 1"),
         ("data: rows.jsonl\nscore: generate\ngenerate:\n  n: 3\n", ":4: generate.n: a row has one"),
+        ("data: rows.jsonl\nvotes: 3\n", ":2: votes: the model writes nothing"),
+        ("data: rows.jsonl\ngenerate: {stop: x}\n", ":2: generate: the model writes nothing"),
         ("data: rows.jsonl\nshots: {text: none}\n", "shots.text: .*none: .*No such file"),
     ],
 )  # fmt: skip
