@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rootlace.wire.errors import InvalidConstraint
+
 Content = Mapping[str, Any]
 """The content of a call: its arguments' schema, made by `arguments`."""
 Calls = Iterable[tuple[str, Content]]
@@ -14,30 +16,30 @@ Around = tuple[str, str, str]
 what they end with."""
 LINES: Around = ("", "\n", "")
 
-
-_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_NO_ARGUMENTS = frozenset({"array", "string", "number", "integer", "boolean"})
 
 
 def arguments(schema: Mapping[str, Any] | bool | None, strict: bool | None = None) -> Content:
     """Of a tool with this schema (None: it takes none), held as its `strict` says.
 
     True: exactly to the schema. False: to a JSON object. None: to as much of the schema as can be
-    held, and of a schema of which nothing can, to its type; to an object where that is no type.
+    held, and of a schema of which nothing can, to its type; to an object where that is another.
+
+    Raises InvalidConstraint for a schema that is to be held exactly and is of no object.
     """
     if strict is False:
         schema = {"type": "object"}
     elif schema is None:
         schema = {"type": "object", "additionalProperties": False}
-    elif isinstance(schema, Mapping) and (strict is None or not schema):
+    elif isinstance(schema, Mapping):
         schema = {"type": "object", **schema}
-        if strict is None and not _are_types(schema["type"]):
-            schema["type"] = "object"  # "dict", for one
-    return _json(schema) | ({"lenient": True} if strict is None else {})
-
-
-def _are_types(given: object) -> bool:
-    names = given if isinstance(given, list) else [given]
-    return all(isinstance(one, str) and one in _TYPES for one in names)
+        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        if strict is None and not all(one in ("object", "null") for one in types):
+            schema["type"] = "object"  # instead of "dict", for one
+        elif types and _NO_ARGUMENTS.issuperset(map(str, types)):
+            given = " or ".join(map(str, types))
+            raise InvalidConstraint(f"json_schema: #/type: arguments are an object, not {given}")
+    return as_content(schema) | ({"lenient": True} if strict is None else {})
 
 
 def among_text(
@@ -77,7 +79,7 @@ def or_json(
     before: str = "",
 ) -> dict[str, Any]:
     """Only `calls`, or `before` and what fits `schema`. `last`: no call follows the first."""
-    answer = _sequence(_const(before), _json(schema))
+    answer = _sequence(_const(before), as_content(schema))
     return _tag(_either(_together(calls, end, around, last), answer))
 
 
@@ -112,7 +114,7 @@ def _tag(text: dict[str, Any]) -> dict[str, Any]:
     return {"type": "structural_tag", "format": text}
 
 
-def _json(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
+def as_content(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 

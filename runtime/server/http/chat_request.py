@@ -26,6 +26,7 @@ from rootlace.runtime.server.tool_parsers.base import (
     Reasoning,
 )
 from rootlace.wire import tool_calls
+from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, Output, Part, SamplingParams, Text
 from rootlace.wire.sampling import PLAIN, Cache, Handling
 
@@ -434,7 +435,7 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
     `tool_calls.arguments` (where the model may call)."""
     # An object without a tag may be text: it is held only where arguments have to be.
     calls = _begun(tools, form) if not form.calls.bare or any(tool.strict for tool in tools) else []
-    begun = [(form.begin_alone(tool.name), _arguments(tool)) for tool in tools]
+    begun = [(form.begin_alone(tool.name), _arguments(tool, tool.strict)) for tool in tools]
     also = [(found, content) for found, content in begun if found is not None]
     alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
     tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
@@ -447,7 +448,7 @@ def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], for
     """Calls, or a text in the format that is asked for."""
     schema = msgspec.json.decode(asked.constraint.source)
     if form.calls.bare:  # calls are JSON, too
-        contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
+        contents = [*map(_call_alone, tools), tool_calls.as_content(schema)]
         places = ["/properties/parameters"] * len(tools)
         return _with(asked, tools, tool_calls.either_json(contents), places)
     tag = tool_calls.or_json(
@@ -475,11 +476,15 @@ def _with(
 
 def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, tool_calls.Content]]:
     """How calls begin, and the arguments that follow."""
-    return [(form.begin(tool.name), _arguments(tool)) for tool in tools]
+    return [(form.begin(tool.name), _arguments(tool, tool.strict)) for tool in tools]
 
 
-def _arguments(tool: Tool) -> tool_calls.Content:
-    return tool_calls.arguments(tool.parameters, tool.strict)
+def _arguments(tool: Tool, strict: bool | None) -> tool_calls.Content:
+    """Raises InvalidConstraint that names the tool."""
+    try:
+        return tool_calls.arguments(tool.parameters, strict)
+    except InvalidConstraint as error:
+        raise InvalidConstraint(f"tool {tool.name!r}: {error}", "tools") from None
 
 
 def _calls(
@@ -513,8 +518,7 @@ def _named(tools: Sequence[Tool], places: Sequence[str]) -> tuple[OfTool, ...]:
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     """The schema of a forced call's arguments, which may be checked: it need not be lenient."""
-    held = tool_calls.arguments(tool.parameters, tool.strict is not False)
-    return dict(held["json_schema"])
+    return dict(_arguments(tool, tool.strict is not False)["json_schema"])
 
 
 def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -527,7 +531,7 @@ def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
 def _call_alone(tool: Tool) -> tool_calls.Content:
     """Its call as a format is asked for beside it."""
     definitions: dict[str, Any] = {}
-    held = _arguments(tool)
+    held = _arguments(tool, tool.strict)
     call = _call_schema(tool.name, held["json_schema"], definitions, "parameters")
     return {**held, "json_schema": _any_of([call], definitions)}
 

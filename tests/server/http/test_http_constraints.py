@@ -323,12 +323,12 @@ async def test_calls_among_text_are_of_the_tools(
         pytest.skip("Ollama's tools have no such field")
     served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
     begin = '<tool_call>{"name":"%s","arguments":'
+    schema = {"type": "object", **NUMBERS}
     if strict is True:
-        content = {"type": "json_schema", "json_schema": NUMBERS}
+        content = {"type": "json_schema", "json_schema": schema}
     elif strict is False:
         content = {"type": "json_schema", "json_schema": {"type": "object"}}
     else:
-        schema = {"type": "object", **NUMBERS}
         content = {"type": "json_schema", "json_schema": schema, "lenient": True}
     none = {"type": "object"} if path == "/v1/messages" else NOTHING
     empty = {"type": "json_schema", "json_schema": none, "lenient": True}
@@ -468,6 +468,24 @@ async def test_a_format_beside_calls_that_are_json_themselves(served: Served) ->
     _, reply = await post(served, "/v1/chat/completions", {"messages": ASK, **given})
     (made,) = reply["choices"][0]["message"]["tool_calls"]
     assert made["function"] == {"name": "f", "arguments": '{"a":1}'}
+
+
+@pytest.mark.parametrize("strict", [True, None])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+async def test_arguments_are_an_object(served: Served, choice: str, strict: Any) -> None:
+    """Text of a string is no JSON, and Anthropic's clients are told of no array."""
+    given = {"type": "array", "items": {"type": "integer"}}
+    body = {"messages": ASK, "tool_choice": choice, "tools": [tool("f", strict, given)]}
+    status, reply = await post(served, "/v1/chat/completions", {"model": "fake", **body})
+    if choice == "required" or strict:
+        assert status == 400 and reply["error"]["param"] == "tools"
+        said = "tool 'f': json_schema: #/type: arguments are an object, not array"
+        assert reply["error"]["message"] == said
+    else:  # nothing is refused
+        sent = served.gateway.last_generate.constraint
+        assert status == 200 and sent is not None
+        (tag,) = json.loads(sent.source)["format"]["tags"]
+        assert tag["content"]["json_schema"]["type"] == "object"
 
 
 async def test_a_tool_with_a_bad_schema_is_the_tools_fault(served: Served) -> None:
