@@ -11,6 +11,7 @@ from aiohttp import web
 
 from rootlace.wire.errors import (
     InternalError,
+    InvalidConstraint,
     InvalidRequest,
     Overloaded,
     RootlaceError,
@@ -95,6 +96,9 @@ def error_body(error: Exception, path: str = "") -> dict[str, object]:
         elif isinstance(error, web.HTTPRequestEntityTooLarge) and message.startswith("Maximum"):
             message += " The server's --max-body says how large a body may be."
     if path.startswith("/api/"):  # Ollama
+        # Nothing but the message names the field, and a constraint's names its kind.
+        if code == InvalidConstraint.code and param:
+            message = f"{param}: {message}"
         return {"error": message}
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     anthropic = path.startswith("/v1/messages")

@@ -10,6 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from rootlace.runtime.server.http.ollama import _shown
+from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, Text
 from tests.model.gguf.writing import Entry, write
 from tests.server.http.conftest import Served
@@ -255,3 +256,10 @@ async def test_refusals(served: Served, given: dict[str, Any], status: int, says
     async with served.http.post("/api/chat", json={**ASK, **given}) as reply:
         assert reply.status == status
         assert says in (await reply.json())["error"]  # a text, as Ollama's clients expect it
+
+
+async def test_a_refused_format_is_called_as_the_client_calls_it(served: Served) -> None:
+    served.gateway.fail = InvalidConstraint("json_schema: #/type: no")
+    async with served.http.post("/api/chat", json={**ASK, "format": {}, "stream": False}) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"] == "format: json_schema: #/type: no"
