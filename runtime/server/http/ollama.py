@@ -213,7 +213,7 @@ def fields_of(options: OptionsBody | None) -> dict[str, Any]:
 
 def constraint_of(body: AnswerBody) -> Asked | None:
     """That of `format`."""
-    if not body.format:
+    if body.format is None or body.format == "":
         return None
     schema = {"type": "object"} if body.format == "json" else body.format
     return schema_constraint(schema, "format")

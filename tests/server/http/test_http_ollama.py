@@ -258,6 +258,11 @@ async def test_refusals(served: Served, given: dict[str, Any], status: int, says
         assert says in (await reply.json())["error"]  # a text, as Ollama's clients expect it
 
 
+async def test_a_format_that_allows_anything_is_still_json(served: Served) -> None:
+    await lines(served, "/api/chat", {**ASK, "format": {}, "stream": False})
+    assert served.gateway.last_generate.constraint == Constraint("json_schema", "{}")
+
+
 async def test_a_refused_format_is_called_as_the_client_calls_it(served: Served) -> None:
     served.gateway.fail = InvalidConstraint("json_schema: #/type: no")
     async with served.http.post("/api/chat", json={**ASK, "format": {}, "stream": False}) as reply:
