@@ -276,7 +276,8 @@ async def test_a_malformed_pattern_is_refused_where_calls_are_held(
 async def test_ollama_refuses_it(served: Served) -> None:
     async with served.http.post("/api/chat", json=_tools(MALFORMED, None, "/api/chat")) as reply:
         assert reply.status == 400
-        assert (await reply.json())["error"].startswith("tools: tool 'g': json_schema: $.properties.q")
+        told = (await reply.json())["error"]
+        assert told.startswith("tools: tool 'g': json_schema: $.properties.q")
 
 
 async def test_a_malformed_pattern_of_what_is_not_held_is_told(served: Served) -> None:
