@@ -37,10 +37,9 @@ async def open_room(
     begin = start or partial(_start, engine_config, config, on_exit)
     starting: asyncio.Task[Engine] = asyncio.create_task(begin())
     try:
-        # Modules and texts are read by two threads: OpenSSL and files leave the interpreter free.
-        importing = asyncio.create_task(asyncio.to_thread(meanwhile))
+        # What the texts take for a while is free for the modules then.
         texts = await asyncio.to_thread(_read_texts, config)
-        await importing
+        await asyncio.to_thread(meanwhile)
         engine = await asyncio.shield(starting)
     except BaseException:
         await _abandon(starting)

@@ -16,6 +16,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -84,11 +85,13 @@ class KeptTokenizer:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path, header + head + data)
+        except OSError as error:
+            log.warning("the tokenizer is not kept for the next start: %s", error)
+            return
+        with suppress(FileNotFoundError):  # another start deletes old ones, too
             oldest_first = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
             for path in oldest_first[:-MOST_FILES]:
                 path.unlink()
-        except OSError as error:
-            log.warning("the tokenizer is not kept for the next start: %s", error)
 
     def _facts(self, file: BinaryIO) -> tuple[TokenizerFacts, int]:
         """The facts, and the checksum of what follows."""
