@@ -47,6 +47,25 @@ ROOT = Path(__file__).resolve().parents[1]
 SLOW_FOLDERS = ("clients", "e2e", "gpu", "kernels/triton", "benchmarks", "scripts")
 SLOW_PATHS = tuple(ROOT / "tests" / folder for folder in SLOW_FOLDERS)
 
+# Tests of processes, ranks and threads that share memory: they run on the cores of all workers.
+CONCURRENT_PATHS = tuple(
+    ROOT / "tests" / name
+    for name in ("clients", "e2e", "kernels/native", "model/parallel", "engine/test_ranks.py")
+)
+
+
+def share(cores: set[int], worker: int, workers: int) -> set[int]:
+    """Cores of one worker. All of them where there are fewer cores than workers."""
+    return set(sorted(cores)[worker::workers]) if workers <= len(cores) else cores
+
+
+CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+OWN_CORES = share(
+    CORES,
+    int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")),
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -90,6 +109,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     # Their files take long: they come first, so that no worker is left alone with one at the end.
     items.sort(key=lambda item: item.path in slow, reverse=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Bind the worker to its own cores. Threads of a model spin while they wait for each other: on
+    cores that another worker uses, too, each step takes several times as long."""
+    if OWN_CORES < CORES:
+        concurrent = any(item.path.is_relative_to(path) for path in CONCURRENT_PATHS)
+        os.sched_setaffinity(0, CORES if concurrent else OWN_CORES)
 
 
 @pytest.hookimpl(tryfirst=True)

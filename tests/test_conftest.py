@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.conftest import heed_interrupts
+from tests.conftest import heed_interrupts, share
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,10 @@ def test_interrupts_are_not_ignored(before: signal.Handlers, after: object) -> N
         assert signal.getsignal(signal.SIGINT) is after
     finally:
         signal.signal(signal.SIGINT, own)
+
+
+def test_every_core_is_that_of_one_worker() -> None:
+    cores = {2, 3, 5, 7, 11}
+    shares = [share(cores, worker, 3) for worker in range(3)]
+    assert sorted(core for one in shares for core in one) == sorted(cores)
+    assert [share(cores, worker, 6) for worker in range(6)] == [cores] * 6
