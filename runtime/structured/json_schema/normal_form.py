@@ -79,11 +79,17 @@ class Normal:
 def normal_form(checked: CheckedSchema, satisfies: Satisfies) -> Normal:
     """`satisfies(schema, value, holds)` is the full check. Raises InvalidConstraint where nothing
     at all satisfies the schema."""
-    made = _Normalizer(checked, satisfies)
-    try:
-        return made.result()
-    finally:
-        made.let_go()
+    endless: set[Conjunction] = set()
+    while True:
+        made = _Normalizer(checked, satisfies, endless)
+        try:
+            found = made.result()
+        finally:
+            made.let_go()
+        names = _endless(found.definitions)
+        if not names:
+            return found
+        endless |= {found.places[name] for name in names}
 
 
 def let_go(*memos: dict[Any, Any]) -> None:
@@ -94,8 +100,52 @@ def let_go(*memos: dict[Any, Any]) -> None:
             memo.popitem()
 
 
+def _endless(definitions: Mapping[str, Any]) -> set[str]:
+    """Names of the definitions that no finite value satisfies, such as a list of at least one item
+    of its own kind."""
+    left = list(reversed(definitions))  # most refer to later ones
+    endless = set(left)
+
+    def ends(part: Any) -> bool:
+        reference = part.get("$ref", "") if isinstance(part, dict) else ""
+        return part is not False and reference.removeprefix("#/$defs/") not in endless
+
+    while True:
+        still = []
+        for name in left:
+            definition = definitions[name]
+            if any(_may_end(shape, ends) for shape in definition.get("anyOf", (definition,))):
+                endless.discard(name)
+            else:
+                still.append(name)
+        if len(still) == len(left):
+            return endless
+        left = still
+
+
+def _may_end(shape: dict[str, Any], ends: Callable[[Any], bool]) -> bool:
+    """Whether a shape has finite values, where `ends` tells of a part whether it is known to."""
+    if shape.get("type") == "array":
+        least, first = shape.get("minItems", 0), shape.get("prefixItems", ())
+        return all(map(ends, first[:least])) and (
+            least <= len(first) or ends(shape.get("items", True))
+        )
+    if shape.get("type") == "object":
+        named = shape.get("properties", {})
+        others = *shape.get("patternProperties", {}).values(), shape.get("additionalProperties", {})
+        return all(ends(named.get(name, True)) for name in shape.get("required", ())) and (
+            any(map(ends, others))
+            or sum(map(ends, named.values())) >= shape.get("minProperties", 0)
+        )
+    return True
+
+
 class _Normalizer:
-    def __init__(self, checked: CheckedSchema, satisfies: Satisfies) -> None:
+    """`endless` are conjunctions that no finite value satisfies."""
+
+    def __init__(
+        self, checked: CheckedSchema, satisfies: Satisfies, endless: Iterable[Conjunction]
+    ) -> None:
         me = weakref.proxy(self)  # a method would refer in a circle, to all that is made here
 
         def empty(conjunction: Conjunction) -> bool:
@@ -107,7 +157,10 @@ class _Normalizer:
             return me._shapes_of(conjunction)
 
         self._shapes = Shapes(checked, satisfies, empty, shapes_of)
-        self._known: dict[Conjunction, tuple[list[Shape], set[Residual]]] = {}
+        self._known: dict[Conjunction, tuple[list[Shape], set[Residual]]] = {
+            conjunction: ([], set()) for conjunction in endless
+        }
+        self._endless = frozenset(endless)
         self._reasons: dict[Conjunction, str] = {}
         self._open: set[Conjunction] = set()
         self._root: Conjunction = (Atom(checked.root),)
@@ -118,7 +171,8 @@ class _Normalizer:
         shapes, _ = self._shapes_of(self._root)
         if not shapes:
             place = written(self._reasons.get(self._root) or "#")
-            raise invalid(place, "nothing satisfies the schema")
+            reason = ": a value would hold itself without end" if self._endless else ""
+            raise invalid(place, f"nothing satisfies the schema{reason}")
         found = Normal(self._part(self._root))
         while self._queue:
             conjunction = self._queue.pop(0)

@@ -97,6 +97,8 @@ def _byte_tokenizer() -> LLTokenizer:
 
 Definitions = dict[str, Any]
 _TOO_LARGE = "schema too large"
+_CIRCULAR = "circular references"
+"""llguidance 1.9 says so of a key that has a recursive schema both by its name and by a pattern."""
 
 _STEPS = (
     ("minProperties", "maxProperties"),
@@ -129,6 +131,13 @@ def weaken(
             if _alone(definition):
                 definitions[name] = _weakened(definition, name, lost)
         refused = accepted({**root, "$defs": definitions})
+    if refused.startswith(_CIRCULAR):
+        for name, definition in definitions.items():
+            freed = _with_free_patterns(definition)
+            if freed != definition:
+                definitions[name] = freed
+                lost.append((name, "patternProperties"))
+        refused = accepted({**root, "$defs": definitions})
     if refused:
         raise TooLarge(refused.splitlines()[0])
     return root, definitions, list(dict.fromkeys(lost))
@@ -149,6 +158,16 @@ def _hollow(definition: Any) -> Any:
         }
     if isinstance(definition, list):
         return [_hollow(item) for item in definition]
+    return definition
+
+
+def _with_free_patterns(definition: dict[str, Any]) -> dict[str, Any]:
+    """Allow every value under patterns of keys that stand beside named keys."""
+    if "anyOf" in definition:
+        return {"anyOf": [_with_free_patterns(option) for option in definition["anyOf"]]}
+    if definition.keys() >= {"properties", "patternProperties"}:
+        freed = dict.fromkeys(definition["patternProperties"], True)
+        return {**definition, "patternProperties": freed}
     return definition
 
 

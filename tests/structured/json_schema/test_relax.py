@@ -228,6 +228,76 @@ def test_what_looks_like_a_contradiction(compiler: GrammarCompiler, schema: Any)
     assert any(map(validator.is_valid, values))
 
 
+ENDLESS = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/endless"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/endless"},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#"}},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#"}},
+            "additionalProperties": False,
+            "minProperties": 1,
+        },
+        {"prefixItems": [True, {"$ref": "#"}], "minItems": 2, "type": "array"},
+        {
+            "anyOf": [
+                {"$ref": "#/$defs/endless"},
+                {"type": "array", "minItems": 2, "items": {"$ref": "#"}},
+            ]
+        },
+    ],
+    ids=str,
+)
+def test_a_schema_of_values_without_end_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConstraint, match=r"#: nothing satisfies .* without end"):
+        PreparedSchema({**schema, "$defs": {"endless": ENDLESS}})
+
+
+RECURSIVE = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"$ref": "#/$defs/endless"}, {"type": "null"}]},
+        {"type": ["object", "array"], "properties": {"a": {"$ref": "#/$defs/endless"}}},
+        {"type": "array", "items": {"$ref": "#/$defs/endless"}},
+        {"type": "array", "prefixItems": [True], "items": {"$ref": "#/$defs/endless"}},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/endless"}},
+        {"not": {"$ref": "#/$defs/endless"}, "type": "array", "items": {"type": "null"}},
+        {"type": "object", "patternProperties": {"^a": RECURSIVE}, "properties": {"a": True}},
+        {
+            "type": "object",
+            "patternProperties": {"^a": RECURSIVE},
+            "properties": {"a": True},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    ],
+    ids=str,
+)
+def test_recursive_schemas_have_their_finite_values(
+    compiler: GrammarCompiler, schema: dict[str, Any]
+) -> None:
+    schema = {**schema, "$defs": {"endless": ENDLESS}}
+    grammar = compiler.compile(json_schema=schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    simple: list[Any] = [None, 1, [], {}]
+    keyed = [{key: one} for key in ("a", "ab", "b") for one in simple]
+    values = [*simple, *([one] for one in simple), *keyed, [None, None], {"a": {"a": None}}]
+    values += [{"a": None, "ab": one} for one in [*simple, {"a": None}]]
+    verdicts = {validator.is_valid(value) for value in values}
+    for value in values:
+        taken = accepts(grammar, compiler.vocabulary, _dumped(value))
+        assert taken == validator.is_valid(value), value
+    assert verdicts == {True, False}
+
+
 @pytest.mark.parametrize("draft", ["04", "06", "07"])
 def test_older_drafts_mean_what_they_meant(compiler: GrammarCompiler, draft: str) -> None:
     schema: dict[str, Any] = {
