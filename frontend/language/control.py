@@ -41,6 +41,7 @@ def best_of(s: State, n: int, step: Step, *, key: Callable[[Any], Any] | None = 
     A fork that fails takes no part; if all do, the first failure is raised. To be awaited in
     `async def` programs, where `key` may be a coroutine function.
     """
+    _check_forks("best_of()", n)
     if key is None:
         step, key = _with_likelihood(step)
     return _decide(s, f"best_of(s, {n}, ...)", _best_of(s, n, step, key))
@@ -57,6 +58,7 @@ def majority(
     are cancelled. A fork that fails has no vote; if all do, the first failure is raised. To be
     awaited in `async def` programs.
     """
+    _check_forks("majority()", n)
     return _decide(s, f"majority(s, {n}, ...)", _majority(s, n, step, name, key or _itself))
 
 
@@ -77,7 +79,13 @@ def beam(
     """
     if depth < 1 or width < 1:
         raise InvalidRequest("beam() needs a depth and a width of at least 1")
+    _check_forks("beam()", branches)
     return _decide(s, "beam(s, ...)", _beam(s, step, depth, width, branches, key))
+
+
+def _check_forks(caller: str, n: int) -> None:
+    if n < 1:
+        raise InvalidRequest(f"{caller} needs at least 1 fork, not {n}")
 
 
 # ---------------------------------------------------------------- plans

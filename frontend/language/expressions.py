@@ -241,6 +241,8 @@ def gen(
         return Gen(_name(name, "gen()"), known)
     if others := [source for source in sampling.SOURCES if source in known]:
         raise TypeError(f"gen() got several constraints (choices, {', '.join(others)}); give one")
+    if known.get("n", 1) > 1:
+        raise InvalidRequest(f"gen(): choices take no n={known['n']}; fork() for several choices")
     return _select(name, choices, known.get("temperature", 0.0), choices_method, "gen()")
 
 

@@ -170,7 +170,10 @@ def test_wrong_uses() -> None:
         (lambda s: list(s.retry(0)), "at least 1 attempt"),
         (lambda s: rl.best_of(s, 2, "text"), "without a key"),
         (lambda s: rl.best_of(s, 2, rl.gen()), "that has a name"),
-        (lambda s: rl.best_of(s, 0, rl.gen("x")), "at least 1"),
+        (lambda s: rl.best_of(s, 0, rl.gen("x")), r"best_of\(\) .* at least 1"),
+        (lambda s: rl.majority(s, 0, rl.gen("x"), "x"), r"majority\(\) .* at least 1"),
+        (lambda s: rl.beam(s, "x", key=str, depth=1, branches=0), r"beam\(\) .* at least 1"),
+        (lambda s: rl.gen("x", choices=["a", "b"], n=2), "choices take no n=2"),
         (lambda s: rl.beam(s, "x", key=str, depth=0), "at least 1"),
     ):
         with pytest.raises((TypeError, InvalidRequest), match=error):
