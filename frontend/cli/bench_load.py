@@ -221,7 +221,8 @@ async def look(server: Server) -> tuple[str, float]:
             async with http.post(f"{server.url}/v1/completions", json=body) as reply:
                 tokens = (await _answer(reply))["usage"]["prompt_tokens"]
         except (aiohttp.ClientError, OSError) as error:
-            raise Unusable(f"there is no server at {server.url}: {error}") from error
+            reason = getattr(error, "os_error", error)  # not what aiohttp says of its SSL options
+            raise Unusable(f"there is no server at {server.url}: {reason}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Unusable(f"{server.url} does not answer as OpenAI's servers do") from error
     return model, _PROBE_WORDS / max(tokens, 1)
