@@ -234,15 +234,6 @@ class ModelRegistry:
         self._closing.discard(task)
         asyncio.get_running_loop().call_later(CLEARED_SECONDS, _clear)
 
-    async def status(self) -> dict[str, object]:
-        """Counters of the loaded models, by name. Raises ServerUnavailable if none answers."""
-        found: dict[str, object] = {}
-        for room in self.all:
-            if room.gateway is not None:
-                with contextlib.suppress(ServerUnavailable):
-                    found[room.name] = await room.gateway.status()
-        return found
-
 
 def _clear() -> None:
     """Collect what unloaded models leave, also of those that were there when a start ended: garbage

@@ -43,7 +43,7 @@ from rootlace.runtime.server.sequence import (
 )
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for, in_time
-from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.runtime.server.tokenizer import Piece, Tokenizer, common_prefix
 from rootlace.wire.errors import InternalError, InvalidRequest
 from rootlace.wire.protocol import (
     ChoicesMethod,
@@ -315,7 +315,7 @@ class Selection:
         common, joint = len(base), []
         for choice in self._op.choices:
             ids = encode((*state.pending, Piece(choice)), *state.before)
-            common = min(common, _common_prefix(base[:common], ids))
+            common = min(common, common_prefix(base[:common], ids))
             joint.append(np.array(ids, np.int32))
         settled = np.array(state.ids, np.int32)
         for index, length in enumerate(map(len, joint)):
@@ -419,10 +419,3 @@ def _greedy(values: Sequence[Sequence[float]], means: Sequence[float]) -> int:
         if len(left) == 1:
             break
     return left[0]
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next((i for i in range(length) if a[i] != b[i]), length)

@@ -82,11 +82,8 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
     that a constraint forced have `forced`, and those that were computed ahead `drafted`."""
     content = []
     for token in tokens:
-        entry = _entry(tokenizer, token.token_id, token.text, token.logprob)
         chosen: ChosenToken = {
-            "token": entry["token"],
-            "logprob": entry["logprob"],
-            "bytes": entry["bytes"],
+            **_entry(tokenizer, token.token_id, token.text, token.logprob),
             "top_logprobs": [
                 _entry(tokenizer, token_id, text, logprob)
                 for token_id, logprob, text in token.top[:top]
