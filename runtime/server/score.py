@@ -105,13 +105,12 @@ async def find_vectors(
     `names` do.
     """
     model.check_adapter(adapter)
-    asker = asker or Asker.of(None, "")
-    if asker.account is not None:
-        asker.account.check_priority(handling.priority)
-    chosen = _own_pooling(model) if pooling is None else pooling
+    asker, alone = asker or Asker.of(None, ""), not handling.cache.share
     namespace = namespace_of(asker.account, namespace)
-    if not handling.cache.share:
-        namespace = private(namespace)
+    namespace = private(namespace) if alone else namespace
+    sequence = TokenSequence(namespace, "", adapter, asker, private=alone)
+    sequence.check_handling(handling)
+    chosen = _own_pooling(model) if pooling is None else pooling
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
     requests = Requests(model.engine, asker)
     prompts = []
@@ -126,21 +125,13 @@ async def find_vectors(
             raise named from error
     for vector, prompt in zip(found, prompts, strict=True):
         vector.prompt_tokens = len(prompt)
-        request = EngineRequest(
-            0,
-            prompt,
-            NO_OUTPUT,
-            namespace=namespace,
-            adapter=adapter,
-            pooling=chosen,
-            handling=handling,
-        )
+        request = sequence.request(prompt, NO_OUTPUT, handling, pooling=chosen)
         requests.add(request, partial(_take_vectors, vector))
     try:
         async with in_time(handling.timeout):
             await requests.finish()
     finally:
-        if not handling.cache.share:
+        if alone:
             model.engine.forget_namespace(namespace)
     for vector in found:
         vector.values = vector.values[:dimensions]
