@@ -82,8 +82,11 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
     that a constraint forced have `forced`, and those that were computed ahead `drafted`."""
     content = []
     for token in tokens:
+        entry = _entry(tokenizer, token.token_id, token.text, token.logprob)
         chosen: ChosenToken = {
-            **_entry(tokenizer, token.token_id, token.text, token.logprob),
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "bytes": entry["bytes"],
             "top_logprobs": [
                 _entry(tokenizer, token_id, text, logprob)
                 for token_id, logprob, text in token.top[:top]
