@@ -143,7 +143,8 @@ class ModelRegistry:
 
         def on_exit(reason: str) -> None:
             gone.append(reason)
-            self._lost(room, reason)
+            log.error("the model %s is gone: %s", room.name, reason)
+            self._close(room)
 
         try:
             # Each sees what memory is left by the one before, and by those that were unloaded.
@@ -217,10 +218,6 @@ class ModelRegistry:
                 if room.gateway is not None and room.idle and now - room.used >= seconds:
                     log.info("unloading %s: nobody used it for %g s", room.name, seconds)
                     self._close(room)
-
-    def _lost(self, room: ModelSlot, reason: str) -> None:
-        log.error("the model %s is gone: %s", room.name, reason)
-        self._close(room)
 
     def _close(self, room: ModelSlot) -> None:
         """From now on the room is empty; its engine ends in the background."""
