@@ -5,15 +5,22 @@ times as much as reading the message, and a model's steps send thousands of mess
 
 TCP between a runtime's processes on several machines is encrypted (CURVE). Whoever is told an
 address and its public key, by the gateway, is who is meant to connect: nobody else learns the key.
+
+Sections: reader, pipes, encrypted TCP.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
+
+# Reader -------------------------------------------------------------------------------------------
+
 
 BURST = 16
 """Messages that are read before the event loop may do other work."""
@@ -75,6 +82,95 @@ class MessageReader:
                 raise
         if not self._closed:
             self._schedule()
+
+
+# Pipes --------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.001
+
+
+class Pipes:
+    """Sends and receives messages on the event loop on which it was made.
+
+    `encode` and `decode` say what a frame is. All messages of one turn of the event loop leave as
+    one frame.
+    """
+
+    def __init__(
+        self,
+        push: zmq.Socket[bytes],
+        pull: zmq.Socket[bytes],
+        on_message: Callable[[Any], None],
+        encode: Callable[[list[Any]], bytes],
+        decode: Callable[[bytes], Iterable[Any]],
+    ) -> None:
+        """Own and close two sockets; exceptions of `on_message` are logged."""
+        self._push, self._pull = push, pull
+        self.on_message = on_message
+        self._encode, self._decode = encode, decode
+        self._reader = MessageReader(self._pull, self._take)
+        self._outgoing: list[Any] = []
+        self._flush_scheduled = False
+        self._closed = False
+
+    def send(self, message: Any) -> None:
+        """Queue a message; does nothing once closed."""
+        self._outgoing.append(message)
+        if not self._flush_scheduled and not self._closed:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def send_now(self, message: Any) -> None:
+        """Send a message ahead of queued ones; lost if the other end is missing."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._push.send(self._encode([message]), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Close and drop queued messages. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reader.close()
+        self._push.close()
+        self._pull.close()
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._closed:
+            return
+        try:
+            # Without a high-water mark this fails only while the other end is not there yet.
+            self._push.send(self._encode(self._outgoing), zmq.NOBLOCK)
+        except zmq.Again:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
+            return
+        self._outgoing = []
+
+    def _take(self, frames: list[bytes]) -> None:
+        for message in self._decode(frames[0]):
+            try:
+                self.on_message(message)
+            except Exception:
+                log.exception("handling %s failed", type(message).__name__)
+
+
+def new_pair(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """A socket to push with, and one to pull with."""
+    push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    for socket in (push, pull):
+        # Nothing is dropped between the two: admission bounds the messages in flight.
+        socket.set_hwm(0)
+        socket.linger = 0
+    return push, pull
+
+
+# Encrypted TCP ------------------------------------------------------------------------------------
 
 
 HEARTBEAT_MS, SILENCE_MS = 2_000, 10_000

@@ -23,19 +23,19 @@ from rootlace.runtime.contracts.messages import (
     Stats,
     Stop,
     ToEngine,
+    decode_from_engine,
     decode_to_engine,
+    encode,
 )
 from rootlace.runtime.engine.client.child_engine import (
     STOP_GRACE_SECONDS,
     ChildEngine,
     Children,
     DiedAtStart,
-    Pipes,
-    new_sockets,
 )
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
 from rootlace.wire import sockets
-from rootlace.wire.sockets import MessageReader
+from rootlace.wire.sockets import MessageReader, Pipes, new_pair
 
 # Line ---------------------------------------------------------------------------------------------
 #
@@ -79,9 +79,10 @@ class Line:
     ) -> tuple[Line, LineAddress]:
         """The gateway's end, at two free ports of the interface `host`."""
         public, secret = zmq.curve_keypair()
-        push, pull = new_sockets(context)
+        push, pull = new_pair(context)
         there, back = (sockets.bind(socket, host, secret) for socket in (push, pull))
-        return cls(push, Pipes(push, pull, on_message), on_lost), LineAddress(there, back, public)
+        pipes = Pipes(push, pull, on_message, encode, decode_from_engine)
+        return cls(push, pipes, on_lost), LineAddress(there, back, public)
 
     @classmethod
     def connect(
@@ -92,9 +93,9 @@ class Line:
         on_lost: Callable[[], None],
     ) -> Line:
         """The engine's end."""
-        push, pull = new_sockets(context)
+        push, pull = new_pair(context)
         # First of all its monitor: a handshake that is over before is told to nobody.
-        line = cls(push, Pipes(push, pull, on_message, decode_to_engine), on_lost)
+        line = cls(push, Pipes(push, pull, on_message, encode, decode_to_engine), on_lost)
         for socket, target in ((push, address.from_engine), (pull, address.to_engine)):
             socket.setsockopt(zmq.IMMEDIATE, 1)
             sockets.connect(socket, target, address.public_key)

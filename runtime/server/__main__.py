@@ -55,7 +55,7 @@ async def _run(config: RuntimeConfig) -> None:
     def on_parent_end() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             loop.call_soon_threadsafe(stop.set)
-        _exit_later()
+        signal.setitimer(signal.ITIMER_REAL, LAST_RESORT_SECONDS)
 
     drain = asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -66,10 +66,6 @@ async def _run(config: RuntimeConfig) -> None:
         _print_line(msgspec.json.encode(listening))
 
     await serve_until([config], on_ready, stop, drain)
-
-
-def _exit_later() -> None:
-    signal.setitimer(signal.ITIMER_REAL, LAST_RESORT_SECONDS)
 
 
 def _refuse(error: RootlaceError) -> int:

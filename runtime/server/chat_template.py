@@ -21,6 +21,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rootlace.runtime.model.checkpoint.source import ModelSource
+from rootlace.wire import chat_format
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, Part, RoleFormat, Text
 
@@ -51,9 +52,7 @@ def write(
     form: ChatFormat, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
 ) -> tuple[Part, ...]:
     """A conversation in a format. Raises InvalidRequest for an unknown role or no text content."""
-    parts: list[Part] = [Text(form.opening, special=True)] if form.opening else []
-    if form.default_system and not (messages and messages[0].get("role") == "system"):
-        parts.append(Text(form.default_system, special=True))
+    parts: list[Part] = []
     for index, message in enumerate(messages):
         role, content = message.get("role"), message.get("content") or ""
         if role not in form.roles:
@@ -63,13 +62,10 @@ def write(
         if not isinstance(content, str):
             raise InvalidRequest(f"messages[{index}]: content must be text")
         space = " " if role == "assistant" and form.roles[role].begin[-1:].isalnum() else ""
-        parts += [
-            Text(form.roles[role].begin, special=True),
-            Text(space + content),
-            Text(form.roles[role].end, special=True),
-        ]
+        begin = chat_format.begin(form, role, opened=index > 0)
+        parts += [*begin, Text(space + content), *chat_format.end(form, role)]
     if add_generation_prompt:
-        parts.append(Text(form.roles["assistant"].begin, special=True))
+        parts += chat_format.begin(form, "assistant", opened=bool(messages))
     return tuple(parts)
 
 

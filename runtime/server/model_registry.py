@@ -143,7 +143,8 @@ class ModelRegistry:
 
         def on_exit(reason: str) -> None:
             gone.append(reason)
-            self._lost(room, reason)
+            log.error("the model %s is gone: %s", room.name, reason)
+            self._close(room)
 
         try:
             # Each sees what memory is left by the one before, and by those that were unloaded.
@@ -218,10 +219,6 @@ class ModelRegistry:
                     log.info("unloading %s: nobody used it for %g s", room.name, seconds)
                     self._close(room)
 
-    def _lost(self, room: ModelSlot, reason: str) -> None:
-        log.error("the model %s is gone: %s", room.name, reason)
-        self._close(room)
-
     def _close(self, room: ModelSlot) -> None:
         """From now on the room is empty; its engine ends in the background."""
         gateway, room.gateway = room.gateway, None
@@ -233,15 +230,6 @@ class ModelRegistry:
     def _closed(self, task: asyncio.Task[None]) -> None:
         self._closing.discard(task)
         asyncio.get_running_loop().call_later(CLEARED_SECONDS, _clear)
-
-    async def status(self) -> dict[str, object]:
-        """Counters of the loaded models, by name. Raises ServerUnavailable if none answers."""
-        found: dict[str, object] = {}
-        for room in self.all:
-            if room.gateway is not None:
-                with contextlib.suppress(ServerUnavailable):
-                    found[room.name] = await room.gateway.status()
-        return found
 
 
 def _clear() -> None:

@@ -43,7 +43,7 @@ from rootlace.runtime.server.sequence import (
 )
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import call_for, in_time
-from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.runtime.server.tokenizer import Piece, Tokenizer, common_prefix
 from rootlace.wire.errors import InternalError, InvalidRequest
 from rootlace.wire.protocol import (
     ChoicesMethod,
@@ -105,13 +105,12 @@ async def find_vectors(
     `names` do.
     """
     model.check_adapter(adapter)
-    asker = asker or Asker.of(None, "")
-    if asker.account is not None:
-        asker.account.check_priority(handling.priority)
-    chosen = _own_pooling(model) if pooling is None else pooling
+    asker, alone = asker or Asker.of(None, ""), not handling.cache.share
     namespace = namespace_of(asker.account, namespace)
-    if not handling.cache.share:
-        namespace = private(namespace)
+    namespace = private(namespace) if alone else namespace
+    sequence = TokenSequence(namespace, "", adapter, asker, private=alone)
+    sequence.check_handling(handling)
+    chosen = _own_pooling(model) if pooling is None else pooling
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
     requests = Requests(model.engine, asker)
     prompts = []
@@ -126,21 +125,13 @@ async def find_vectors(
             raise named from error
     for vector, prompt in zip(found, prompts, strict=True):
         vector.prompt_tokens = len(prompt)
-        request = EngineRequest(
-            0,
-            prompt,
-            NO_OUTPUT,
-            namespace=namespace,
-            adapter=adapter,
-            pooling=chosen,
-            handling=handling,
-        )
+        request = sequence.request(prompt, NO_OUTPUT, handling, pooling=chosen)
         requests.add(request, partial(_take_vectors, vector))
     try:
         async with in_time(handling.timeout):
             await requests.finish()
     finally:
-        if not handling.cache.share:
+        if alone:
             model.engine.forget_namespace(namespace)
     for vector in found:
         vector.values = vector.values[:dimensions]
@@ -315,7 +306,7 @@ class Selection:
         common, joint = len(base), []
         for choice in self._op.choices:
             ids = encode((*state.pending, Piece(choice)), *state.before)
-            common = min(common, _common_prefix(base[:common], ids))
+            common = min(common, common_prefix(base[:common], ids))
             joint.append(np.array(ids, np.int32))
         settled = np.array(state.ids, np.int32)
         for index, length in enumerate(map(len, joint)):
@@ -419,10 +410,3 @@ def _greedy(values: Sequence[Sequence[float]], means: Sequence[float]) -> int:
         if len(left) == 1:
             break
     return left[0]
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next((i for i in range(length) if a[i] != b[i]), length)

@@ -21,7 +21,9 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
+from rootlace.runtime.contracts.messages import Explain as ExplainPrompt
 from rootlace.runtime.server.auth import Account, Asker, private
+from rootlace.runtime.server.cache_lint import with_texts
 from rootlace.runtime.server.served_model import Engine, ServedModel
 from rootlace.runtime.server.server_state import Turn, kept_for_others, nothing
 from rootlace.runtime.server.tokenizer import Piece
@@ -472,7 +474,10 @@ async def explain(model: ServedModel, sequence: TokenSequence, op: Explain) -> E
     prompt = np.array([*state.ids, *pending], np.int32)
     if not len(prompt):
         raise InvalidRequest("the prompt is empty: there is nothing to explain", "prompt")
-    report = await model.explain(prompt, sequence.namespace, sequence.adapter)
+    report = await model.engine.ask(
+        ExplainPrompt, prompt, sequence.namespace, sequence.adapter, model.report_scope()
+    )
+    report = with_texts(report, prompt, model.tokenizer)
     return Explained(op.op, report_for(sequence.asker.account, report))
 
 

@@ -12,18 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-import numpy as np
-
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import (
     EngineOutput,
     EngineRequest,
-    Explain,
     Ready,
     ToEngine,
 )
 from rootlace.runtime.server.auth import Account, Asker
-from rootlace.runtime.server.cache_lint import PromptLint, with_texts
+from rootlace.runtime.server.cache_lint import PromptLint
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.server_state import ServerState, plenty
 from rootlace.runtime.server.telemetry import Metrics
@@ -35,7 +32,7 @@ from rootlace.wire.errors import (
     RootlaceError,
     ServerUnavailable,
 )
-from rootlace.wire.protocol import CacheReport, ModelInfo, Scope
+from rootlace.wire.protocol import ModelInfo, Scope
 
 # Model name ---------------------------------------------------------------------------------------
 
@@ -261,11 +258,6 @@ class ServedModel:
             raise InvalidRequest("this server does not explain its cache (cache_reports is off)")
         # What other keys hold is not for whoever has one.
         return "own" if self.config.keys_file else scope
-
-    async def explain(self, prompt: np.ndarray, namespace: str, adapter: str = "") -> CacheReport:
-        """How far `prompt` (int32) is cached, and why no further."""
-        report = await self.engine.ask(Explain, prompt, namespace, adapter, self.report_scope())
-        return with_texts(report, prompt, self.tokenizer)
 
     async def tokenize(
         self, characters: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -103,45 +102,13 @@ def _size(op: Sized) -> int:
     return size
 
 
-# Refused ------------------------------------------------------------------------------------------
-#
-# Branches that could not be opened, for what their client had sent behind.
-
-
-MOST = 4096
-"""Of a session; the oldest are forgotten."""
-
-
-class Refused:
-    """A branch that counts as open can be broken, and says why; those that cannot even be broken
-    ones, because there are too many, are here."""
-
-    def __init__(self) -> None:
-        self._why: dict[int, str] = {}
-
-    @contextmanager
-    def noting(self, branch: int) -> Iterator[None]:
-        """While the block opens the branch."""
-        self._why.pop(branch, None)
-        try:
-            yield
-        except Overloaded as error:
-            self._why[branch] = str(error)
-            if len(self._why) > MOST:
-                del self._why[next(iter(self._why))]
-            raise
-
-    def error(self, branch: int) -> RootlaceError:
-        """What an operation on a branch fails with that is not open."""
-        if branch in self._why:
-            return Cancelled(self._why[branch])
-        return InvalidRequest(f"branch {branch} is not open")
-
-
 # Session ------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
+
+MAX_REFUSED = 4096
+"""Branches of a session that could not be opened, and are known; the oldest are forgotten."""
 
 _Snapshot = asyncio.Future[Any]
 
@@ -179,7 +146,8 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
         self._backlog = Backlog(model.config.max_message_bytes)
-        self._refused = Refused()
+        self._refused: dict[int, str] = {}
+        """Why branches could not be opened, not even as broken ones, because there are too many."""
         if log is not None:
             self._restore(log)
 
@@ -244,14 +212,22 @@ class Session:
         if op.op <= 0:
             raise InvalidRequest(f"operation ids begin at 1, not {op.op}")
         if isinstance(op, Open):
-            with self._refused.noting(op.branch):
+            self._refused.pop(op.branch, None)
+            try:
                 self._open(op)
+            except Overloaded as error:
+                self._refused[op.branch] = str(error)
+                if len(self._refused) > MAX_REFUSED:
+                    del self._refused[next(iter(self._refused))]
+                raise
         elif isinstance(op, Append | Prefill | Generate | Select | Explain | Close | Cancel):
             branch = self._branches.get(op.branch)
             if branch is None and isinstance(op, Cancel):
                 branch = self._closing.get(op.branch)
+            if branch is None and op.branch in self._refused:
+                raise Cancelled(self._refused[op.branch])
             if branch is None:
-                raise self._refused.error(op.branch)
+                raise InvalidRequest(f"branch {op.branch} is not open")
             self._on_branch(op, branch)
         elif isinstance(op, Ping):
             if self.log is not None:

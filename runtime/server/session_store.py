@@ -395,8 +395,6 @@ class SessionStore:
                 return
             self._commit(self._file)
         except (sqlite3.Error, InvalidRequest) as error:
-            if self._file is not None and self._file.in_transaction:
-                self._file.execute("rollback")
             self._retry.failed(error)
             return
         self._changed.clear()
@@ -493,10 +491,10 @@ class SessionStore:
     def _commit(self, file: sqlite3.Connection) -> None:
         rows = [(p, zlib.crc32(row), row) for p, row in self._changed.items() if row is not None]
         gone = [(place,) for place, row in self._changed.items() if row is None]
-        file.execute("begin immediate")
-        file.executemany("insert or replace into rows values (?, ?, ?)", rows)
-        file.executemany("delete from rows where place = ?", gone)
-        file.execute("commit")
+        with file:  # commits, or rolls back
+            file.execute("begin immediate")
+            file.executemany("insert or replace into rows values (?, ?, ?)", rows)
+            file.executemany("delete from rows where place = ?", gone)
 
     def _sync(self) -> None:
         self._sync_due = False

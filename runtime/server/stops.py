@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from rootlace.runtime.server.tool_parsers.base import possible_begin
 from rootlace.runtime.structured.regex.nfa import flat, repeats
 from rootlace.runtime.structured.regex.parse import AT_LAST_NEWLINE, parse
 from rootlace.runtime.structured.regex.syntax import (
@@ -476,16 +477,5 @@ class _Strings:
         if found:
             end, begin, stop = min(found)
             return Found(before + end, before + begin, before + end), stop
-        self._tail = text[self._possible_start(text) :]
+        self._tail = text[len(text) - possible_begin(text, self._stops) :]
         return None
-
-    def _possible_start(self, text: str) -> int:
-        """Where the longest tail that begins a stop string starts; len(text) if there is none."""
-        longest = len(self._stops[0]) - 1
-        for start in range(max(0, len(text) - longest), len(text)):
-            if text[start] not in self._first_letters:
-                continue
-            tail = text[start:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return start
-        return len(text)

@@ -77,15 +77,37 @@ class Joined:
                 flags.append(piece.special)
         return cls("".join(texts), tuple(borders), tuple(flags))
 
-    def after(self, start: int) -> tuple[Piece, ...]:
-        """The pieces from character `start` on."""
+    def cut(self, start: int, end: int | None = None) -> tuple[Piece, ...]:
+        """The pieces from character `start` up to `end`."""
+        end = len(self.text) if end is None else end
         pieces = []
         begin = 0
         for border, flag in zip(self.borders, self.flags, strict=True):
-            if border > start:
-                pieces.append(Piece(self.text[max(begin, start) : border], flag))
+            first, last = max(begin, start), min(border, end)
+            if first < last:
+                pieces.append(Piece(self.text[first:last], flag))
             begin = border
         return tuple(pieces)
+
+    def common(self, other: Joined) -> int:
+        """How many characters both begin with, in the same runs."""
+        same, begin = common_prefix(self.text, other.text), 0
+        mine, theirs = (zip(one.borders, one.flags, strict=True) for one in (self, other))
+        for (border, flag), (other_border, other_flag) in zip(mine, theirs, strict=False):
+            if flag != other_flag:
+                return min(same, begin)
+            if border != other_border:
+                return min(same, border, other_border)
+            begin = border
+        return same
+
+
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many items both begin with."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next((i for i in range(length) if a[i] != b[i]), length)
 
 
 # Tokenizer ----------------------------------------------------------------------------------------
@@ -254,8 +276,8 @@ class Tokenizer(Vocabulary):
         ids += stable
         done += length
         if not done:
-            return [], tuple(joined.after(0))
-        return ids, joined.after(done)
+            return [], tuple(joined.cut(0))
+        return ids, joined.cut(done)
 
     # ------------------------------------------------------------ single tokens
 

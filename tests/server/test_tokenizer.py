@@ -2,7 +2,9 @@
 
 import json
 import random
+from collections.abc import Iterable
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.model.checkpoint.source import FolderSource
-from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.runtime.server.tokenizer import Joined, Piece, Tokenizer
 from rootlace.wire.errors import InvalidRequest
 from tests.server.conftest import folder_of, load
 
@@ -255,3 +257,22 @@ def test_what_the_post_processor_puts_around_a_pair() -> None:
         )
         wanted = fast.encode("a", "b").ids
         assert Tokenizer(fast).encode_pair("a", "b") == wanted
+
+
+def test_joined_pieces_are_cut_and_compared_by_character() -> None:
+    def characters(pieces: Iterable[Piece]) -> list[tuple[str, bool]]:
+        return [(char, piece.special) for piece in pieces for char in piece.text]
+
+    rng = random.Random(3)
+    for _ in range(300):
+        one, other = (
+            [Piece("ab"[: rng.randrange(3)] * rng.randrange(3), rng.random() < 0.5) for _ in "abc"]
+            for _ in range(2)
+        )
+        first, second = Joined.of(one), Joined.of(other)
+        pairs = zip(characters(one), characters(other), strict=False)
+        same = [*takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        assert first.common(second) == second.common(first) == len(same)
+        begin, end = sorted(rng.randrange(len(first.text) + 1) for _ in range(2))
+        assert characters(first.cut(begin, end)) == characters(one)[begin:end]
+        assert characters(first.cut(begin)) == characters(one)[begin:]

@@ -1,14 +1,13 @@
-"""An engine as a child process, and the pipes to it."""
+"""An engine as a child process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import zmq
@@ -27,106 +26,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
 from rootlace.wire.errors import ServerUnavailable, from_code
-from rootlace.wire.sockets import MessageReader
-
-# Pipes --------------------------------------------------------------------------------------------
-
-
-log = logging.getLogger(__name__)
-
-RETRY_SECONDS = 0.001
-
-
-class Pipes:
-    """Sends and receives messages on the event loop on which it was made.
-
-    By default the gateway's end, of `ToEngine` and `FromEngine`; `decode` overrides. All messages
-    of one turn of the event loop leave as one frame.
-    """
-
-    def __init__(
-        self,
-        push: zmq.Socket[bytes],
-        pull: zmq.Socket[bytes],
-        on_message: Callable[[Any], None],
-        decode: Callable[[bytes], Iterable[Any]] = decode_from_engine,
-    ) -> None:
-        """Own and close two sockets; exceptions of `on_message` are logged."""
-        self._push, self._pull = push, pull
-        self.on_message = on_message
-        self._decode = decode
-        self._reader = MessageReader(self._pull, self._take)
-        self._outgoing: list[Any] = []
-        self._flush_scheduled = False
-        self._closed = False
-
-    @classmethod
-    def bind(
-        cls,
-        context: zmq.Context[zmq.Socket[bytes]],
-        to_engine: str,
-        from_engine: str,
-        on_message: Callable[[Any], None],
-    ) -> Self:
-        """Bind two addresses of this machine."""
-        push, pull = new_sockets(context)
-        push.bind(to_engine)
-        pull.bind(from_engine)
-        return cls(push, pull, on_message)
-
-    def send(self, message: Any) -> None:
-        """Queue a message; does nothing once closed."""
-        self._outgoing.append(message)
-        if not self._flush_scheduled and not self._closed:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def send_now(self, message: Any) -> None:
-        """Send a message ahead of queued ones; lost if the engine's end is missing."""
-        with contextlib.suppress(zmq.ZMQError):
-            self._push.send(encode([message]), zmq.NOBLOCK)
-
-    def close(self) -> None:
-        """Close and drop queued messages. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._reader.close()
-        self._push.close()
-        self._pull.close()
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        if self._closed:
-            return
-        try:
-            # Without a high-water mark this fails only while the engine's end is not there yet.
-            self._push.send(encode(self._outgoing), zmq.NOBLOCK)
-        except zmq.Again:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
-            return
-        self._outgoing = []
-
-    def _take(self, frames: list[bytes]) -> None:
-        for message in self._decode(frames[0]):
-            try:
-                self.on_message(message)
-            except Exception:
-                log.exception("handling %s failed", type(message).__name__)
-
-
-def new_sockets(
-    context: zmq.Context[zmq.Socket[bytes]],
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """A socket to push with, and one to pull with."""
-    push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-    for socket in (push, pull):
-        # Nothing is dropped between the two: admission bounds the messages in flight.
-        socket.set_hwm(0)
-        socket.linger = 0
-    return push, pull
-
+from rootlace.wire.sockets import Pipes, new_pair
 
 # Child engine -------------------------------------------------------------------------------------
 
@@ -185,7 +85,10 @@ class ChildEngine:
         self._hear = hear
         self._process: Process | None = None
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._pipes = Pipes.bind(context, config.inbox, config.outbox, self._await_ready)
+        push, pull = new_pair(context)
+        push.bind(config.inbox)
+        pull.bind(config.outbox)
+        self._pipes = Pipes(push, pull, self._await_ready, encode, decode_from_engine)
         self.send: Callable[[ToEngine], None] = self._pipes.send
         """Queues a message, also for an engine that is starting."""
 

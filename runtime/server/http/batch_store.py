@@ -181,12 +181,6 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def private_folder(path: Path) -> None:
-    """A folder that nobody else may look into, also where it was there before."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.chmod(0o700)
-
-
 # Records ------------------------------------------------------------------------------------------
 #
 # Records kept in a folder, one JSON file each, and in memory.
@@ -211,7 +205,8 @@ class Records(Generic[RecordType]):
     def __init__(self, folder: Path, kind: type[RecordType], noun: str) -> None:
         self._folder = folder
         self._noun = noun
-        private_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # nobody else may look into it, also where it was there before
         for path in folder.glob(f"{noun}[-_]*{_NEW}"):  # cut off by the end of a server
             path.unlink()
         found = [

@@ -17,9 +17,7 @@ from rootlace.runtime.server.http.chat_request import (
     Written,
     calls_among_text,
     calls_or_format,
-    common,
     forced_call,
-    in_order,
     pieces_of,
 )
 from rootlace.runtime.server.http.errors import InvalidParameter
@@ -247,14 +245,18 @@ class Chats:
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
     ) -> tuple[Pin, ...]:
+        """By their ends, without those that begin nothing; of several that end in one place, the
+        longest."""
         caches = self.gateway.model_info.caching and request.handling.cache.share
         if not caches:
             return ()
-        found = []
+        text, found = Joined.of(pieces_of(parts)), []
         for pinned in request.pinned:
             other = replace(request, messages=pinned.messages, continue_final=False)
-            found.append(Pin(common(parts, self.render(other, tools)), pinned.cache))
-        return in_order(found)
+            end = text.common(Joined.of(pieces_of(self.render(other, tools))))
+            found.append(Pin(end, pinned.cache))
+        found.sort(key=lambda pin: (pin.end, pin.cache.ttl or 0.0))
+        return tuple({pin.end: pin for pin in found if pin.end}.values())
 
     async def encode(self, request: ChatRequest) -> list[int]:
         """The tokens of the conversation, with what is written for the model where it must call a

@@ -11,16 +11,16 @@ Sections: endpoint, reference, OpenAPI, reference page.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from html import escape
 from importlib import metadata
 from inspect import signature
 from operator import or_
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import jinja2
 import msgspec
 from aiohttp import web
 from msgspec import inspect
@@ -300,7 +300,11 @@ def _query_parameters(kind: type[msgspec.Struct]) -> list[dict[str, Any]]:
 # `GET /openapi.json`, and the same for people at `GET /docs`: one page that needs nothing else.
 
 
-_STYLE = """
+_PAGE = """\
+<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Rootlace: {{ name }}</title>
+<style>
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
@@ -311,6 +315,23 @@ td, th { border-top: 1px solid var(--line); padding: .25rem .5rem; text-align: l
 nav { columns: 16rem; font-size: .875rem; } nav a { display: block; }
 .refused td:first-child { text-decoration: line-through; } .ignored, .refused { opacity: .65; }
 summary { cursor: pointer; }
+</style></head><body>
+<h1>{{ name }}, served by Rootlace</h1>
+<p>To try it: <a href="./">the playground</a>. The same for machines:
+<a href="openapi.json">openapi.json</a>. Every field may be null, which means its default.</p>
+<nav>{% for one in sections %}<a href="#{{ one.anchor }}">{{ one.title }}</a>{% endfor %}</nav>
+{% for one in sections %}
+<h2 id="{{ one.anchor }}">{{ one.title }}</h2><p>{{ one.says }}</p>
+{% for title, rows in one.tables %}
+<details><summary>{{ title }}</summary><table>
+{% for field, says in rows %}
+<tr class="{{ field.standing.kind or 'served' }}"><td><code>{{ field.path }}</code></td>
+<td>{{ field.type }}</td><td>{{ field.standing or says }}</td></tr>
+{% endfor %}
+</table></details>
+{% endfor %}
+{% endfor %}
+</body></html>
 """
 
 
@@ -336,58 +357,23 @@ class Reference:
 
 def reference_page(endpoints: Sequence[Endpoint], name: str) -> str:
     """The page."""
-    links = "".join(
-        f'<a href="#{_anchor(endpoint)}">{escape(_title(endpoint))}</a>' for endpoint in endpoints
-    )
-    sections = "".join(map(_section, endpoints))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Rootlace: {escape(name)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(name)}, served by Rootlace</h1>"
-        '<p>To try it: <a href="./">the playground</a>. '
-        'The same for machines: <a href="openapi.json">openapi.json</a>. '
-        "Every field may be null, which means its default.</p>"
-        f"<nav>{links}</nav>{sections}</body></html>"
-    )
+    page = jinja2.Environment(autoescape=True).from_string(_PAGE)
+    return page.render(name=name, sections=[_section(endpoint) for endpoint in endpoints])
 
 
-def _section(endpoint: Endpoint) -> str:
-    title, says = escape(_title(endpoint)), escape(endpoint.says)
-    head = f'<h2 id="{_anchor(endpoint)}">{title}</h2><p>{says}</p>'
-    body = None if endpoint.other_body else endpoint.body
-    for title, kind in (("Fields", body), ("Query", endpoint.query)):
+def _section(endpoint: Endpoint) -> dict[str, Any]:
+    """What the page says of an endpoint: of each field also what its standing does not."""
+    title = f"{endpoint.method} {shown_path(endpoint)}"
+    tables = []
+    for name, kind in (
+        ("Fields", None if endpoint.other_body else endpoint.body),
+        ("Query", endpoint.query),
+    ):
         if kind is not None:
-            head += _table(title, map(_row, fields(kind)))
+            rows = [(field, "Required." if field.required else "") for field in fields(kind)]
+            tables.append((name, rows))
     if endpoint.reply is not None and (found := fields(endpoint.reply)):
-        head += _table("Reply", (_reply_row(field) for field in found))
-    return head
-
-
-def _table(title: str, rows: Iterable[str]) -> str:
-    return f"<details><summary>{title}</summary><table>{''.join(rows)}</table></details>"
-
-
-def _reply_row(field: Field) -> str:
-    says = "" if field.required else "Where there is one."
-    return (
-        f"<tr><td><code>{escape(field.path)}</code></td><td>{escape(field.type)}</td>"
-        f"<td>{says}</td></tr>"
-    )
-
-
-def _row(field: Field) -> str:
-    kind = field.standing.kind if field.standing else "served"
-    says = str(field.standing) if field.standing else "Required." if field.required else ""
-    return (
-        f'<tr class="{kind}"><td><code>{escape(field.path)}</code></td>'
-        f"<td>{escape(field.type)}</td><td>{escape(says)}</td></tr>"
-    )
-
-
-def _title(endpoint: Endpoint) -> str:
-    return f"{endpoint.method} {shown_path(endpoint)}"
-
-
-def _anchor(endpoint: Endpoint) -> str:
-    return escape(_title(endpoint).replace(" ", "").replace("{", "").replace("}", ""))
+        rows = [(field, "" if field.required else "Where there is one.") for field in found]
+        tables.append(("Reply", rows))
+    anchor = title.replace(" ", "").replace("{", "").replace("}", "")
+    return {"title": title, "anchor": anchor, "says": endpoint.says, "tables": tables}

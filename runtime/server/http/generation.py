@@ -22,7 +22,7 @@ import msgspec
 from rootlace.runtime.contracts.messages import Pooling
 from rootlace.runtime.server.auth import ASKER, Asker
 from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS, Generation
-from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, cut
+from rootlace.runtime.server.http.chat_request import CachedPrefix, Pin, Written, pieces_of
 from rootlace.runtime.server.http.connections import SEEN
 from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.http.errors import InvalidParameter, named
@@ -38,6 +38,7 @@ from rootlace.runtime.server.sequence import (
 )
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import Turn, in_time
+from rootlace.runtime.server.tokenizer import Joined
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
     CallArguments,
@@ -71,6 +72,7 @@ from rootlace.wire.protocol import (
     SamplingParams,
     Select,
     Selected,
+    Text,
     Thoughts,
     TokenLogprob,
     Usage,
@@ -335,16 +337,18 @@ class GenerationStream:
         self, index: int, request: GenerateRequest, sequence: TokenSequence
     ) -> tuple[Part, ...]:
         """Compute the prompt up to its last pin. Returns what comes behind."""
-        *pinned, (rest, _) = cut(request.parts, request.pins)
-        for parts, cache in pinned:
+        text, begin = Joined.of(pieces_of(request.parts)), 0
+        for pin in request.pins:
+            parts = tuple(Text(*piece) for piece in text.cut(begin, pin.end))
             await append(self._gateway, sequence, Append(0, 0, parts))
-            handling = msgspec.structs.replace(request.handling, cache=cache)
+            begin = pin.end
+            handling = msgspec.structs.replace(request.handling, cache=pin.cache)
             sequence.check_handling(handling)
             done = await prefill(self._gateway, sequence, Prefill(0, 0, handling))
             assert isinstance(done, Done) and done.usage is not None
             computed = done.usage.prompt_tokens - done.usage.cached_tokens
             self._written[index] = (*self._written.get(index, ()), computed)
-        return rest
+        return tuple(Text(*piece) for piece in text.cut(begin))
 
     def _take(self, index: int, chunk: Event) -> None:
         assert isinstance(chunk, Chunk)

@@ -9,7 +9,6 @@ from typing import NotRequired, TypedDict, TypeVar, cast
 
 import msgspec
 
-from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.protocol import Generated, TokenLogprob
 
@@ -19,7 +18,6 @@ T = TypeVar("T")
 IMPOSSIBLE = -9999.0
 PART_ROWS = 256
 """Of up to 129 log-probabilities each."""
-MAX_TOP_LOGPROBS = 20
 
 
 class TokenReply(TypedDict):
@@ -54,20 +52,6 @@ class CompletionLogprobs(TypedDict):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
-
-
-def asked_top(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """How many alternatives a chat reports per token; None without log-probabilities."""
-    if not logprobs:
-        if top_logprobs:
-            raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
-        return None
-    top = top_logprobs or 0
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidParameter(
-            "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
-        )
-    return top
 
 
 def rows_of(results: Iterable[Generated]) -> int:

@@ -37,17 +37,13 @@ from rootlace.runtime.server.http.generation import (
     Prepared,
     vectors,
 )
-from rootlace.runtime.server.http.logprobs import (
-    ChosenToken,
-    asked_top,
-    chat_logprobs,
-    rows_of,
-)
+from rootlace.runtime.server.http.logprobs import ChosenToken, chat_logprobs, rows_of
 from rootlace.runtime.server.http.replies import LINES, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
     adapter_of,
+    asked_top,
     call_of,
     handling_of,
     handling_without_pin,

@@ -34,7 +34,6 @@ from rootlace.runtime.server.http.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
     TextOffsets,
-    asked_top,
     chat_logprobs,
     completion_logprobs,
     rows_of,
@@ -56,6 +55,7 @@ from rootlace.runtime.server.http.request_fields import (
     SamplingBody,
     Tool,
     adapter_of,
+    asked_top,
     check_samples,
     choice_of,
     chosen_id,
@@ -434,8 +434,8 @@ class ChatCompletions:
         return [(await self._parse(body)).prepared.job]
 
     async def _parse(self, body: ChatBody) -> _Chat:
+        template, choice = _template(body), _tool_choice(body)
         top = asked_top(body.logprobs, body.top_logprobs)
-        choice, template = _tool_choice(body), _template(body)
         model = check_name(self._gateway.model_info, body.model)
         options = openai_options(body)
         constraint = openai_constraint(body, options)

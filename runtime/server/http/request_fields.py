@@ -195,6 +195,8 @@ def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_TOP_LOGPROBS = 20
+
 
 def with_sampling(api: Api) -> Callable[[type[T]], type[T]]:
     """Give a body a field for each sampling parameter that `api` takes; null is its default."""
@@ -244,6 +246,20 @@ def sglang_names() -> dict[str, str]:
         for name, parameter in PARAMETERS.items()
         if parameter.aliases and name not in parameter.fields("generate")
     }
+
+
+def asked_top(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """How many alternatives a chat reports per token; None without log-probabilities."""
+    if not logprobs:
+        if top_logprobs:
+            raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
+        return None
+    top = top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidParameter(
+            "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
+        )
+    return top
 
 
 def make_params(

@@ -189,9 +189,6 @@ class ResponseDisk:
                 return
         except Exception as error:  # whatever it is, what was told to be kept is not lost
             self._retry.failed(error)
-            if self._file is not None and self._file.in_transaction:
-                with contextlib.suppress(sqlite3.Error):
-                    self._file.execute("rollback")
         with self._lock:
             self._changes = changes.then(self._changes)
         self._later = threading.Timer(self._retry.seconds, self._try_again)
@@ -216,12 +213,12 @@ def _write(file: sqlite3.Connection, changes: _Changes) -> None:
     unused = [(number,) for number, message in changes.messages.items() if message is None]
     responses = [row for row in changes.responses.values() if row is not None]
     gone = [key for key, row in changes.responses.items() if row is None]
-    file.execute("begin")
-    file.executemany("insert or replace into messages values (?, ?)", messages)
-    file.executemany("insert or replace into responses values (null, ?, ?, ?, ?, ?)", responses)
-    file.executemany("delete from responses where owner = ? and id = ?", gone)
-    file.executemany("delete from messages where number = ?", unused)
-    file.execute("commit")
+    with file:  # commits, or rolls back
+        file.execute("begin")
+        file.executemany("insert or replace into messages values (?, ?)", messages)
+        file.executemany("insert or replace into responses values (null, ?, ?, ?, ?, ?)", responses)
+        file.executemany("delete from responses where owner = ? and id = ?", gone)
+        file.executemany("delete from messages where number = ?", unused)
 
 
 def _json(value: Any) -> bytes:

@@ -102,14 +102,13 @@ def first_tag(text: str, tags: Collection[str]) -> tuple[int, str] | None:
 
 def possible_begin(text: str, tags: Collection[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a tag."""
+    firsts = {tag[:1] for tag in tags}
     most = max(map(len, tags), default=1) - 1
-    tail = text[-most:] if most else ""
-    if {tag[:1] for tag in tags}.isdisjoint(tail):
-        return 0
-    for length in range(len(tail), 0, -1):
-        end = tail[-length:]
-        if any(len(tag) > length and tag.startswith(end) for tag in tags):
-            return length
+    for at in range(max(len(text) - most, 0), len(text)):
+        if text[at] in firsts:
+            end = text[at:]
+            if any(len(tag) > len(end) and tag.startswith(end) for tag in tags):
+                return len(end)
     return 0
 
 
