@@ -355,6 +355,7 @@ MOST_LOOKED_AT = 64
 """Waiting requests that a step passes over; to look at thousands would take longer than it."""
 
 
+@dataclass(slots=True)
 class Prefill:
     """Chooses the prefill chunks that fill the budget left by decode rows.
 
@@ -368,46 +369,30 @@ class Prefill:
     behind a cut waits for them.
     """
 
-    def __init__(
-        self,
-        kv: KVStore,
-        running: RunningSet,
-        waiting: WaitingQueue,
-        flights: deque[InFlightStep],
-        counters: Counters,
-        *,
-        max_rows: int,
-        clock: Callable[[], float],
-        pace: PromptPace,
-        complete: Callable[[RequestState], None],
-        longest: Callable[[RequestState], int],
-    ) -> None:
-        """`flights`: planned steps without a commit.
-
-        `complete` ends an admitted sequence that needs no computation. `longest`: see
-        `Retention.check_pin`.
-        """
-        self._kv = kv
-        self._running = running
-        self._waiting = waiting
-        self._flights = flights
-        self._count = counters
-        self._max_rows = max_rows
-        self._clock = clock
-        self._pace = pace
-        self._complete = complete
-        self._longest = longest
+    kv: KVStore
+    running: RunningSet
+    waiting: WaitingQueue
+    flights: deque[InFlightStep]
+    """Planned steps without a commit."""
+    counters: Counters
+    max_rows: int
+    clock: Callable[[], float]
+    pace: PromptPace
+    complete: Callable[[RequestState], None]
+    """Ends an admitted sequence that needs no computation."""
+    longest: Callable[[RequestState], int]
+    """See `Retention.check_pin`."""
 
     def plan(
         self, builder: PlanBuilder, budget: StepBudget, alone: RequestState | None = None
     ) -> None:
         """Add chunks within `budget`; if `alone` is given, admit no other sequence."""
-        running = self._running
+        running = self.running
         begun: list[RequestState] = []
         for one in running.sequences if running.prefilling else ():
             if not one.decoding and (alone is None or one is alone):
                 begun.append(one)
-        may_admit = running.preempted or self._waiting.count
+        may_admit = running.preempted or self.waiting.count
         if not may_admit or alone in running.sequences:
             self._go_on(begun, budget, builder)
             return
@@ -455,12 +440,12 @@ class Prefill:
         Later ones are admitted while others are deferred: sequences whose blocks are being read,
         with their room reserved, and those of which `_waits` says so.
         """
-        if self._waiting.count > 1:
-            self._waiting.refresh()
+        if self.waiting.count > 1:
+            self.waiting.refresh()
         deferred: list[RequestState] = []
-        running, preempted = self._running, self._running.preempted
+        running, preempted = self.running, self.running.preempted
         promises = running.promises()
-        while budget.open and len(running.sequences) < self._max_rows:
+        while budget.open and len(running.sequences) < self.max_rows:
             following, newcomer = alone or (preempted[0] if preempted else None), False
             if following is None:
                 following, newcomer = self._peek(budget)
@@ -476,23 +461,23 @@ class Prefill:
                 if newcomer or following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
                     break
                 if len(deferred) >= MOST_FETCHES:
-                    self._waiting.hold(following)
+                    self.waiting.hold(following)
                 else:
-                    self._waiting.defer(following)
+                    self.waiting.defer(following)
                 deferred.append(following)
                 continue
-            tiering = self._kv.tiering
+            tiering = self.kv.tiering
             if tiering.active and tiering.fetching.holds_back(following):
                 if alone is not None or following.order >= 0 or len(deferred) >= MOST_FETCHES:
                     break
-                self._waiting.defer(following)
+                self.waiting.defer(following)
                 deferred.append(following)
                 promises += running.wanted(following)
                 continue
             if following.order < 0:
-                self._waiting.take(following, in_turn=not newcomer)
+                self.waiting.take(following, in_turn=not newcomer)
                 following.newcomer = newcomer
-                following.queued = self._clock() - following.arrived
+                following.queued = self.clock() - following.arrived
             running.admit(following)
             room = self._chunk(following, budget, builder)
             if tiering.active:
@@ -501,12 +486,12 @@ class Prefill:
                 break
             if not (following.decoding or following.finished):  # cut
                 break
-            if not preempted and not self._waiting.count:
+            if not preempted and not self.waiting.count:
                 break
             if not following.finished:
                 promises += running.promise(following)
         if deferred:
-            self._waiting.restore(deferred)
+            self.waiting.restore(deferred)
 
     def _peek(self, budget: StepBudget) -> tuple[RequestState | None, bool]:
         """The waiting request to admit next, and whether it gets a row that is kept for newcomers.
@@ -515,22 +500,22 @@ class Prefill:
         of them for connections, the others for keys and addresses. As many fewer are kept as
         clients have such a row alone.
         """
-        running = self._running.sequences
-        kept = spare = self._max_rows // _SPARE_ROWS
-        free = self._max_rows - len(running)
+        running = self.running.sequences
+        kept = spare = self.max_rows // _SPARE_ROWS
+        free = self.max_rows - len(running)
         if free <= kept:
             had = {one.place for one in running if not one.newcomer}
             kept -= len({one.place for one in running if one.newcomer} - had)
         if budget.cost is None or free > kept:
-            return self._waiting.peek(), False
+            return self.waiting.peek(), False
         levels = 3 if kept > spare // 2 else 1
-        return self._waiting.peek_beside({one.place[:levels] for one in running}, levels), True
+        return self.waiting.peek_beside({one.place[:levels] for one in running}, levels), True
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""
         if not long:
             return False
-        start = following.computed if following.order >= 0 else self._kv.estimate(following)
+        start = following.computed if following.order >= 0 else self.kv.estimate(following)
         for one in long:
             if one.namespace == following.namespace:
                 limit = min(following.match_limit(), one.length)
@@ -552,24 +537,24 @@ class Prefill:
         if sequence.request.report and sequence.report is None:
             self._explain(sequence)
         if not forced:  # of which the prompt is computed
-            if self._kv.rematch(sequence):
-                self._running.ordered = None
-            self._count.cached_tokens += sequence.count_prompt(cached=True)
+            if self.kv.rematch(sequence):
+                self.running.ordered = None
+            self.counters.cached_tokens += sequence.count_prompt(cached=True)
         target = sequence.target()
         wanted = target - sequence.computed
         if not wanted:  # every token is cached
             if not self._awaits(sequence) and self._may_pin(sequence, 0):
                 self.pin(sequence)
-                self._complete(sequence)
+                self.complete(sequence)
             return True
         within = budget.room(sequence, sequence.computed)
-        room = self._kv.room(sequence)
+        room = self.kv.room(sequence)
         count = min(wanted, within, room)
         if count <= 0:
             return False
         if not sequence.pinned and not self._may_pin(sequence, count):
             return True
-        self._kv.grow(sequence, count, builder)
+        self.kv.grow(sequence, count, builder)
         end = sequence.computed + count
         complete = end == target
         scores = (
@@ -585,14 +570,14 @@ class Prefill:
         if forced:
             sequence.jumped = not complete
         else:
-            self._kv.store(sequence, builder)
+            self.kv.store(sequence, builder)
             if not sequence.pinned:
                 self.pin(sequence)
-            if complete and self._waiting.count:
-                self._waiting.computed(sequence)
-            self._running.ordered = None
+            if complete and self.waiting.count:
+                self.waiting.computed(sequence)
+            self.running.ordered = None
             sequence.count_prompt(cached=False)
-        self._count.computed_tokens += count
+        self.counters.computed_tokens += count
         budget.spend(end - count, count, max(scores[1] - scores[0], 0))
         return complete or count < room
 
@@ -600,7 +585,7 @@ class Prefill:
         """Pin the prompt of `sequence`, if requested and the whole prompt is in the tree."""
         if not sequence.pinned and sequence.tree_len >= sequence.prompt_len:
             sequence.pinned = True
-            self._kv.retention.pin(sequence)
+            self.kv.retention.pin(sequence)
 
     def _may_pin(self, sequence: RequestState, count: int) -> bool:
         """Whether the prompt can be pinned if `count` more tokens complete it.
@@ -610,10 +595,10 @@ class Prefill:
         if sequence.pinned or sequence.computed + count < sequence.prompt_len:
             return True
         try:
-            self._kv.retention.check_pin(sequence, self._longest(sequence))
+            self.kv.retention.check_pin(sequence, self.longest(sequence))
         except PinRefused as error:
             sequence.ending = Ending("error", code=error.code, error=str(error))
-            self._complete(sequence)
+            self.complete(sequence)
             return False
         return True
 
@@ -622,13 +607,13 @@ class Prefill:
         assert scope
         last = sequence.prompt_len - 1
         limit = min(sequence.match_limit(), sequence.prompt_len)
-        report = self._kv.explain(sequence.namespace, sequence.tokens, limit, scope)
+        report = self.kv.explain(sequence.namespace, sequence.tokens, limit, scope)
         if report.reason == "whole" and limit < last:
             report = CacheReport(report.matched, last, "scored")
-        saved = self._pace.seconds(report.matched)
+        saved = self.pace.seconds(report.matched)
         restored = min(sequence.restored, report.matched)
         sequence.report = msgspec.structs.replace(report, saved_seconds=saved, from_disk=restored)
 
     def _awaits(self, sequence: RequestState) -> bool:
         """Whether planned steps still return something for `sequence`."""
-        return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self._flights)
+        return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self.flights)

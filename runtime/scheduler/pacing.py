@@ -87,17 +87,15 @@ class MeasuredCost:
         ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
         self._sums = kept * self._sums + parts * ratio
         due = self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER)
-        if unlike or self.steps >= due:
+        solves = unlike or self.steps >= due
+        if solves:
             self._solve()
-            self._find_level(1 - kind)
-        self._find_level(kind)
-
-    def _find_level(self, kind: int) -> None:
-        recent = self._recent[kind]
-        if len(recent) == _LEVEL_OF:
-            parts, seconds = zip(*recent, strict=True)
-            slower = seconds / np.maximum(np.array(parts) @ self._solution, 1e-9)
-            self.levels[kind] = min(max(median(slower.tolist()), 1 / _LEVEL_MOST), _LEVEL_MOST)
+        for each in (0, 1) if solves else (kind,):
+            if len(recent := self._recent[each]) == _LEVEL_OF:
+                works, times = zip(*recent, strict=True)
+                slower = times / np.maximum(np.array(works) @ self._solution, 1e-9)
+                level = median(slower.tolist())
+                self.levels[each] = min(max(level, 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
         """The work of a step, and the seconds that it should take; 0 while nothing was measured."""

@@ -110,13 +110,12 @@ class Draft:
         return self.right
 
 
+@dataclass(slots=True)
 class Agreement:
     """Decaying sums of the draft model's tokens that were tried, and of the wrong ones."""
 
-    __slots__ = ("tried", "wrong")
-
-    def __init__(self) -> None:
-        self.tried = self.wrong = 0.0
+    tried: float = 0.0
+    wrong: float = 0.0
 
     def note(self, right: int, wrong: int) -> None:
         """Record `right` right tokens of a draft, then `wrong` (0 or 1) a wrong one."""
