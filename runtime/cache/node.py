@@ -31,9 +31,9 @@ class Node:
     uid: int
     parent: Node | None
     start: int
+    end: int
     tokens: np.ndarray
     blocks: np.ndarray
-    end: int = field(init=False)
     children: dict[int, Node] = field(default_factory=dict)
     locks: int = 0
     last_use: int = 0
@@ -53,12 +53,9 @@ class Node:
     """Set on roots only."""
     is_root: bool = False
 
-    def __post_init__(self) -> None:
-        self.end = self.start + len(self.tokens)
-
     @classmethod
     def root(cls, uid: int, namespace: Hashable) -> Node:
-        return cls(uid, None, 0, _NO_TOKENS, _NO_TOKENS, namespace=namespace, is_root=True)
+        return cls(uid, None, 0, 0, _NO_TOKENS, _NO_TOKENS, namespace=namespace, is_root=True)
 
     @property
     def is_evictable(self) -> bool:
