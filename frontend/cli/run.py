@@ -257,8 +257,6 @@ def chat(system: str | None, temperature: float | None, max_tokens: int, **backe
         conversation = Conversation(backend, system, temperature, max_tokens)
         try:
             _talk(conversation)
-        except RootlaceError as error:
-            fail(str(error))
         finally:
             conversation.close()
 
@@ -473,8 +471,6 @@ def evaluate(
                     judge = stack.enter_context(connected(None, judge_url, key))
                 ended += [_run_task(task, backend, judge, output, concurrency) for task in asked]
         _report(ended, other, compare)
-    except RootlaceError as error:
-        fail(str(error))
     except KeyboardInterrupt:
         click.echo("\ninterrupted; the same command goes on where it was", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import click
 
-from rootlace.cli.common import answer_of, ask, check_runtime, fail
+from rootlace.cli.common import ask, check_runtime, fail
 from rootlace.cli.options import PATH, POSITIVE, FloatRange, Group, IntRange, server_options
 from rootlace.wire.errors import ServerUnavailable
 
@@ -197,13 +197,10 @@ def top(url: str, api_key: str | None, model: str | None, interval: float, once:
 
     console = Console(highlight=False)
     if once:
-        try:
-            last = _look(url, api_key, model)
-            time.sleep(interval)
-            now = _look(url, api_key, model)
-            console.print(_frame(url, last, now), soft_wrap=not console.is_terminal)
-        except ServerUnavailable as error:
-            fail(str(error))
+        last = _look(url, api_key, model)
+        time.sleep(interval)
+        now = _look(url, api_key, model)
+        console.print(_frame(url, last, now), soft_wrap=not console.is_terminal)
         return
     seen: Sample | None = None
     frame: RenderableType | None
@@ -234,14 +231,14 @@ def top(url: str, api_key: str | None, model: str | None, interval: float, once:
 def _look(url: str, api_key: str | None, model: str | None) -> Sample:
     """Raises ServerUnavailable where there is nothing to see at present."""
     query = f"?model={quote(model)}" if model else ""
-    info = answer_of(url, f"/get_server_info{query}", api_key)
-    metrics = answer_of(url, "/metrics", api_key).decode()
+    info = ask(url, f"/get_server_info{query}", api_key)
+    metrics = ask(url, "/metrics", api_key).decode()
     timed = {
         f"{name}_{part}": float(value)
         for name, part, whose, value in _SUM.findall(metrics)
         if whose in ("", info["served_model_name"])  # a single model's have no label
     }
-    findings = answer_of(url, f"/cache/lint{query}", api_key)["findings"]
+    findings = ask(url, f"/cache/lint{query}", api_key)["findings"]
     return Sample(time.monotonic(), info, info["status"], timed, findings)
 
 

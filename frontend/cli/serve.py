@@ -27,11 +27,11 @@ from rootlace.cli.options import (
     with_options,
 )
 from rootlace.runtime.config import RuntimeConfig, runtime_config
-from rootlace.wire.errors import InvalidRequest, RootlaceError
 
 if TYPE_CHECKING:
     from rootlace.runtime.model.checkpoint.source import ModelSource
     from rootlace.runtime.server.app import Listening
+    from rootlace.runtime.server.auth import KeyEntry
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
@@ -116,8 +116,8 @@ def _config(
     ignored: list[str],
     sources: list[ModelSource],
 ) -> RuntimeConfig:
-    """What to serve a model with; ends the command for what it cannot be served with. Its files are
-    added to `sources`, which can be cleared: a variable of the caller would keep them."""
+    """What to serve a model with. Raises RootlaceError for what it cannot be served with. Its files
+    are added to `sources`, which can be cleared: a variable of the caller would keep them."""
     from rootlace.runtime.model.hub.local import known_name
     from rootlace.runtime.model.options import check_options
 
@@ -132,7 +132,7 @@ def _config(
         made = msgspec.convert(stated, RuntimeConfig)
         if read is not None:
             check_options(read, made.engine.executor, made.engine.cache)
-    except (msgspec.ValidationError, RootlaceError) as error:
+    except msgspec.ValidationError as error:
         fail(str(error))
     sources.append(source)
     return made
@@ -204,10 +204,7 @@ def _serve_until_signal(models: Sequence[RuntimeConfig], sources: list[ModelSour
         click.echo(f"  programs  {listening.program_address}")
 
     gc.disable()  # a tenth of a start: it makes many objects that stay, and garbage of few
-    try:
-        asyncio.run(_run(models, announce))
-    except RootlaceError as error:
-        fail(str(error))
+    asyncio.run(_run(models, announce))
 
 
 async def _run(models: Sequence[RuntimeConfig], ready: Callable[[Listening], None]) -> None:
@@ -268,16 +265,13 @@ _file = click.option(
 def add(name: str, file: Path, **quotas: Any) -> None:
     """Make a key and print it: only now, for the file does not hold it."""
     check_runtime()
-    from rootlace.runtime.server.auth import new_key, read_keys, write_keys
+    from rootlace.runtime.server.auth import new_key, read_keys
 
-    try:
-        known = read_keys(str(file)) if file.exists() else ()
-        if any(entry.name == name for entry in known):
-            fail(f"{file} has a key named {name!r} already")
-        key, entry = new_key(name, **quotas)
-        write_keys(str(file), (*known, entry))
-    except (InvalidRequest, OSError) as error:
-        fail(str(error))
+    known = read_keys(str(file)) if file.exists() else ()
+    if any(entry.name == name for entry in known):
+        fail(f"{file} has a key named {name!r} already")
+    key, entry = new_key(name, **quotas)
+    _write_keys(file, (*known, entry))
     click.echo(key)
 
 
@@ -288,11 +282,7 @@ def list_(file: Path) -> None:
     check_runtime()
     from rootlace.runtime.server.auth import read_keys
 
-    try:
-        known = read_keys(str(file))
-    except InvalidRequest as error:
-        fail(str(error))
-    for entry in known:
+    for entry in read_keys(str(file)):
         quotas = (
             (entry.requests_per_minute, "requests/min"),
             (entry.tokens_per_minute, "tokens/min"),
@@ -310,14 +300,20 @@ def list_(file: Path) -> None:
 def remove(name: str, file: Path) -> None:
     """Remove a key: from now on it is refused."""
     check_runtime()
-    from rootlace.runtime.server.auth import read_keys, write_keys
+    from rootlace.runtime.server.auth import read_keys
+
+    known = read_keys(str(file))
+    if all(entry.name != name for entry in known):
+        near = get_close_matches(name, [entry.name for entry in known], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        fail(f"{file} has no key named {name!r}{hint}")
+    _write_keys(file, [entry for entry in known if entry.name != name])
+
+
+def _write_keys(file: Path, entries: Sequence[KeyEntry]) -> None:
+    from rootlace.runtime.server.auth import write_keys
 
     try:
-        known = read_keys(str(file))
-        if all(entry.name != name for entry in known):
-            near = get_close_matches(name, [entry.name for entry in known], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            fail(f"{file} has no key named {name!r}{hint}")
-        write_keys(str(file), (entry for entry in known if entry.name != name))
-    except (InvalidRequest, OSError) as error:
+        write_keys(str(file), entries)
+    except OSError as error:
         fail(str(error))

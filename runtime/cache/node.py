@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 _NO_TOKENS = np.empty(0, np.int32)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """An edge of tokens and the blocks with their KV.
 
@@ -26,61 +28,34 @@ class Node:
     programs or other requests used the node, too.
     """
 
-    __slots__ = (
-        "alive",
-        "blocks",
-        "children",
-        "digest",
-        "end",
-        "is_root",
-        "key",
-        "last_use",
-        "locks",
-        "namespace",
-        "parent",
-        "programs",
-        "shared",
-        "start",
-        "tokens",
-        "uid",
-        "uses",
-        "worth",
-    )
-
-    def __init__(
-        self, uid: int, parent: Node | None, start: int, tokens: np.ndarray, blocks: np.ndarray
-    ) -> None:
-        self.uid = uid
-        self.parent = parent
-        self.start = start
-        self.end = start + len(tokens)
-        self.tokens = tokens
-        self.blocks = blocks
-        self.children: dict[int, Node] = {}
-        self.locks = 0
-        self.last_use = 0
-        self.uses = 0
-        """Count of requests that matched or added the node."""
-        self.worth = 0.0
-        """`uses`, and the age of the eviction policy at the last of them."""
-        self.programs: tuple[int, ...] = ()
-        self.shared = False
-        self.digest: int | None = None
-        """Digest of all tokens up to `end`, once computed: see `PrefixDigests`."""
-        self.alive = True
-        """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
-        self.key: tuple[float, ...] | None = None
-        """Key of this node's valid entry in the eviction queue, if it has one."""
-        self.namespace: Hashable | None = None
-        """Set on roots only."""
-        self.is_root = False
+    uid: int
+    parent: Node | None
+    start: int
+    end: int
+    tokens: np.ndarray
+    blocks: np.ndarray
+    children: dict[int, Node] = field(default_factory=dict)
+    locks: int = 0
+    last_use: int = 0
+    uses: int = 0
+    """Count of requests that matched or added the node."""
+    worth: float = 0.0
+    """`uses`, and the age of the eviction policy at the last of them."""
+    programs: tuple[int, ...] = ()
+    shared: bool = False
+    digest: int | None = None
+    """Digest of all tokens up to `end`, once computed: see `PrefixDigests`."""
+    alive: bool = True
+    """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
+    key: tuple[float, ...] | None = None
+    """Key of this node's valid entry in the eviction queue, if it has one."""
+    namespace: Hashable | None = None
+    """Set on roots only."""
+    is_root: bool = False
 
     @classmethod
     def root(cls, uid: int, namespace: Hashable) -> Node:
-        node = cls(uid, None, 0, _NO_TOKENS, _NO_TOKENS)
-        node.namespace = namespace
-        node.is_root = True
-        return node
+        return cls(uid, None, 0, 0, _NO_TOKENS, _NO_TOKENS, namespace=namespace, is_root=True)
 
     @property
     def is_evictable(self) -> bool:

@@ -286,7 +286,7 @@ class RadixTree:
             self.journal.added(node, rest)
         blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
         self.num_tokens += len(rest)
-        fresh = Node(next(self._uids), node, position, rest, blocks)
+        fresh = Node(next(self._uids), node, position, end, rest, blocks)
         self._use(fresh, program)
         if not node.children and node.locks == 1 and not node.is_root and _same_users(node, fresh):
             self._grow(node, rest, blocks)
@@ -425,7 +425,7 @@ class RadixTree:
         first = node.start // self.block_size
         inside = cut // self.block_size - first
         upper_blocks = node.blocks[: -(-cut // self.block_size) - first]
-        upper = Node(next(self._uids), parent, node.start, node.tokens[:count], upper_blocks)
+        upper = Node(next(self._uids), parent, node.start, cut, node.tokens[:count], upper_blocks)
         upper.locks = node.locks
         upper.last_use, upper.uses, upper.worth = node.last_use, node.uses, node.worth
         upper.programs, upper.shared = node.programs, node.shared

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from hashlib import blake2b
 from operator import mul
 
@@ -37,6 +38,7 @@ _LEAST_TOKENS = 64
 _TEXT_BYTES = 600
 """What a text takes beside its tokens."""
 _MAX_NUMBER = (1 << 32) - 1
+_NO_TOKENS = np.empty(0, np.int32)
 
 
 class Owner:
@@ -57,19 +59,17 @@ class Owner:
         self.texts: dict[int, IndexedText] = {}
 
 
+@dataclass(slots=True, eq=False)
 class IndexedText:
     """Tokens `ids[:end]` (int32) of one request, as far as no text before had them."""
 
-    __slots__ = ("end", "ids", "known", "number", "owner")
-
-    def __init__(self, owner: Owner, number: int, known: int) -> None:
-        self.owner = owner
-        self.number = number
-        """The text's number in the index; 0: the index has dropped the text."""
-        self.known = known
-        """Tokens of the request up to which the index has them."""
-        self.ids = np.empty(0, np.int32)
-        self.end = 0
+    owner: Owner
+    number: int
+    """The text's number in the index; 0: the index has dropped the text."""
+    known: int
+    """Tokens of the request up to which the index has them."""
+    ids: np.ndarray
+    end: int = 0
 
 
 class SuffixIndex:
@@ -133,7 +133,7 @@ class SuffixIndex:
         if known is None:
             known = self._owners[owner] = Owner(owner, self._key)
         first = max(self._known(known, tokens) - LONGEST, len(tokens) - self.capacity // 2, 0)
-        text = IndexedText(known, self._numbers, first)
+        text = IndexedText(known, self._numbers, first, _NO_TOKENS)
         known.texts[text.number] = self._texts[text.number] = text
         self.learn(text, tokens[first:])
         return text
@@ -189,7 +189,7 @@ class SuffixIndex:
         self.tokens -= text.end
         text.number = 0
         text.end = 0
-        text.ids = text.ids[:0].copy()
+        text.ids = _NO_TOKENS
 
     # ------------------------------------------------------------ looking up
 

@@ -188,7 +188,7 @@ def _serve(
             if config.digest_key
             else None
         ),
-        move=None if below is None else below.move,
+        move=None if below is None else below.mover.move,
     )
     loops.append(loop)
     try:

@@ -129,7 +129,7 @@ class Steps:
         self.planned = plan is not None
         if self._move is not None:
             try:
-                self._move(scheduler.kv.tiering.take_moves())
+                self._move(scheduler.kv.tiering.moves.take())
             except Exception as error:  # the content of the pool is unknown now
                 raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
         if plan is not None:

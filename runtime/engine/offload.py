@@ -68,10 +68,6 @@ class OpenTiers:
         """The address that other engines need to take blocks."""
         return b"" if self.transfer is None else self.transfer.address
 
-    def move(self, moves: np.ndarray) -> None:
-        """Make moves: see `Steps`."""
-        self.mover.move(moves)
-
     def begin(self, scheduler: Scheduler, runner: ModelRunner, block_size: int) -> None:
         """Measure prefill, which reads are compared with; the pool is empty."""
         if not self.tiers.readable:

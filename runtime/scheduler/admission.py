@@ -1,35 +1,35 @@
-"""Admission: running and preempted requests, prefill chunks, and limits.
+"""Admission: running and preempted requests, and prefill chunks.
 
  Limits (refuse) -> queue -> Prefill (admit, chunk) -> RunningSet (decode)
                                 ^                         |
                                 +-- preempt, rollback ----+
 
-Sections: running set, prefill, limits.
+Sections: running set, time of a step, prefill.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+import math
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import msgspec
 
 from rootlace.runtime.cache.radix_tree import common_prefix
-from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
-from rootlace.runtime.scheduler.pacing import BY_ORDER, PromptPace, StepBudget, Turns
+from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace
 from rootlace.runtime.scheduler.queue import WaitingQueue, first_victim
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
-from rootlace.wire.errors import (
-    ContextLengthExceeded,
-    InvalidRequest,
-    PinRefused,
-)
+from rootlace.wire.errors import PinRefused
 from rootlace.wire.protocol import CacheReport
+
+BY_ORDER = attrgetter("order")
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,134 @@ class RunningSet:
         return self._kv.cost(sequence, self._ahead(sequence))
 
 
+# Time of a step -----------------------------------------------------------------------------------
+
+
+_LEAST_CHUNK = 32
+"""Tokens that a step computes of a prompt, whatever they cost. To read the weights once takes as
+long as to compute some 5 tokens on a CPU, so a large model spends little of its time on that."""
+_FIRST_CHUNK = 64
+"""Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
+largest lately, so that no forecast goes far beyond what it follows from."""
+_AIMED = 0.95
+"""Share of a step's bound that a step is planned to take: forecasts miss by some 5 %."""
+_LENGTH = attrgetter("length")
+_LEAST = 0.25
+"""Share of a step's bound that prompts have beside any decode rows."""
+_ROWS_TO_STEP = 20
+"""Decode rows take turns if they take longer than so many empty steps: turns cost 5 to 10 %."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """Decode rows that take longer than `limit` seconds by `measured` take turns in equal parts."""
+
+    limit: float
+    measured: MeasuredCost
+    last: int = -1
+    """Admission number of the row that decoded last."""
+
+    def part(self, rows: list[RequestState], prompts: bool) -> list[RequestState]:
+        """The rows of the next step, of all in order of admission, the first in turn first.
+
+        Where there are `prompts` to compute, too, a part of each step is left for these.
+        """
+        cost = self.measured.cost
+        limit = self.limit * (1 - _LEAST if prompts else 1) / self.measured.levels[prompts]
+        decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
+        parts = math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
+        if parts < 2 or not self.measured.steps:
+            return rows
+        at = bisect_right(rows, self.last, key=BY_ORDER)
+        return (rows[at:] + rows[:at])[: -(-len(rows) // parts)]
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
+
+    The level of steps with prompts is in `seconds`, not in `cost`. `cost` None: the tokens alone
+    are bounded.
+    """
+
+    tokens: int
+    seconds: float = math.inf
+    cost: StepCost | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether another token fits."""
+        return self.tokens > 0 and self.seconds > 0
+
+    @classmethod
+    def of(
+        cls, tokens: int, limit: float, measured: MeasuredCost, rows: list[RequestState]
+    ) -> StepBudget:
+        """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
+
+        A quarter of the limit at least, so that prompts go on. And as much as a step costs that
+        computes nothing, within the limit: steps of one size do not tell the two apart.
+        """
+        if not limit:
+            return cls(tokens)
+        limit *= _AIMED / measured.levels[True]
+        tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
+        cost = measured.cost
+        if not measured.steps:
+            return cls(tokens, cost=cost)
+        lengths = sum(map(_LENGTH, rows))
+        decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
+        seconds = max(limit - decoding, min(cost.step, limit), limit * _LEAST)
+        return cls(tokens, seconds, cost)
+
+    def split(self, parts: int) -> StepBudget:
+        """Take one of `parts` equal parts out, of at least one token."""
+        part = replace(self, tokens=-(-self.tokens // parts), seconds=self.seconds / parts)
+        self.tokens -= part.tokens
+        self.seconds -= part.seconds if math.isfinite(part.seconds) else 0.0
+        return part
+
+    def give_back(self, part: StepBudget) -> None:
+        """Add what is left of a part."""
+        self.tokens += part.tokens
+        if math.isfinite(part.seconds):
+            self.seconds += part.seconds
+
+    def room(self, sequence: RequestState, start: int) -> int:
+        """Tokens of `sequence` from `start` on that fit."""
+        cost = self.cost
+        if cost is None or math.isinf(self.seconds):
+            return self.tokens
+        least = min(_LEAST_CHUNK, self.tokens)
+        count = _within(self.seconds, cost.prefill + cost.pair * start, cost.pair)
+        # Tokens before the first scored one cost less.
+        plain = max(sequence.score_next - 1 - start, 0)
+        if count > plain and sequence.score_next < sequence.score_stop:
+            left = self.seconds - self._price(start, plain, 0)
+            each = cost.prefill + cost.score + cost.pair * (start + plain)
+            count = plain + _within(left, each, cost.pair)
+        return int(max(min(count, self.tokens), least))
+
+    def spend(self, start: int, count: int, scored: int) -> None:
+        """Note a chunk of `count` tokens from `start` on, `scored` of which get scores."""
+        self.tokens -= count
+        if self.cost is not None:
+            self.seconds = max(self.seconds - self._price(start, count, scored), 0.0)
+
+    def _price(self, start: int, count: int, scored: int) -> float:
+        cost = self.cost
+        assert cost is not None
+        pairs = count * (start + count / 2)
+        return cost.prefill * count + cost.pair * pairs + cost.score * scored
+
+
+def _within(seconds: float, each: float, pair: float) -> float:
+    """Tokens that fit into `seconds`: the first costs `each`, and every one `pair` more."""
+    if pair > 0:
+        return (math.sqrt(each * each + 2 * pair * max(seconds, 0.0)) - each) / pair
+    return seconds / each if each > 0 else math.inf
+
+
 # Prefill ------------------------------------------------------------------------------------------
 
 
@@ -227,6 +355,7 @@ MOST_LOOKED_AT = 64
 """Waiting requests that a step passes over; to look at thousands would take longer than it."""
 
 
+@dataclass(slots=True)
 class Prefill:
     """Chooses the prefill chunks that fill the budget left by decode rows.
 
@@ -240,46 +369,30 @@ class Prefill:
     behind a cut waits for them.
     """
 
-    def __init__(
-        self,
-        kv: KVStore,
-        running: RunningSet,
-        waiting: WaitingQueue,
-        flights: deque[InFlightStep],
-        counters: Counters,
-        *,
-        max_rows: int,
-        clock: Callable[[], float],
-        pace: PromptPace,
-        complete: Callable[[RequestState], None],
-        longest: Callable[[RequestState], int],
-    ) -> None:
-        """`flights`: planned steps without a commit.
-
-        `complete` ends an admitted sequence that needs no computation. `longest`: see
-        `Retention.check_pin`.
-        """
-        self._kv = kv
-        self._running = running
-        self._waiting = waiting
-        self._flights = flights
-        self._count = counters
-        self._max_rows = max_rows
-        self._clock = clock
-        self._pace = pace
-        self._complete = complete
-        self._longest = longest
+    kv: KVStore
+    running: RunningSet
+    waiting: WaitingQueue
+    flights: deque[InFlightStep]
+    """Planned steps without a commit."""
+    counters: Counters
+    max_rows: int
+    clock: Callable[[], float]
+    pace: PromptPace
+    complete: Callable[[RequestState], None]
+    """Ends an admitted sequence that needs no computation."""
+    longest: Callable[[RequestState], int]
+    """See `Retention.check_pin`."""
 
     def plan(
         self, builder: PlanBuilder, budget: StepBudget, alone: RequestState | None = None
     ) -> None:
         """Add chunks within `budget`; if `alone` is given, admit no other sequence."""
-        running = self._running
+        running = self.running
         begun: list[RequestState] = []
         for one in running.sequences if running.prefilling else ():
             if not one.decoding and (alone is None or one is alone):
                 begun.append(one)
-        may_admit = running.preempted or self._waiting.count
+        may_admit = running.preempted or self.waiting.count
         if not may_admit or alone in running.sequences:
             self._go_on(begun, budget, builder)
             return
@@ -327,12 +440,12 @@ class Prefill:
         Later ones are admitted while others are deferred: sequences whose blocks are being read,
         with their room reserved, and those of which `_waits` says so.
         """
-        if self._waiting.count > 1:
-            self._waiting.refresh()
+        if self.waiting.count > 1:
+            self.waiting.refresh()
         deferred: list[RequestState] = []
-        running, preempted = self._running, self._running.preempted
+        running, preempted = self.running, self.running.preempted
         promises = running.promises()
-        while budget.open and len(running.sequences) < self._max_rows:
+        while budget.open and len(running.sequences) < self.max_rows:
             following, newcomer = alone or (preempted[0] if preempted else None), False
             if following is None:
                 following, newcomer = self._peek(budget)
@@ -348,23 +461,23 @@ class Prefill:
                 if newcomer or following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
                     break
                 if len(deferred) >= MOST_FETCHES:
-                    self._waiting.hold(following)
+                    self.waiting.hold(following)
                 else:
-                    self._waiting.defer(following)
+                    self.waiting.defer(following)
                 deferred.append(following)
                 continue
-            tiering = self._kv.tiering
+            tiering = self.kv.tiering
             if tiering.active and tiering.fetching.holds_back(following):
                 if alone is not None or following.order >= 0 or len(deferred) >= MOST_FETCHES:
                     break
-                self._waiting.defer(following)
+                self.waiting.defer(following)
                 deferred.append(following)
                 promises += running.wanted(following)
                 continue
             if following.order < 0:
-                self._waiting.take(following, in_turn=not newcomer)
+                self.waiting.take(following, in_turn=not newcomer)
                 following.newcomer = newcomer
-                following.queued = self._clock() - following.arrived
+                following.queued = self.clock() - following.arrived
             running.admit(following)
             room = self._chunk(following, budget, builder)
             if tiering.active:
@@ -373,12 +486,12 @@ class Prefill:
                 break
             if not (following.decoding or following.finished):  # cut
                 break
-            if not preempted and not self._waiting.count:
+            if not preempted and not self.waiting.count:
                 break
             if not following.finished:
                 promises += running.promise(following)
         if deferred:
-            self._waiting.restore(deferred)
+            self.waiting.restore(deferred)
 
     def _peek(self, budget: StepBudget) -> tuple[RequestState | None, bool]:
         """The waiting request to admit next, and whether it gets a row that is kept for newcomers.
@@ -387,22 +500,22 @@ class Prefill:
         of them for connections, the others for keys and addresses. As many fewer are kept as
         clients have such a row alone.
         """
-        running = self._running.sequences
-        kept = spare = self._max_rows // _SPARE_ROWS
-        free = self._max_rows - len(running)
+        running = self.running.sequences
+        kept = spare = self.max_rows // _SPARE_ROWS
+        free = self.max_rows - len(running)
         if free <= kept:
             had = {one.place for one in running if not one.newcomer}
             kept -= len({one.place for one in running if one.newcomer} - had)
         if budget.cost is None or free > kept:
-            return self._waiting.peek(), False
+            return self.waiting.peek(), False
         levels = 3 if kept > spare // 2 else 1
-        return self._waiting.peek_beside({one.place[:levels] for one in running}, levels), True
+        return self.waiting.peek_beside({one.place[:levels] for one in running}, levels), True
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""
         if not long:
             return False
-        start = following.computed if following.order >= 0 else self._kv.estimate(following)
+        start = following.computed if following.order >= 0 else self.kv.estimate(following)
         for one in long:
             if one.namespace == following.namespace:
                 limit = min(following.match_limit(), one.length)
@@ -424,24 +537,24 @@ class Prefill:
         if sequence.request.report and sequence.report is None:
             self._explain(sequence)
         if not forced:  # of which the prompt is computed
-            if self._kv.rematch(sequence):
-                self._running.ordered = None
-            self._count.cached_tokens += sequence.count_prompt(cached=True)
+            if self.kv.rematch(sequence):
+                self.running.ordered = None
+            self.counters.cached_tokens += sequence.count_prompt(cached=True)
         target = sequence.target()
         wanted = target - sequence.computed
         if not wanted:  # every token is cached
             if not self._awaits(sequence) and self._may_pin(sequence, 0):
                 self.pin(sequence)
-                self._complete(sequence)
+                self.complete(sequence)
             return True
         within = budget.room(sequence, sequence.computed)
-        room = self._kv.room(sequence)
+        room = self.kv.room(sequence)
         count = min(wanted, within, room)
         if count <= 0:
             return False
         if not sequence.pinned and not self._may_pin(sequence, count):
             return True
-        self._kv.grow(sequence, count, builder)
+        self.kv.grow(sequence, count, builder)
         end = sequence.computed + count
         complete = end == target
         scores = (
@@ -457,14 +570,14 @@ class Prefill:
         if forced:
             sequence.jumped = not complete
         else:
-            self._kv.store(sequence, builder)
+            self.kv.store(sequence, builder)
             if not sequence.pinned:
                 self.pin(sequence)
-            if complete and self._waiting.count:
-                self._waiting.computed(sequence)
-            self._running.ordered = None
+            if complete and self.waiting.count:
+                self.waiting.computed(sequence)
+            self.running.ordered = None
             sequence.count_prompt(cached=False)
-        self._count.computed_tokens += count
+        self.counters.computed_tokens += count
         budget.spend(end - count, count, max(scores[1] - scores[0], 0))
         return complete or count < room
 
@@ -472,7 +585,7 @@ class Prefill:
         """Pin the prompt of `sequence`, if requested and the whole prompt is in the tree."""
         if not sequence.pinned and sequence.tree_len >= sequence.prompt_len:
             sequence.pinned = True
-            self._kv.retention.pin(sequence)
+            self.kv.retention.pin(sequence)
 
     def _may_pin(self, sequence: RequestState, count: int) -> bool:
         """Whether the prompt can be pinned if `count` more tokens complete it.
@@ -482,10 +595,10 @@ class Prefill:
         if sequence.pinned or sequence.computed + count < sequence.prompt_len:
             return True
         try:
-            self._kv.retention.check_pin(sequence, self._longest(sequence))
+            self.kv.retention.check_pin(sequence, self.longest(sequence))
         except PinRefused as error:
             sequence.ending = Ending("error", code=error.code, error=str(error))
-            self._complete(sequence)
+            self.complete(sequence)
             return False
         return True
 
@@ -494,106 +607,13 @@ class Prefill:
         assert scope
         last = sequence.prompt_len - 1
         limit = min(sequence.match_limit(), sequence.prompt_len)
-        report = self._kv.explain(sequence.namespace, sequence.tokens, limit, scope)
+        report = self.kv.explain(sequence.namespace, sequence.tokens, limit, scope)
         if report.reason == "whole" and limit < last:
             report = CacheReport(report.matched, last, "scored")
-        saved = self._pace.seconds(report.matched)
+        saved = self.pace.seconds(report.matched)
         restored = min(sequence.restored, report.matched)
         sequence.report = msgspec.structs.replace(report, saved_seconds=saved, from_disk=restored)
 
     def _awaits(self, sequence: RequestState) -> bool:
         """Whether planned steps still return something for `sequence`."""
-        return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self._flights)
-
-
-# Limits -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Which requests the engine can serve at all.
-
-    `capacity`: tokens the KV pool holds. `vocab_size`: 0 allows any token id. `labels`, `adapters`:
-    see `Ready`. `pinned`: tokens of the pool that are unavailable now, which no error tells: the
-    pins are of all clients.
-    """
-
-    context_length: int
-    capacity: int
-    vocab_size: int
-    labels: int | None = None
-    adapters: tuple[str, ...] = ()
-    pinned: int = 0
-    max_length: int = field(init=False)
-    """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
-
-    def __post_init__(self) -> None:
-        free = self.capacity - self.pinned
-        object.__setattr__(self, "max_length", min(self.context_length, free + 1))
-
-    def beside(self, pinned: int) -> Limits:
-        """The limits while `pinned` more tokens of the pool are unavailable."""
-        return replace(self, pinned=self.pinned + pinned) if pinned else self
-
-    def longest(self, request: EngineRequest, block_size: int) -> int:
-        """Maximum length of a checked `request`.
-
-        A pinned prompt that ends within a block needs room for a copy of that block: the pin holds
-        the tree's block.
-        """
-        prompt = len(request.token_ids)
-        if not request.handling.cache.pin or not prompt % block_size:
-            return self.max_length
-        return max(self.beside(block_size).max_length, prompt + len(request.output_ids) + 1)
-
-    def check(self, request: EngineRequest, *, constrained: bool) -> None:
-        """Check a request against the limits.
-
-        Raises InvalidRequest, or ContextLengthExceeded if not even one token fits.
-        """
-        params = request.params
-        if not len(request.token_ids):
-            raise InvalidRequest("the prompt is empty")
-        if params.max_tokens is None:
-            raise InvalidRequest("max_tokens must be a number here")
-        # The model has to support the request's kind of output.
-        if request.pooling == "none":
-            if self.labels is not None:
-                head = f"its head scores {self.labels} labels" if self.labels else "it has no head"
-                raise InvalidRequest(f"this model does not generate text: {head}")
-        elif params.max_tokens or params.prompt_logprobs_from is not None:
-            raise InvalidRequest("a request for a vector neither samples nor scores tokens")
-        elif request.pooling == "labels" and not self.labels:
-            raise InvalidRequest("this model has no head that scores labels")
-        for name, ids in (
-            ("prompt", request.token_ids),
-            ("output", request.output_ids),
-            ("prediction", request.prediction),
-        ):
-            # A single bad id would make the executor fail the whole step.
-            bad = len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size)
-            if bad and self.vocab_size:
-                raise InvalidRequest(f"the {name} has ids outside 0..{self.vocab_size - 1}")
-        if constrained and not self.vocab_size:
-            raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
-        outputs = len(request.output_ids)
-        length = len(request.token_ids) + outputs
-        window = self.context_length - int(outputs < params.max_tokens)
-        room = min(window, self.capacity)
-        if length > room:
-            raise ContextLengthExceeded(
-                f"the prompt has {length} tokens; at most {room} fit into the context window and "
-                f"the KV cache ({self.capacity} tokens)"
-            )
-        if length > self.capacity - self.pinned:
-            raise ContextLengthExceeded(
-                f"the prompt has {length} tokens, for which the KV cache ({self.capacity} tokens) "
-                "has no room beside the pinned prompts"
-            )
-
-    def adapter(self, request: EngineRequest) -> int:
-        """Index of the request's adapter. Raises InvalidRequest."""
-        if request.adapter not in self.adapters:
-            known = f"there are {', '.join(self.adapters)}" if self.adapters else "there are none"
-            raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: {known}")
-        return self.adapters.index(request.adapter)
+        return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self.flights)

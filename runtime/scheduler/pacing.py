@@ -1,20 +1,16 @@
-"""Measured times: cost of steps, what fits into one, pace of prefill, duration of requests."""
+"""Measured times: cost of steps, pace of prefill, duration of requests."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
-from rootlace.runtime.contracts.plan import PRIOR, StepCost, StepPlan
-from rootlace.runtime.scheduler.request import RequestState, Work
-
-BY_ORDER = attrgetter("order")
+from rootlace.runtime.contracts.plan import PRIOR, StepPlan
+from rootlace.runtime.scheduler.request import Work
 
 # Measured cost of steps ---------------------------------------------------------------------------
 
@@ -91,16 +87,15 @@ class MeasuredCost:
         ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
         self._sums = kept * self._sums + parts * ratio
         due = self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER)
-        if unlike or self.steps >= due:
+        solves = unlike or self.steps >= due
+        if solves:
             self._solve()
-            self._find_level(1 - kind)
-        self._find_level(kind)
-
-    def _find_level(self, kind: int) -> None:
-        recent = self._recent[kind]
-        if len(recent) == _LEVEL_OF:
-            slower = [each / max(float(one @ self._solution), 1e-9) for one, each in recent]
-            self.levels[kind] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
+        for each in (0, 1) if solves else (kind,):
+            if len(recent := self._recent[each]) == _LEVEL_OF:
+                works, times = zip(*recent, strict=True)
+                slower = times / np.maximum(np.array(works) @ self._solution, 1e-9)
+                level = median(slower.tolist())
+                self.levels[each] = min(max(level, 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
         """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
@@ -138,134 +133,6 @@ class MeasuredCost:
         self._solution, self._solved = solution, self.steps
         found = dict(zip(_PARTS, (solution * self._units).tolist(), strict=True))
         self.cost = replace(self.cost, **found, source="measured as it runs")
-
-
-# Time of a step -----------------------------------------------------------------------------------
-
-
-_LEAST_CHUNK = 32
-"""Tokens that a step computes of a prompt, whatever they cost. To read the weights once takes as
-long as to compute some 5 tokens on a CPU, so a large model spends little of its time on that."""
-_FIRST_CHUNK = 64
-"""Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
-largest lately, so that no forecast goes far beyond what it follows from."""
-_LENGTH = attrgetter("length")
-_AIMED = 0.95
-"""Share of a step's bound that a step is planned to take: forecasts miss by some 5 %."""
-LEAST = 0.25
-"""Share of a step's bound that prompts have beside any decode rows."""
-_ROWS_TO_STEP = 20
-"""Decode rows take turns if they take longer than so many empty steps: turns cost 5 to 10 %."""
-
-
-@dataclass(slots=True)
-class Turns:
-    """Decode rows that take longer than `limit` seconds by `measured` take turns in equal parts."""
-
-    limit: float
-    measured: MeasuredCost
-    last: int = -1
-    """Admission number of the row that decoded last."""
-
-    def part(self, rows: list[RequestState], prompts: bool) -> list[RequestState]:
-        """The rows of the next step, of all in order of admission, the first in turn first.
-
-        Where there are `prompts` to compute, too, a part of each step is left for these.
-        """
-        cost = self.measured.cost
-        limit = self.limit * (1 - LEAST if prompts else 1) / self.measured.levels[prompts]
-        decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
-        parts = math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
-        if parts < 2 or not self.measured.steps:
-            return rows
-        at = bisect_right(rows, self.last, key=BY_ORDER)
-        return (rows[at:] + rows[:at])[: -(-len(rows) // parts)]
-
-
-@dataclass(slots=True)
-class StepBudget:
-    """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
-
-    The level of steps with prompts is in `seconds`, not in `cost`. `cost` None: the tokens alone
-    are bounded.
-    """
-
-    tokens: int
-    seconds: float = math.inf
-    cost: StepCost | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether another token fits."""
-        return self.tokens > 0 and self.seconds > 0
-
-    @classmethod
-    def of(
-        cls, tokens: int, limit: float, measured: MeasuredCost, rows: list[RequestState]
-    ) -> StepBudget:
-        """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
-
-        A quarter of the limit at least, so that prompts go on. And as much as a step costs that
-        computes nothing, within the limit: steps of one size do not tell the two apart.
-        """
-        if not limit:
-            return cls(tokens)
-        limit *= _AIMED / measured.levels[True]
-        tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
-        cost = measured.cost
-        if not measured.steps:
-            return cls(tokens, cost=cost)
-        lengths = sum(map(_LENGTH, rows))
-        decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
-        seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
-        return cls(tokens, seconds, cost)
-
-    def split(self, parts: int) -> StepBudget:
-        """Take one of `parts` equal parts out, of at least one token."""
-        part = replace(self, tokens=-(-self.tokens // parts), seconds=self.seconds / parts)
-        self.tokens -= part.tokens
-        self.seconds -= part.seconds if math.isfinite(part.seconds) else 0.0
-        return part
-
-    def give_back(self, part: StepBudget) -> None:
-        """Add what is left of a part."""
-        self.tokens += part.tokens
-        if math.isfinite(part.seconds):
-            self.seconds += part.seconds
-
-    def room(self, sequence: RequestState, start: int) -> int:
-        """Tokens of `sequence` from `start` on that fit."""
-        cost = self.cost
-        if cost is None or math.isinf(self.seconds):
-            return self.tokens
-        least = min(_LEAST_CHUNK, self.tokens)
-        count = _within(self.seconds, cost.prefill + cost.pair * start, cost.pair)
-        # Tokens before the first scored one cost less.
-        plain = max(sequence.score_next - 1 - start, 0)
-        if count > plain and sequence.score_next < sequence.score_stop:
-            left = self.seconds - self._price(start, plain, 0)
-            each = cost.prefill + cost.score + cost.pair * (start + plain)
-            count = plain + _within(left, each, cost.pair)
-        return int(max(min(count, self.tokens), least))
-
-    def spend(self, start: int, count: int, scored: int) -> None:
-        """Note a chunk of `count` tokens from `start` on, `scored` of which get scores."""
-        self.tokens -= count
-        if self.cost is not None:
-            self.seconds = max(self.seconds - self._price(start, count, scored), 0.0)
-
-    def _price(self, start: int, count: int, scored: int) -> float:
-        cost = self.cost
-        assert cost is not None
-        pairs = count * (start + count / 2)
-        return cost.prefill * count + cost.pair * pairs + cost.score * scored
-
-
-def _within(seconds: float, each: float, pair: float) -> float:
-    """Tokens that fit into `seconds`: the first costs `each`, and every one `pair` more."""
-    if pair > 0:
-        return (math.sqrt(each * each + 2 * pair * max(seconds, 0.0)) - each) / pair
-    return seconds / each if each > 0 else math.inf
 
 
 # Pace ---------------------------------------------------------------------------------------------

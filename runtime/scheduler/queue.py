@@ -306,10 +306,9 @@ class _Turns:
     exceeds the other by at most one request of each (and their outputs).
     """
 
-    clocks: dict[str, float] = field(default_factory=dict)
-    """Of waiting members, and of those that waited since nobody did."""
-    ends: dict[str, float] = field(default_factory=dict)
-    """The clocks behind the next requests."""
+    places: dict[tuple[bool, str], float] = field(default_factory=dict)
+    """By order and member: its clock, or its clock behind the next request. Of waiting members, and
+    of those that waited since nobody did."""
     now: dict[int, float] = field(default_factory=dict)
     """By priority, the starting value of a member's clock."""
     waiting: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -330,7 +329,7 @@ class _Turns:
             for by_end in (False, True):
                 self.heaps.setdefault((priority, by_end), [])
             self.by_end.setdefault(priority, False)
-            clock = max(self.clocks.get(name, 0.0), self.now.get(priority, 0.0))
+            clock = max(self.places.get((False, name), 0.0), self.now.get(priority, 0.0))
             self._set_clock(name, clock, work)
 
     def end(self, priority: int, name: str) -> None:
@@ -345,7 +344,7 @@ class _Turns:
 
     def charge(self, priority: int, name: str, work: int, *, in_turn: bool) -> None:
         """A request of a waiting member is admitted, in its turn or before others."""
-        before = self.clocks[name]
+        before = self.places[False, name]
         now = self.now.get(priority, 0.0)
         self.now[priority] = max(now + work / len(self.waiting), before)
         self._set_clock(name, before + work, work)
@@ -355,25 +354,24 @@ class _Turns:
     def charge_late(self, name: str, work: int) -> None:
         """A member has had more than was charged on admission."""
         if self.waiting:
-            clock = self.clocks.get(name, 0.0)
-            ahead = self.ends.get(name, clock) - clock
+            clock = self.places.get((False, name), 0.0)
+            ahead = self.places.get((True, name), clock) - clock
             self._set_clock(name, max(clock, min(self.now.values(), default=0.0)) + work, ahead)
             self._forget()
 
     def _forget(self) -> None:
         """Forget members that do not wait, where they are many."""
-        if len(self.clocks) > len(self.waiting) + _REMEMBERED:
-            self.clocks = {member: self.clocks[member] for _, member in self.waiting}
-            self.ends = {member: self.ends[member] for _, member in self.waiting}
+        if len(self.places) > 2 * (len(self.waiting) + _REMEMBERED):
+            members = {member for _, member in self.waiting}
+            self.places = {key: at for key, at in self.places.items() if key[1] in members}
 
     def _set_clock(self, name: str, clock: float, work: float) -> None:
-        self.clocks[name] = clock
-        self.ends[name] = clock + work
+        self.places[False, name], self.places[True, name] = clock, clock + work
         for (priority, by_end), heap in self.heaps.items():
             if (priority, name) not in self.waiting:
                 continue
             self.entries += 1
-            heapq.heappush(heap, (self.place_of(name, by_end), self.entries, name))
+            heapq.heappush(heap, (self.places[by_end, name], self.entries, name))
             if len(heap) > 2 * len(self.waiting) + _REMEMBERED:
                 current = [one for one in heap if self._is_current(priority, by_end, one)]
                 heap[:] = {one[2]: one for one in sorted(current, reverse=True)}.values()
@@ -387,13 +385,9 @@ class _Turns:
             heapq.heappop(heap)
         return heap[0][2]
 
-    def place_of(self, name: str, by_end: bool) -> float:
-        """A member's place in one of the orders."""
-        return (self.ends if by_end else self.clocks)[name]
-
     def _is_current(self, priority: int, by_end: bool, entry: tuple[float, int, str]) -> bool:
         at, _, name = entry
-        return (priority, name) in self.waiting and self.place_of(name, by_end) == at
+        return (priority, name) in self.waiting and self.places[by_end, name] == at
 
 
 class WaitingQueue:
@@ -504,7 +498,7 @@ class WaitingQueue:
 
     def _rank(self, priority: int, place: Place) -> list[float]:
         """The place of a client in the order that is next, level by level."""
-        return [turns.place_of(name, turns.by_end[priority]) for turns, name in self._path(place)]
+        return [turns.places[turns.by_end[priority], name] for turns, name in self._path(place)]
 
     def _by_turn(self) -> list[int]:
         """The priorities of waiting requests, the one whose turn it is first."""

@@ -1,12 +1,12 @@
 """The state of one request: tokens and blocks, sampling and constraint, bookkeeping.
 
-Sections: pooling, request state, in-flight step, counters.
+Sections: pooling, request state, limits, in-flight step, counters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineRequest, Pooling, kv_namespace
 from rootlace.runtime.contracts.plan import StepPlan, TokenScores
 from rootlace.runtime.scheduler.drafter import Drafter, PredictedText, Recalled
+from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest
 from rootlace.wire.protocol import DRAFT_SOURCES, CacheReport
 from rootlace.wire.sampling import PARAMETERS
 
@@ -109,13 +110,12 @@ class Draft:
         return self.right
 
 
+@dataclass(slots=True)
 class Agreement:
     """Decaying sums of the draft model's tokens that were tried, and of the wrong ones."""
 
-    __slots__ = ("tried", "wrong")
-
-    def __init__(self) -> None:
-        self.tried = self.wrong = 0.0
+    tried: float = 0.0
+    wrong: float = 0.0
 
     def note(self, right: int, wrong: int) -> None:
         """Record `right` right tokens of a draft, then `wrong` (0 or 1) a wrong one."""
@@ -433,6 +433,99 @@ class RequestState:
 
     def __repr__(self) -> str:
         return f"<Sequence {self.rid} computed={self.computed}/{self.length}>"
+
+
+# Limits -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which requests the engine can serve at all.
+
+    `capacity`: tokens the KV pool holds. `vocab_size`: 0 allows any token id. `labels`, `adapters`:
+    see `Ready`. `pinned`: tokens of the pool that are unavailable now, which no error tells: the
+    pins are of all clients.
+    """
+
+    context_length: int
+    capacity: int
+    vocab_size: int
+    labels: int | None = None
+    adapters: tuple[str, ...] = ()
+    pinned: int = 0
+    max_length: int = field(init=False)
+    """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
+
+    def __post_init__(self) -> None:
+        free = self.capacity - self.pinned
+        object.__setattr__(self, "max_length", min(self.context_length, free + 1))
+
+    def beside(self, pinned: int) -> Limits:
+        """The limits while `pinned` more tokens of the pool are unavailable."""
+        return replace(self, pinned=self.pinned + pinned) if pinned else self
+
+    def longest(self, request: EngineRequest, block_size: int) -> int:
+        """Maximum length of a checked `request`.
+
+        A pinned prompt that ends within a block needs room for a copy of that block: the pin holds
+        the tree's block.
+        """
+        prompt = len(request.token_ids)
+        if not request.handling.cache.pin or not prompt % block_size:
+            return self.max_length
+        return max(self.beside(block_size).max_length, prompt + len(request.output_ids) + 1)
+
+    def check(self, request: EngineRequest, *, constrained: bool) -> None:
+        """Check a request against the limits.
+
+        Raises InvalidRequest, or ContextLengthExceeded if not even one token fits.
+        """
+        params = request.params
+        if not len(request.token_ids):
+            raise InvalidRequest("the prompt is empty")
+        if params.max_tokens is None:
+            raise InvalidRequest("max_tokens must be a number here")
+        # The model has to support the request's kind of output.
+        if request.pooling == "none":
+            if self.labels is not None:
+                head = f"its head scores {self.labels} labels" if self.labels else "it has no head"
+                raise InvalidRequest(f"this model does not generate text: {head}")
+        elif params.max_tokens or params.prompt_logprobs_from is not None:
+            raise InvalidRequest("a request for a vector neither samples nor scores tokens")
+        elif request.pooling == "labels" and not self.labels:
+            raise InvalidRequest("this model has no head that scores labels")
+        for name, ids in (
+            ("prompt", request.token_ids),
+            ("output", request.output_ids),
+            ("prediction", request.prediction),
+        ):
+            # A single bad id would make the executor fail the whole step.
+            bad = len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size)
+            if bad and self.vocab_size:
+                raise InvalidRequest(f"the {name} has ids outside 0..{self.vocab_size - 1}")
+        if constrained and not self.vocab_size:
+            raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
+        outputs = len(request.output_ids)
+        length = len(request.token_ids) + outputs
+        window = self.context_length - int(outputs < params.max_tokens)
+        room = min(window, self.capacity)
+        if length > room:
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens; at most {room} fit into the context window and "
+                f"the KV cache ({self.capacity} tokens)"
+            )
+        if length > self.capacity - self.pinned:
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens, for which the KV cache ({self.capacity} tokens) "
+                "has no room beside the pinned prompts"
+            )
+
+    def adapter(self, request: EngineRequest) -> int:
+        """Index of the request's adapter. Raises InvalidRequest."""
+        if request.adapter not in self.adapters:
+            known = f"there are {', '.join(self.adapters)}" if self.adapters else "there are none"
+            raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: {known}")
+        return self.adapters.index(request.adapter)
 
 
 # In-flight step -----------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import DraftModel, SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler import output
 from rootlace.runtime.scheduler.admission import (
+    BY_ORDER,
     Headroom,
-    Limits,
     Prefill,
     RunningSet,
+    StepBudget,
+    Turns,
 )
 from rootlace.runtime.scheduler.batch import PlanBuilder, depth_first
 from rootlace.runtime.scheduler.draft_model import ModelSource
@@ -32,19 +34,13 @@ from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake, Verdict
-from rootlace.runtime.scheduler.pacing import (
-    BY_ORDER,
-    MeasuredCost,
-    PromptPace,
-    ServicePace,
-    StepBudget,
-    Turns,
-)
+from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace
 from rootlace.runtime.scheduler.queue import WaitingQueue
 from rootlace.runtime.scheduler.request import (
     Counters,
     Ending,
     InFlightStep,
+    Limits,
     RequestState,
 )
 from rootlace.runtime.scheduler.speculation import Drafting

@@ -355,7 +355,7 @@ class SimulatedEngine:
         compute."""
         plan = self.scheduler.plan()
         # What is saved is written from now on; what was read is in the pool.
-        for kind, at, slot, other in self.scheduler.kv.tiering.take_moves().tolist():
+        for kind, at, slot, other in self.scheduler.kv.tiering.moves.take().tolist():
             if kind == SAVE:
                 self._stores[at].write(slot)
             elif kind == PASS:

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -252,29 +253,19 @@ _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap
 _NOT_NUMBER = [bytes((byte,)) for byte in range(256) if byte not in NUMBER_BYTES]
 
 
+@dataclass(frozen=True, eq=False)
 class CheckedGrammar:
     """The texts of `inner` that a verifier accepts; see `contracts.matcher.Grammar`."""
 
-    def __init__(
-        self,
-        inner: Grammar,
-        verifier_factory: Callable[[], Verifier | Islands],
-        vocabulary: Vocabulary,
-        max_retreats: int,
-        keys_only: bool = False,
-        long_keys: bool = False,
-    ) -> None:
-        """`keys_only`: all that is checked are `UniqueKeys`. The mask holds that,
-        but for tokens that hold a whole key and for odd spellings, each of which is refused at its
-        place: no text is taken back. `long_keys`: each key that begins
-        like others can go on otherwise.
-        """
-        self.inner = inner
-        self.keys_only = keys_only
-        self.long_keys = long_keys
-        self.verifier_factory = verifier_factory
-        self.vocabulary = vocabulary
-        self.max_retreats = max_retreats
+    inner: Grammar
+    verifier_factory: Callable[[], Verifier | Islands]
+    vocabulary: Vocabulary
+    max_retreats: int
+    keys_only: bool = False
+    """All that is checked are `UniqueKeys`. The mask holds that, but for tokens that hold a whole
+    key and for odd spellings, each of which is refused at its place: no text is taken back."""
+    long_keys: bool = False
+    """Each key that begins like others can go on otherwise."""
 
     @property
     def backend(self) -> str:

@@ -71,7 +71,7 @@ def test_memory_is_bounded(monkeypatch) -> None:
     root = Node.root(1, "")
     for first in range(20):
         tokens = array([first, *range(1, 1 + first % 5)])
-        evicted.note(Node(2 + first, root, 0, tokens, array([0])), 0)
+        evicted.note(Node(2 + first, root, 0, len(tokens), tokens, array([0])), 0)
         assert len(evicted._records) <= 3
         assert sum(len(record.tokens) for record in evicted._records) == evicted._tokens <= 10
     assert evicted.beyond("", array([19, 1, 2, 3, 4]), 0)[0] == 5

@@ -233,7 +233,7 @@ def test_top_waits_for_a_model_that_is_not_loaded(monkeypatch: pytest.MonkeyPatc
     def look(*_: str) -> None:
         raise next(looks)
 
-    monkeypatch.setattr("rootlace.cli.running.answer_of", look)
+    monkeypatch.setattr("rootlace.cli.running.ask", look)
     result = CliRunner().invoke(app, ["top", "--interval", "0.1"])
     assert result.exit_code == 0 and "the model b is not loaded" in result.output
     looks = iter([ServerUnavailable("the model b is not loaded")])

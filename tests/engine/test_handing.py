@@ -60,7 +60,7 @@ class Peer:
             self.below.begin(self.scheduler, runner, 16)
             self.scheduler.pace.begin(1, 1e9)
         self.outcomes: dict[int, Outcome] = {}
-        move = self.below and self.below.move
+        move = self.below and self.below.mover.move
         self.steps = Steps(self.scheduler, runner, False, self.take, move=move)
 
     @property

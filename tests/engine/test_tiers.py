@@ -86,7 +86,7 @@ class Engine:
             self.below.begin(self.scheduler, self.runner, config.cache.block_size)
             self.scheduler.pace.begin(1, 1e9)
         self.outcomes: dict[int, Outcome] = {}
-        move = self.below and self.below.move
+        move = self.below and self.below.mover.move
         self.steps = Steps(self.scheduler, self.runner, False, self.take, move=move)
 
     def with_host(self, below: OpenTiers, slots: int) -> OpenTiers:

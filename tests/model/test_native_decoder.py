@@ -289,7 +289,8 @@ def test_rotations_are_computed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch)
         rotations.reach(5)
     room[0] = True
     for position in (5, 3000, 3001, 3002, 8999):
-        rotations.reach(position)
+        if position >= rotations.filled:
+            rotations.reach(position)
         for table, expected in zip(tables, whole, strict=True):
             assert (table[: position + 1] == expected[: position + 1]).all()
     assert asked == [1024, 1977, 1024, 4975]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler import pacing
-from rootlace.runtime.scheduler.pacing import Turns
+from rootlace.runtime.scheduler import admission
+from rootlace.runtime.scheduler.admission import Turns
 from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError, Overloaded
 from tests.scheduler.matchers import Plain, Script, Stepped
@@ -200,7 +200,7 @@ def test_storm_of_rows_that_take_turns(
         taken[len(found) < len(rows)] += 1
         return found
 
-    monkeypatch.setattr(pacing, "_ROWS_TO_STEP", 0.1)
+    monkeypatch.setattr(admission, "_ROWS_TO_STEP", 0.1)
     monkeypatch.setattr(Turns, "part", noted)
     for seed in range(3):
         Storm(seed, bool(seed % 2), step_seconds=1e-5, **sizes).run(150)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.messages import Pooling
-from rootlace.runtime.scheduler.admission import Limits
+from rootlace.runtime.scheduler.request import Limits
 from rootlace.wire.errors import InternalError, InvalidRequest
 from tests.scheduler.world import Job, World
 from tests.simulated_executor import history_hash, made_up_states

@@ -13,7 +13,8 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest, Pooling
-from rootlace.runtime.scheduler.pacing import MeasuredCost, Turns
+from rootlace.runtime.scheduler.admission import Turns
+from rootlace.runtime.scheduler.pacing import MeasuredCost
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.world import World

@@ -271,8 +271,8 @@ def test_whose_turn_it_is_follows_from_arrivals_and_clocks(dice: random.Random) 
             for depth, name in enumerate(taken.place):
                 before = taken.place[:depth]
                 names = {p[depth] for of, p in queue._queues if of == turn and p[:depth] == before}
-                places = [level.place_of(one, level.by_end[turn]) for one in names]
-                assert level.place_of(name, level.by_end[turn]) == min(places)
+                places = [level.places[level.by_end[turn], one] for one in names]
+                assert level.places[level.by_end[turn], name] == min(places)
                 level = level.below[name]
             queue.take(taken)
             waiting.remove(taken)

@@ -247,7 +247,7 @@ class World:
 
     def plan(self) -> StepPlan | None:
         plan = self.scheduler.plan()
-        self.executor.move(self.scheduler.kv.tiering.take_moves())
+        self.executor.move(self.scheduler.kv.tiering.moves.take())
         if plan is None:  # it may wait for them
             for store in self.executor.stores:
                 store.go_on()

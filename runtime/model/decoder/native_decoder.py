@@ -193,7 +193,7 @@ class NativeDecoder:
         if self._tables is None:
             self._rotate_by(*self._rotations.of(positions))
             rotations = np.arange(count, dtype=np.int32)
-        else:
+        elif last_position >= self._rotations.filled:
             self._rotations.reach(last_position)
         growth, factors = self._spec.attention.growth, None
         if growth is not None:

@@ -80,7 +80,8 @@ class Rotations:
         self.context_length = context_length
         self._frequencies = frequencies
         self._factors = factors
-        self._filled = 0
+        self.filled = 0
+        """Positions whose rows the tables have."""
 
     def tables(self, max_bytes: int) -> tuple[np.ndarray, np.ndarray] | None:
         """(cos, sin) of all positions, float32 [context_length, P] each; None where they take more
@@ -94,13 +95,11 @@ class Rotations:
         return self._cos, self._sin
 
     def reach(self, position: int) -> None:
-        """Have the rows of the `tables` up to that of `position`."""
-        first = self._filled
-        if position < first:
-            return
+        """Have the rows of the `tables` up to that of `position`, which is not `filled` yet."""
+        first = self.filled
         end = min(max(position + 1, first + _AT_ONCE), self.context_length)
         self._cos[first:end], self._sin[first:end] = self.of(np.arange(first, end))
-        self._filled = end
+        self.filled = end
 
     def of(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """positions int [T] -> (cos, sin), each float32 [T, P]."""

@@ -9,7 +9,7 @@ import numpy as np
 from rootlace.runtime.cache import RadixTree
 from rootlace.runtime.cache.journal import prefix_keys
 from rootlace.runtime.scheduler.offload.fetching import Fetching
-from rootlace.runtime.scheduler.offload.levels import Level, Moves, Saving, Tiers, owner_of
+from rootlace.runtime.scheduler.offload.levels import Moves, Saving, Tiers, owner_of
 from rootlace.runtime.scheduler.offload.transfer import Handing
 from rootlace.runtime.scheduler.request import RequestState
 
@@ -26,12 +26,14 @@ class Tiering:
     ) -> None:
         self._tree = tree
         self._tiers = tiers
+        self.levels = tiers.levels
+        """Levels that receive evicted blocks, the fastest first."""
         self.active = bool(tiers.readable)
         """Whether there is a level at all."""
-        self._moves = Moves()
-        self.saving = Saving(tree, tiers, self._moves)
-        self.fetching = Fetching(tree, tiers, self._moves, make_room)
-        self.handing = Handing(tree, tiers, self._moves, self.saving)
+        self.moves = Moves()
+        self.saving = Saving(tree, tiers, self.moves)
+        self.fetching = Fetching(tree, tiers, self.moves, make_room)
+        self.handing = Handing(tree, tiers, self.moves, self.saving)
         self._shared: list[RequestState] = []
         """Admitted since the last `poll`."""
         if tiers.levels:
@@ -39,11 +41,6 @@ class Tiering:
         if tiers.readable:
             tree.expiring = self.expire_later
             tree.forgetting = self.forget
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """Levels that receive evicted blocks, the fastest first."""
-        return self._tiers.levels
 
     def poll(self) -> None:
         """Take in finished reads and writes, before a step is planned."""
@@ -66,10 +63,6 @@ class Tiering:
         self.handing.poll()
         self.fetching.land_all()
 
-    def take_moves(self) -> np.ndarray:
-        """Moves before the next step, int32 [M, 4]: see `contracts.block_store`."""
-        return self._moves.take()
-
     def spill(self) -> Iterator[np.ndarray]:
         """Moves that save worthwhile blocks to the last level before a stop, without a step in
         flight.
@@ -77,7 +70,7 @@ class Tiering:
         The caller makes each batch and waits for the writes before asking for more.
         """
         for _ in self.saving.spill():
-            yield self.take_moves()
+            yield self.moves.take()
             self.poll()
 
     def reset(self) -> None:
@@ -87,8 +80,8 @@ class Tiering:
         self.handing.reset()
         self.saving.reset()
         self.saving.mortal.clear()
-        self._moves.rows.clear()
-        self._moves.loads.clear()
+        self.moves.rows.clear()
+        self.moves.loads.clear()
 
     def let_go(self, sequence: RequestState) -> None:
         """Release the blocks and offers of a sequence that was admitted or ended."""
@@ -143,7 +136,7 @@ class Tiering:
     def wanted_slots(self) -> dict[int, bool]:
         """Readable slots of the last level in order of eviction -> whether a request asked for the
         block."""
-        entries = [one for level in self._tiers.levels[-1:] for one in level.tier.entries()]
+        entries = [one for level in self.levels[-1:] for one in level.tier.entries()]
         return {entry.slot: entry.wanted for entry in entries if entry.whole}
 
     def stats(self) -> dict[str, int | float]:

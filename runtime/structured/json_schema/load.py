@@ -252,17 +252,17 @@ checked apart."""
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
+@dataclass(eq=False)
 class Located:
     """A schema at its place: how its references are resolved, and a name for messages.
 
     `pointer` is unique among the schemas that one root reaches. Compared by it.
     """
 
-    def __init__(self, schema: Any, resolver: Any, dialect: Dialect, pointer: str) -> None:
-        self.schema = schema
-        self.resolver = resolver
-        self.dialect = dialect
-        self.pointer = pointer
+    schema: Any
+    resolver: Any
+    dialect: Dialect
+    pointer: str
 
     @cached_property
     def keywords(self) -> dict[str, Any]:

@@ -232,6 +232,7 @@ _NOT_PLAIN = concat(_ANYTHING, Chars(((0, 0x1F), (0x80, LAST))), _ANYTHING)
 Leaf = tuple[Located, dict[str, Any]]
 
 
+@dataclass
 class Shapes:
     """Builds shapes, for one schema.
 
@@ -239,19 +240,12 @@ class Shapes:
     gives its shapes and the keywords that these do not hold. `satisfies` as in `Cases`.
     """
 
-    def __init__(
-        self,
-        checked: CheckedSchema,
-        satisfies: Callable[[Located, Any], bool],
-        empty: Callable[[Conjunction], bool],
-        shapes_of: Callable[[Conjunction], tuple[list[Shape], set[Residual]]],
-    ) -> None:
-        self.checked = checked
-        self.satisfies = satisfies
-        self.empty = empty
-        self._shapes_of = shapes_of
-        self.reason = ""
-        """The place that leaves the case asked for last without shapes."""
+    checked: CheckedSchema
+    satisfies: Callable[[Located, Any], bool]
+    empty: Callable[[Conjunction], bool]
+    shapes_of: Callable[[Conjunction], tuple[list[Shape], set[Residual]]]
+    reason: str = ""
+    """The place that leaves the case asked for last without shapes."""
 
     def child(self, parent: Located, path: str, schema: Any) -> Atom:
         return Atom(self.checked.child(parent, path, schema))
@@ -347,7 +341,7 @@ class Shapes:
         given = max((len(leaf.get("prefixItems", ())) for _, leaf in leaves), default=0)
         places: list[list[Atom]] = [[] for _ in range(given)]
         rest: list[Atom] = []
-        contained: list[tuple[Located, dict[str, Any]]] = []
+        contained: list[Leaf] = []
         for located, leaf in leaves:
             for index, place in enumerate(places):
                 place += map(Atom, self.checked.members(located, index))
@@ -482,7 +476,7 @@ class Shapes:
             return None
         first = names[0].located
         text = Located({"type": "string"}, first.resolver, OURS, f"{first.pointer}{OWN}text")
-        shapes, lost = self._shapes_of((Atom(text), *names))
+        shapes, lost = self.shapes_of((Atom(text), *names))
         notes |= lost
         listed: list[str] = []
         trees: list[Regex] = []
