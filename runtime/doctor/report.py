@@ -16,9 +16,8 @@ import numpy as np
 import psutil
 import torch
 
-from rootlace.kernels import kernels_for
 from rootlace.kernels.arrays import torch_dtype
-from rootlace.kernels.dispatch import why_not_triton
+from rootlace.kernels.dispatch import kernels_for, why_not_triton
 from rootlace.kernels.native.build import FOLDER, NativeUnavailable, Processor
 from rootlace.kernels.native.library import load_best
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig

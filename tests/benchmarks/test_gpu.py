@@ -22,10 +22,10 @@ from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
-from rootlace.kernels import KernelSet, Quantised
-from rootlace.kernels.interface import slot_bytes
+from rootlace.kernels.interface import KernelSet, slot_bytes
 from rootlace.kernels.reference.layers import ROWS
 from rootlace.kernels.triton import TRITON, launching
+from rootlace.kernels.weights import Quantised
 from rootlace.runtime.model.checkpoint.loader import rounded as load_rounded
 from tests.interpreter import replace_once_a_kernel
 

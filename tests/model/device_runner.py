@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.model.automaton_table import arena_for
 from rootlace.runtime.model.checkpoint.config import ModelConfig

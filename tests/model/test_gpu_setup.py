@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import with_reference
+from rootlace.kernels.dispatch import with_reference
 from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from rootlace.kernels import Dense
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
+from rootlace.kernels.weights import Dense
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights

@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.reference.layers import dequantise
-from rootlace.kernels.weights import parts_of
+from rootlace.kernels.weights import Dense, Quantised, Weight, parts_of
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights

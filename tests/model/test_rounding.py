@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.kernels import Dense, Quantised, Stacked
 from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dense, dequantise, quantise
-from rootlace.kernels.weights import Scheme, rows_of
+from rootlace.kernels.weights import Dense, Quantised, Scheme, Stacked, rows_of
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights, rounded

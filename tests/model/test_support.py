@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.native.packed import FLOAT32
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dequantise, quantise
-from rootlace.kernels.weights import rows_of, stacked
+from rootlace.kernels.weights import Dense, Quantised, Scheme, rows_of, stacked
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.kernels import Dense, Weight
 from rootlace.kernels.native.linear import Packed, Packer
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
+from rootlace.kernels.weights import Dense, Weight
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights

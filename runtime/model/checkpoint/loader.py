@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 import torch
 
-from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.arrays import as_tensor
 from rootlace.kernels.native.machine import mapped
 from rootlace.kernels.reference.layers import AT_ONCE, INT4, INT8, ROWS, dequantise, quantise
-from rootlace.kernels.weights import columns_of, rows_of, stacked
+from rootlace.kernels.weights import Dense, Quantised, Scheme, Weight, columns_of, rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import (
     Checkpoint,

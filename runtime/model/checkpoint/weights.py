@@ -13,7 +13,7 @@ from rootlace.runtime.model.families.spec import Attention, Experts, Latent, Mod
 if TYPE_CHECKING:
     import torch
 
-    from rootlace.kernels import Dense, Weight
+    from rootlace.kernels.weights import Dense, Weight
 
 PRODUCTS = ("qkv", "q_up", "kv_up", "output", "gate_up", "down", "router", "shared_gate")
 """The fields of `LayerWeights` that are multiplied by, besides those of experts."""

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import KVScaling
+from rootlace.kernels.interface import KernelSet, KVScaling
 from rootlace.kernels.reference.layers import rotate
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.contracts.plan import StepPlan

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet, kernels_for, with_reference
+from rootlace.kernels.dispatch import kernels_for, with_reference
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import (
     MAX_DRAFTED,

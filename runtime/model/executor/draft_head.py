@@ -85,8 +85,8 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     weights that are not the head's."""
     import torch
 
-    from rootlace.kernels import Dense
     from rootlace.kernels.arrays import torch_dtype
+    from rootlace.kernels.weights import Dense
 
     check_drafted_for(draft, "cpu", native=model.kernels == "native")
     config = draft.config
@@ -155,7 +155,7 @@ def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelW
     ) -> ModelWeights:
         import torch
 
-        from rootlace.kernels import Dense
+        from rootlace.kernels.weights import Dense
         from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 
         def read(name: str) -> torch.Tensor:

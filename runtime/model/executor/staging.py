@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import HostPlan
+from rootlace.kernels.interface import HostPlan, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.decoder.interface import (
     NOT_FED,

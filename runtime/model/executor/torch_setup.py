@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
 from rootlace.kernels.arrays import as_tensor, numpy_dtype, torch_dtype
-from rootlace.kernels.interface import HostSampling, KVScales, KVScaling
+from rootlace.kernels.interface import HostSampling, KernelSet, KVScales, KVScaling
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model import kv_pool

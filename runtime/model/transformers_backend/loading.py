@@ -13,9 +13,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from rootlace.kernels import KernelSet
 from rootlace.kernels.arrays import as_tensor, numpy_dtype
-from rootlace.kernels.interface import KVCodes
+from rootlace.kernels.interface import KernelSet, KVCodes
 from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model import kv_pool

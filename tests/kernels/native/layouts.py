@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rootlace.kernels import Weight
 from rootlace.kernels.interface import AttentionBatch, KVCodes, slot_bytes
 from rootlace.kernels.native.attention import MAX_DIM, rows_of
 from rootlace.kernels.native.library import LANES, Team
 from rootlace.kernels.native.linear import DTYPES, Arena, Packer, ProductPath, Products
+from rootlace.kernels.weights import Weight
 
 
 def codes_laid_out(keys: Tensor, values: Tensor, codes: KVCodes, dim: int) -> tuple[Tensor, Tensor]:
