@@ -81,8 +81,10 @@ class HostMasks:
     """See `sampler.Constraints`. Rows have no automata: their states are masks already."""
 
     bans = True
+    """Whether a row's banned tokens are taken out of its mask."""
     generation = 0
     tables: AutomatonTables | None = None
+    """What masks are rows of; None: `arrays` has the table."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -106,6 +108,9 @@ class HostMasks:
         return found
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
+        """`mask_table`, and for `count` rows, of which those behind the given ones are allowed
+        everything, their places in it: `mask_row`, -1 for no mask. Raises RuntimeError if a row's
+        mask is not filled."""
         words = self._words
         masks = [self.of(row) if row.banned else row.mask for row in rows]
         table = np.empty((max(len(rows), 1), words), np.int32)
@@ -232,8 +237,9 @@ class AutomatonArena:
     # ------------------------------------------------------------ a step
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
-        """Where the rows' automata stand, whose tokens step them first, and masks of the rest. What
-        they need and is not on the device yet is sent there."""
+        """As `HostMasks.arrays`, for `step_automata` and without a table: where the rows' automata
+        stand, whose tokens step them first, and masks of the rest. What they need and is not on the
+        device yet is sent there."""
         state, source, mask = np.full((3, count), -1, np.int32)
         self.begin_step()
         for index, row in enumerate(rows):
