@@ -19,7 +19,7 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor import device_steps
 from rootlace.runtime.model.executor import staging as cuda_layer
-from rootlace.runtime.model.executor.device_steps import DeviceSteps, GpuModel, StepLimits, on_gpu
+from rootlace.runtime.model.executor.device_steps import DeviceSteps, GpuModel, on_gpu
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.executor.staging import CudaDevice
 from rootlace.runtime.model.executor.steps import ModelSetup
@@ -35,7 +35,7 @@ from tests.model.test_launched_steps import same
 
 CPU = torch.device("cpu")
 SIZE, CONTEXT = 4, 256
-LIMITS = StepLimits(max_tokens=40, max_rows=6)
+MAX_TOKENS, MAX_ROWS = 40, 6
 MIB = 1 << 20
 
 
@@ -73,7 +73,7 @@ def set_up(
     model: GpuModel, executor: ExecutorConfig, cache: CacheConfig
 ) -> tuple[DeviceSteps, torch.Tensor]:
     setup = replace(model.setup, executor=executor, cache=cache)
-    return on_gpu(replace(model, setup=setup), LIMITS)
+    return on_gpu(replace(model, setup=setup), MAX_TOKENS, MAX_ROWS)
 
 
 @pytest.mark.parametrize("graphs", [True, False])

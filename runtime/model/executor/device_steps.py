@@ -498,14 +498,6 @@ class GpuModel:
     inputs: StepInputBuilder
 
 
-@dataclass(frozen=True)
-class StepLimits:
-    """The largest step: its tokens, and its rows."""
-
-    max_tokens: int
-    max_rows: int
-
-
 @torch.inference_mode()
 def load_on_gpu(
     setup: ModelSetup, max_tokens: int, max_rows: int
@@ -513,7 +505,7 @@ def load_on_gpu(
     """The executor's steps, the KV pool, and the name of the kernels."""
     torch.cuda.set_device(torch.device(setup.device))  # what kernels are launched on
     model = load(setup)
-    steps, pool = on_gpu(model, StepLimits(max_tokens, max_rows))
+    steps, pool = on_gpu(model, max_tokens, max_rows)
     return steps, pool, model.kernels.name
 
 
@@ -540,9 +532,9 @@ def load(setup: ModelSetup) -> GpuModel:
     return model
 
 
-def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tensor]:
-    """The executor's steps and the KV pool (see `kv_pool.allocate`; without the block that padding
-    writes to).
+def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps, torch.Tensor]:
+    """The executor's steps, the largest of which has so many tokens and rows, and the KV pool (see
+    `kv_pool.allocate`; without the block that padding writes to).
 
     Runs the largest steps once, on a small pool, so that kernels are compiled and libraries set up
     when the first request comes, and to see how much memory they take.
@@ -554,14 +546,14 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
     # no graph can be captured of that.
     spec = setup.config.spec
     graphs = executor.cuda_graphs and spec.experts is None and spec.transformers is None
-    most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if graphs else 0
+    most_graphs = KINDS * len(decode_buckets(max_rows)) if graphs else 0
     with cuda.work():
         try:
-            step_bytes = _step_bytes(model, cuda, limits)
+            step_bytes = _step_bytes(model, cuda, max_tokens, max_rows)
         except torch.OutOfMemoryError as error:
             raise InvalidRequest(
                 f"{setup.config.path}: beside the weights {device} has no memory for a step of "
-                f"{limits.max_tokens} tokens and {limits.max_rows} rows: lower max_step_tokens or "
+                f"{max_tokens} tokens and {max_rows} rows: lower max_step_tokens or "
                 "max_running"
             ) from error
 
@@ -583,7 +575,7 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
             left,
         )
         try:
-            steps, pool = _steps(model, cuda, limits, num_blocks, most_graphs)
+            steps, pool = _steps(model, cuda, max_rows, num_blocks, most_graphs)
         except torch.OutOfMemoryError as error:
             raise InvalidRequest(
                 f"{device} has no memory for a KV cache of {num_blocks} blocks of "
@@ -593,12 +585,12 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
 
 
 def _steps(
-    model: GpuModel, cuda: CudaDevice, limits: StepLimits, num_blocks: int, most_graphs: int
+    model: GpuModel, cuda: CudaDevice, max_rows: int, num_blocks: int, most_graphs: int
 ) -> tuple[DeviceSteps, torch.Tensor]:
     """On a new pool, of a block more than plans may name."""
     setup, device, block_size = model.setup, cuda.device, model.setup.cache.block_size
     vocab_size = setup.config.spec.vocab_size
-    arena = arena_for(vocab_size, limits.max_rows + MAX_DRAFTED, device)
+    arena = arena_for(vocab_size, max_rows + MAX_DRAFTED, device)
     pool = allocate_on(device, setup.config, num_blocks + 1, block_size, setup.kv_dtype)
     steps = DeviceSteps(
         cuda,
@@ -608,7 +600,7 @@ def _steps(
         pool,
         Sampler(vocab_size, model.kernels, arena),
         Graphs(cuda, most_graphs > 0, most_graphs),
-        max_rows=limits.max_rows,
+        max_rows=max_rows,
         max_blocks=-(-setup.context_length // block_size),
         scratch_block=num_blocks,
         # Launches of the reference's attention depend on the step.
@@ -617,19 +609,19 @@ def _steps(
     return steps, pool
 
 
-def _step_bytes(model: GpuModel, cuda: CudaDevice, limits: StepLimits) -> int:
+def _step_bytes(model: GpuModel, cuda: CudaDevice, max_tokens: int, max_rows: int) -> int:
     """Measure the peak memory of steps and of their buffers, without the KV pool."""
     setup, block_size = model.setup, model.setup.cache.block_size
     plans, blocks = trial_steps(
         setup.config.spec.vocab_size,
-        limits.max_tokens,
-        limits.max_rows,
+        max_tokens,
+        max_rows,
         setup.context_length,
         block_size,
     )
 
     def run() -> None:
-        steps, _ = _steps(model, cuda, limits, blocks, most_graphs=0)
+        steps, _ = _steps(model, cuda, max_rows, blocks, most_graphs=0)
         for plan in plans:
             steps.collect(steps.launch(plan))
 
