@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rootlace.kernels.interface import KVScales
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -26,7 +27,9 @@ def found_scales(folder: Path) -> tuple[KVScales, ...]:
     with torch.inference_mode():
         rotary = RotaryEmbedding(config, config.spec.max_context, CPU, torch.float32)
         weights = load_weights(config, torch.float32, CPU)
-        return module.kv_scales(config, weights, rotary, torch.float32, CPU)
+        return module.kv_scaling(
+            config, weights, rotary, torch.float32, CPU, kv_pool.STORED["fp8_e4m3"]
+        )
 
 
 def add_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:

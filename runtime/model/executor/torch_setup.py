@@ -126,26 +126,15 @@ def kv_scaling(
     device: torch.device,
     kv_dtype: np.dtype[Any],
 ) -> Sequence[KVScaling] | None:
-    """Of each layer of a cache of `kv_dtype`; None where that is the model's own. Raises as
-    `kv_scales`."""
-    if kv_dtype.name == "float8_e4m3fn":
-        return kv_scales(config, weights, rotary, dtype, device)
-    codes = kv_pool.codes(config.spec.attention, kv_dtype)
-    return None if codes is None else [codes] * config.spec.num_layers
-
-
-def kv_scales(
-    config: ModelConfig,
-    weights: ModelWeights,
-    rotary: RotaryEmbedding,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[KVScales, ...]:
-    """The scales of each layer, float32 [Nk] on `device`: the checkpoint's, else calibrated.
+    """Of each layer of a cache of `kv_dtype`; None where that is the model's own. The scales of an
+    fp8 cache, float32 [Nk] on `device`, are the checkpoint's, else calibrated.
 
     Raises `UnsupportedModel`, naming the tensor, for scales in the checkpoint that are incomplete,
     not positive numbers, or neither one per layer nor one per KV head.
     """
+    if kv_dtype.name != "float8_e4m3fn":
+        codes = kv_pool.codes(config.spec.attention, kv_dtype)
+        return None if codes is None else [codes] * config.spec.num_layers
     stored = stored_scales(config, device)
     return calibrate(config, weights, rotary, dtype, device) if stored is None else stored
 
