@@ -112,7 +112,7 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     forward = HeadForward(
         config,
         found.forward,
-        (found.forward if embedded else model.forward).embeddings,
+        (found.forward if embedded else model.forward).weights.embeddings,
         [
             checkpoint.array(f"{layer}{name}.weight").astype(np.float32)
             for name in ("input_layernorm", "hidden_norm")
