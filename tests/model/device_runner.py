@@ -58,7 +58,6 @@ def device_runner(
     steps = DeviceSteps(
         device,
         decoder,
-        kernels,
         StepInputBuilder(config.spec, kernels, rotary, block_size, torch.float32, CPU),
         pool,
         Sampler(vocab_size, kernels, arena_for(vocab_size, max_rows, CPU, 1 << 20)),

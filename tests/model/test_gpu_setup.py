@@ -47,7 +47,7 @@ def model(tmp_path: Path) -> GpuModel:
     with torch.inference_mode():
         decoder = Decoder(config.spec, load_weights(config, torch.float32, CPU), kernels)
     setup = ModelSetup(config, ExecutorConfig(), CacheConfig(SIZE), FLOAT32)
-    return GpuModel(setup, kernels, decoder, inputs_of(setup, kernels))
+    return GpuModel(setup, decoder, inputs_of(setup, kernels))
 
 
 class Memory:
@@ -231,7 +231,8 @@ def test_attention_by_the_reference_leaves_no_step_to_capture(
     model: GpuModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Memory(64 * MIB, 1 * MIB).install(monkeypatch)
-    reserve = replace(model, kernels=with_reference(model.kernels, ["attention"]))
+    kernels = with_reference(model.inputs.kernels, ["attention"])
+    reserve = replace(model, inputs=replace(model.inputs, kernels=kernels))
     for loaded, captures in ((model, True), (reserve, False)):
         steps, _ = set_up(loaded, ExecutorConfig(), CacheConfig(SIZE, 32))
         assert steps.prepare() is captures

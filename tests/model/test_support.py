@@ -70,7 +70,7 @@ def logits(config: ModelConfig, kernels: KernelSet = REFERENCE) -> torch.Tensor:
     decoder = torch_decoder.Decoder(config.spec, weights, kernels)
     inputs = StepInputBuilder(config.spec, kernels, rotary, 4, torch.float32, CPU)
     pool = torch.from_numpy(allocate(config, 16, 4, FLOAT32))
-    forward = ReferenceForward(decoder, kernels, inputs, pool)
+    forward = ReferenceForward(decoder, inputs, pool)
     return torch.from_numpy(forward.logits(run(forward)))
 
 

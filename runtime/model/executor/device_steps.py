@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from rootlace.kernels.dispatch import kernels_for, with_reference
-from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import (
     MAX_DRAFTED,
@@ -105,7 +104,6 @@ class DeviceSteps:
         self,
         device: CudaDevice,
         decoder: StepDecoder,
-        kernels: KernelSet,
         inputs: StepInputBuilder,
         cache: torch.Tensor,
         sampler: Sampler,
@@ -120,7 +118,7 @@ class DeviceSteps:
         block table. `fixed`: the kernels can plan attention for captured graphs."""
         self._device = device
         self._decoder = decoder
-        self._kernels = kernels
+        self._kernels = inputs.kernels
         self._cache = cache
         self._sampler = sampler
         self.graphs = graphs
@@ -131,20 +129,15 @@ class DeviceSteps:
         with torch.inference_mode(), device.work():
             self._tokens = torch.full((most,), -1, dtype=torch.int32, device=where)
             self._logprobs = torch.zeros(most, dtype=torch.float32, device=where)
-            self._logits = torch.zeros(most, decoder.vocab_size, dtype=decoder.dtype, device=where)
+            self._logits = torch.zeros(
+                most, decoder.spec.vocab_size, dtype=decoder.dtype, device=where
+            )
             buffers = HostBuffers(device, FIRST_HOST_BYTES)
-            self._mixed = MixedStaging(inputs, kernels, buffers, where)
+            self._mixed = MixedStaging(inputs, buffers)
             self._decode: DecodeStaging | None = None
             if fixed:
-                self._decode = DecodeStaging(
-                    inputs,
-                    kernels,
-                    buffers,
-                    where,
-                    max_rows,
-                    max_blocks,
-                    scratch_block * inputs.block_size,
-                )
+                scratch_slot = scratch_block * inputs.block_size
+                self._decode = DecodeStaging(inputs, buffers, max_rows, max_blocks, scratch_slot)
         self._results = Results(device)
         self._last: DeviceStep | None = None
         self._kinds: dict[Hashable, SamplingPlan] = {}
@@ -278,10 +271,7 @@ class DeviceSteps:
         staged = self._decode.stage(plan, rows, sampling.arrays if sampling and whole else {})
         if staged is None:
             return False
-        copies = self._mixed.copies(plan)
-        if copies:
-            sent = self._mixed.send(copies)
-            self._copy(sent["copy_source"], sent["copy_target"])
+        self._copy_blocks(plan)
         if sampling is not None and whole and staged.sampling is not None:
             chosen = sampling
             self._remember(chosen)
@@ -303,10 +293,7 @@ class DeviceSteps:
         plan = step.plan
         self.eager_steps += 1
         if not plan.num_tokens:
-            copies = self._mixed.copies(plan)
-            if copies:
-                sent = self._mixed.send(copies)
-                self._copy(sent["copy_source"], sent["copy_target"])
+            self._copy_blocks(plan)
             return
         count = len(plan.samples)
         sampling = self._sampler.plan(plan.samples, count) if at_once and count else None
@@ -314,7 +301,7 @@ class DeviceSteps:
             plan, {} if sampling is None else _prefixed(sampling.arrays), self._tokens
         )
         if "copy_source" in staged:
-            self._copy(staged["copy_source"], staged["copy_target"])
+            self._copy(staged)
         hidden = self._decoder.forward(given, self._cache)
         if count:
             self._decoder.write_logits(hidden[:count], self._logits[:count])
@@ -378,7 +365,7 @@ class DeviceSteps:
     def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
         """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
         parts: dict[str, torch.Tensor] = {}
-        vocab_size = self._decoder.vocab_size
+        vocab_size = self._decoder.spec.vocab_size
         asked = (row.params for row in step.samples if row.params.logprobs)
         top = max((params.top_logprobs for params in asked), default=0)
         score = self._kernels.score_tokens
@@ -425,9 +412,13 @@ class DeviceSteps:
         if len(self._kinds) > PREPARED_KINDS:
             del self._kinds[next(iter(self._kinds))]
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if copies := self._mixed.copies(plan):
+            self._copy(self._mixed.send(copies))
+
+    def _copy(self, sent: dict[str, torch.Tensor]) -> None:
         cache = self._cache.view(-1, *self._cache.shape[2:])
-        self._kernels.copy_slots(cache, source, target)
+        self._kernels.copy_slots(cache, sent["copy_source"], sent["copy_target"])
 
 
 _PREFIX = "sampling "
@@ -493,7 +484,6 @@ class GpuModel:
     """A model whose weights are where it will run."""
 
     setup: ModelSetup
-    kernels: KernelSet
     decoder: StepDecoder
     inputs: StepInputBuilder
 
@@ -506,7 +496,7 @@ def load_on_gpu(
     torch.cuda.set_device(torch.device(setup.device))  # what kernels are launched on
     model = load(setup)
     steps, pool = on_gpu(model, max_tokens, max_rows)
-    return steps, pool, model.kernels.name
+    return steps, pool, model.inputs.kernels.name
 
 
 def load(setup: ModelSetup) -> GpuModel:
@@ -527,7 +517,7 @@ def load(setup: ModelSetup) -> GpuModel:
     if setup.config.spec.attention.latent is not None and kernels is not REFERENCE:
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
-    model = GpuModel(setup, kernels, decoder_of(setup, kernels), inputs_of(setup, kernels))
+    model = GpuModel(setup, decoder_of(setup, kernels), inputs_of(setup, kernels))
     setup.rotary.tabulate()
     return model
 
@@ -540,12 +530,12 @@ def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps
     when the first request comes, and to see how much memory they take.
     """
     setup = model.setup
-    device, cache, executor = torch.device(setup.device), setup.cache, setup.executor
+    device, cache = torch.device(setup.device), setup.cache
     cuda = CudaDevice(device)
     # Which experts a step has, the host must know, and transformers' modules may have any:
     # no graph can be captured of that.
     spec = setup.config.spec
-    graphs = executor.cuda_graphs and spec.experts is None and spec.transformers is None
+    graphs = setup.executor.cuda_graphs and spec.experts is None and spec.transformers is None
     most_graphs = KINDS * len(decode_buckets(max_rows)) if graphs else 0
     with cuda.work():
         try:
@@ -566,14 +556,7 @@ def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps
             )
             return room
 
-        num_blocks = kv_pool.choose_num_blocks(
-            setup.config,
-            cache,
-            executor.kv_memory_bytes,
-            setup.context_length,
-            setup.kv_dtype,
-            left,
-        )
+        num_blocks = setup.choose_num_blocks(left)
         try:
             steps, pool = _steps(model, cuda, max_rows, num_blocks, most_graphs)
         except torch.OutOfMemoryError as error:
@@ -595,16 +578,15 @@ def _steps(
     steps = DeviceSteps(
         cuda,
         model.decoder,
-        model.kernels,
         model.inputs,
         pool,
-        Sampler(vocab_size, model.kernels, arena),
+        Sampler(vocab_size, model.inputs.kernels, arena),
         Graphs(cuda, most_graphs > 0, most_graphs),
         max_rows=max_rows,
         max_blocks=-(-setup.context_length // block_size),
         scratch_block=num_blocks,
         # Launches of the reference's attention depend on the step.
-        fixed=model.kernels.plan_attention is not REFERENCE.plan_attention,
+        fixed=model.inputs.kernels.plan_attention is not REFERENCE.plan_attention,
     )
     return steps, pool
 
