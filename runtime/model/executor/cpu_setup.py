@@ -120,15 +120,14 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class LoadedModel:
     """A decoder and its KV cache (on a GPU a tensor). `sampling`: from the decoder's logits;
-    `kernels`: the name of what computes; `adapters`: the names of those that plans number;
-    `damage`: see `PackedWeights`; `team`: the threads of native kernels."""
+    `kernels`: the name of what computes; `damage`: see `PackedWeights`; `team`: the threads of
+    native kernels."""
 
+    setup: ModelSetup
     forward: Forward
     pool: Any
     sampling: HostSampling
     kernels: str
-    context_length: int
-    adapters: tuple[str, ...] = ()
     damage: threading.Event = field(default_factory=threading.Event)
     team: Team | None = None
 
@@ -144,9 +143,8 @@ def on_cpu(
     """
     config, executor = setup.config, setup.executor
     library = _library(setup)
-    names = tuple(one.name for one in setup.adapters)
     if library is None:
-        return _on_torch(setup, names)
+        return _on_torch(setup)
     if team is None:
         threads = executor.threads or usable_cores()
         log.info("native kernels run on %d threads", threads)
@@ -172,12 +170,10 @@ def on_cpu(
         # Torch has little left to do; threads of its own would spin beside those of the kernels.
         sys.modules["torch"].set_num_threads(1)
     sampling = native_sampling(library, team)
-    return LoadedModel(
-        *(forward, pool, sampling, "native", setup.context_length, names, packed.damage, team)
-    )
+    return LoadedModel(setup, forward, pool, sampling, "native", packed.damage, team)
 
 
-def _on_torch(setup: ModelSetup, names: tuple[str, ...]) -> LoadedModel:
+def _on_torch(setup: ModelSetup) -> LoadedModel:
     """A model that torch computes."""
     import torch
 
@@ -204,7 +200,7 @@ def _on_torch(setup: ModelSetup, names: tuple[str, ...]) -> LoadedModel:
     decoder, inputs = decoder_of(setup, kernels), inputs_of(setup, kernels)
     pool = _pool(setup)
     forward = ReferenceForward(decoder, inputs, as_tensor(pool))
-    return LoadedModel(forward, pool, sampling, kernels.name, setup.context_length, names)
+    return LoadedModel(setup, forward, pool, sampling, kernels.name)
 
 
 def _pool(setup: ModelSetup, taken: int = 0) -> np.ndarray:

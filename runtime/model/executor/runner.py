@@ -61,12 +61,9 @@ class ModelRunner:
 
     def __init__(
         self,
-        config: ModelConfig,
-        dtype: np.dtype[Any],
-        device: str,
+        setup: ModelSetup,
         steps: Steps,
         pool: Any,
-        context_length: int,
         kernels: str,
         adapters: tuple[str, ...] = (),
         draft: DraftDecoder | None = None,
@@ -74,14 +71,14 @@ class ModelRunner:
         """`pool`: the blocks that plans may name, NumPy's array or a GPU's tensor; `kernels`: the
         name of what runs them; `adapters`: the names of those that plans number; `draft`: the
         draft model, if there is one."""
-        self.config = config
-        self.device = device
-        self.dtype = dtype
+        self.config = setup.config
+        self.device = setup.device
+        self.dtype = setup.dtype
+        self.context_length = setup.context_length
         self.kernels = kernels
         self.adapters = adapters
         self.pool = pool
         self.draft = draft
-        self.context_length = context_length
         self._steps = steps
         # See `Steps`.
         self.run, self.launch, self.sample = steps.run, steps.launch, steps.sample
@@ -129,6 +126,8 @@ class ModelRunner:
             available -= setup.beside.weights + setup.beside.block * (cache.num_blocks or 1)
         if ranks == 1 or not on_gpu:  # several GPUs have a memory each
             check_memory(setup, available, head_apart=packs)
+        given = read_adapters(executor.adapters)
+        names = tuple(one.name for one in given)
         if ranks > 1:
             # Only here: other models should not wait for what ranks need.
             from rootlace.runtime.model.parallel.ranks import lead
@@ -136,11 +135,8 @@ class ModelRunner:
             if weights_of is not None:
                 raise InvalidRequest("tensor_parallel: other ranks read their own weights")
             leading, own = lead(setup)
-            return cls(
-                *(config, dtype, device, leading, own.pool, own.context_length, own.kernels),
-                own.adapters,
-            )
-        if given := read_adapters(executor.adapters):
+            return cls(setup, leading, own.pool, own.kernels, names)
+        if given:
             from rootlace.runtime.model.lora import load_adapters
 
             published = config.published or config.spec
@@ -148,19 +144,14 @@ class ModelRunner:
         if on_gpu:
             from rootlace.runtime.model.executor import device_steps
 
-            steps, pool, kernels = device_steps.load_on_gpu(setup, max_step_tokens, max_running)
-            names = tuple(one.name for one in setup.adapters)
-            return cls(config, dtype, device, steps, pool, setup.context_length, kernels, names)
+            return cls(setup, *device_steps.load_on_gpu(setup, max_step_tokens, max_running), names)
         weight_cache = None
         if weights_of is None:  # of others nobody knows what they follow from
             weight_cache = WeightCache.chosen(executor.weight_cache, executor.weight_cache_bytes)
         found = on_cpu(setup, weight_cache)
         plain = PlainSteps(found.forward, found.sampling, found.damage)
-        return cls(
-            *(config, dtype, device, plain, found.pool, found.context_length, found.kernels),
-            found.adapters,
-            None if draft is None else load_drafting(draft, found, weight_cache),
-        )
+        drafting = None if draft is None else load_drafting(draft, found, weight_cache)
+        return cls(setup, plain, found.pool, found.kernels, names, drafting)
 
     @property
     def num_blocks(self) -> int:

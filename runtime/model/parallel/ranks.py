@@ -93,9 +93,7 @@ def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
         torch.device(device), setup.config, blocks, setup.cache.block_size, setup.kv_dtype
     )
     forward = ReferenceForward(model.decoder, model.inputs, pool)
-    names = tuple(one.name for one in adapters)
-    sampling = torch_setup.host_sampling()
-    return LoadedModel(forward, pool, sampling, "reference", setup.context_length, names)
+    return LoadedModel(setup, forward, pool, torch_setup.host_sampling(), "reference")
 
 
 # Workers ------------------------------------------------------------------------------------------
