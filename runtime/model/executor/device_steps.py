@@ -46,7 +46,7 @@ from rootlace.runtime.model.executor.staging import (
     StagedDecode,
     decode_buckets,
 )
-from rootlace.runtime.model.executor.steps import ModelSetup
+from rootlace.runtime.model.executor.steps import ModelSetup, Steps
 from rootlace.runtime.model.executor.torch_setup import allocate_on, decoder_of, inputs_of
 from rootlace.runtime.model.kv_pool import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.sampler import (
@@ -95,7 +95,7 @@ class DeviceStep:
     error: Exception | None = None
 
 
-class DeviceSteps:
+class DeviceSteps(Steps):
     """See `Executor`. Not thread-safe."""
 
     overlaps = True
@@ -144,10 +144,6 @@ class DeviceSteps:
         self._remember(sampler.plan([], 1))
 
     # ------------------------------------------------------------ the executor
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """See `Executor`."""
-        return self.collect(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> DeviceStep:
         """Give the step to the device, a late plan's only up to sampling. Errors are raised by

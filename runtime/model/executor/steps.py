@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -128,12 +128,13 @@ class ModelSetup:
 
 
 class Steps(Protocol):
-    """`run`, `launch`, `sample`, `collect` and `overlaps` are those of `Executor`."""
+    """`run`, `launch`, `sample`, `collect` and `overlaps` are those of `Executor`. Without further
+    methods each step is computed when it is launched."""
 
-    @property
-    def overlaps(self) -> bool: ...
+    overlaps: bool = False
 
-    def run(self, plan: StepPlan) -> StepResult: ...
+    def run(self, plan: StepPlan) -> StepResult:
+        return self.collect(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> Any: ...
 
@@ -144,10 +145,13 @@ class Steps(Protocol):
     def work(self) -> AbstractContextManager[object]:
         """Within it operations on tensors come behind the steps launched before, and before the
         next one."""
+        return nullcontext()
 
     def prepare(self) -> bool:
         """Spend a little idle time on what makes later steps faster; False: nothing is left to do.
         Afterwards no plan may be fed from the step before."""
+        return False
 
     def stats(self) -> dict[str, int | float]:
         """Counters of how steps were launched; none where that makes no difference."""
+        return {}
