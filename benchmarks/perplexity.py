@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from benchmarks.common import Report, console_of, new_parser, new_table
-from rootlace.kernels import Dense, Weight
 from rootlace.kernels.reference.layers import dense
+from rootlace.kernels.weights import Dense, Weight
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rootlace.kernels import Dense
+from rootlace.kernels.weights import Dense
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.quantised.layouts import Shape
 from rootlace.runtime.model.checkpoint.weights import (

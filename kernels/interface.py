@@ -49,10 +49,12 @@ class HostPlan(Protocol):
     """
 
     @property
-    def arrays(self) -> list[np.ndarray]: ...
+    def arrays(self) -> list[np.ndarray]:
+        return []
 
     def bind(self, tensors: list[Tensor]) -> Any:
         """The plan for `paged_attention`; `tensors` are the `arrays` on the device."""
+        return self
 
 
 class PlanAttention(Protocol):

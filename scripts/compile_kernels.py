@@ -165,12 +165,11 @@ def fresh_cache() -> Iterator[None]:
 
 def compile_variant(variant: Variant, arch: int) -> tuple[Any, str]:
     """The compiled kernel and what the assembler said of it. Raises what Triton raises."""
-    names = variant.kernel.arg_names
     source = ASTSource(
         variant.kernel,
         signature=variant.signature,
-        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible},
+        constexprs={variant.place(name): value for name, value in variant.constants.items()},
+        attrs={variant.place(name): [["tt.divisibility", 16]] for name in variant.divisible},
     )
     options = {
         "num_warps": variant.num_warps,
@@ -229,18 +228,24 @@ def warm(job: Job) -> str:
     variant = variants_of(importlib.import_module(job.module), job.arch)[job.index]
     given: dict[str, Any] = dict(variant.constants)
     pointed = {kind: dtype for dtype, kind in NAMES.items()}
-    for name, kind in variant.signature.items():
+    for name, kind in variant.types.items():
         if kind.startswith("*"):
             given[name] = MockTensor(pointed[kind[1:]])
         elif kind.startswith("fp"):
             given[name] = 0.5
-        elif name not in given:
+        else:
             given[name] = (1 << (40 if kind == "i64" else 8)) + (name not in variant.divisible)
+    arguments = {
+        name: tuple(given[f"{name}.{at}"] for at in range(len(kind)))
+        if isinstance(kind, tuple)
+        else given[name]
+        for name, kind in variant.signature.items()
+    }
     options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     if not variant.fp_fusion:
         options["enable_fp_fusion"] = False
     try:
-        variant.kernel.warmup(grid=(1,), **given, **options)
+        variant.kernel.warmup(grid=(1,), **arguments, **options)
     except Exception as error:
         return f"{job.module}.{variant.kernel.__name__} ({variant.name}): {_brief(error)}"
     return ""

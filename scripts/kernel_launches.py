@@ -64,7 +64,8 @@ class Variant:
     """One specialisation of a kernel, as `triton.compile` wants it.
 
     `types` has the types of the kernel's parameters ("*bf16", "fp32"); `constants` gives the
-    compile-time ones; `divisible` names pointers and integers that are multiples of 16.
+    compile-time ones; `divisible` names pointers and integers that are multiples of 16. Element i
+    of a tuple has the name "parameter.i".
     `fp_fusion`: products and sums may be one operation, rounded once. `matrix_units`: its PTX must
     use them.
     """
@@ -80,10 +81,24 @@ class Variant:
     matrix_units: bool = False
 
     @property
-    def signature(self) -> dict[str, str]:
-        """Every parameter of the kernel in order, with its type or "constexpr"."""
-        constant = dict.fromkeys(self.constants, "constexpr")
-        return {name: constant.get(name) or self.types[name] for name in self.kernel.arg_names}
+    def kinds(self) -> dict[str, str]:
+        """The type of each parameter, or element of a tuple, or "constexpr"."""
+        return {**self.types, **dict.fromkeys(self.constants, "constexpr")}
+
+    @property
+    def signature(self) -> dict[str, str | tuple[str, ...]]:
+        """Every parameter of the kernel in order, with its type or those of its elements."""
+        kinds = self.kinds
+        return {
+            name: kinds.get(name)
+            or tuple(kinds[f"{name}.{at}"] for at in range(len(kinds)) if f"{name}.{at}" in kinds)
+            for name in self.kernel.arg_names
+        }
+
+    def place(self, name: str) -> tuple[int, ...]:
+        """Where Triton finds a parameter, or an element of a tuple."""
+        parameter, *element = name.split(".")
+        return self.kernel.arg_names.index(parameter), *map(int, element)
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,17 @@ class Launch:
     arguments: dict[str, Any]
     options: dict[str, Any]
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments, with each element of a tuple under a name of its own."""
+        found: dict[str, Any] = {}
+        for name, value in self.arguments.items():
+            elements = isinstance(value, tuple)
+            found |= (
+                {f"{name}.{at}": one for at, one in enumerate(value)} if elements else {name: value}
+            )
+        return found
+
     def variant(self, name: str) -> Variant:
         """The specialisation that Triton compiles for this launch."""
         types: dict[str, str] = {}
@@ -104,8 +130,8 @@ class Launch:
         as_any = given.get("do_not_specialize") or ()
         unaligned = (*as_any, *(given.get("do_not_specialize_on_alignment") or ()))
         parameters = inspect.signature(self.kernel.fn).parameters
-        for key, value in self.arguments.items():
-            constant = "constexpr" in str(parameters[key].annotation)
+        for key, value in self.values.items():
+            constant = "constexpr" in str(parameters[key.partition(".")[0]].annotation)
             one = type(value) is int and value == 1 and key not in as_any
             if constant or value is None or one:
                 constants[key] = value

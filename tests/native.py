@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import HostSampling
+from rootlace.kernels.interface import HostSampling, KernelSet
 from rootlace.kernels.native import library
 from rootlace.kernels.native.build import NativeUnavailable, library_file, read_processor
 from rootlace.kernels.native.library import Team

@@ -24,7 +24,7 @@ from benchmarks.gpu.paged import (
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, Call, time_in_turns, time_rates
 from benchmarks.random_models import CONFIGS
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KernelSet
 
 LONG = 4096
 """Contexts from here on count for the targets."""

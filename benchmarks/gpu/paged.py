@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rootlace.kernels import AttentionBatch, KernelSet
-from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
+from rootlace.kernels.interface import AttentionBatch, KernelSet, KVCodes, KVScales, KVScaling
 from rootlace.kernels.reference.kv_cache import quantise
 from rootlace.runtime.model.kv_pool import BITS
 

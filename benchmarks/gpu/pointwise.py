@@ -13,8 +13,7 @@ import torch
 from benchmarks.gpu.paged import BF16, BLOCK_SIZE, FP8
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, time_rates
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
+from rootlace.kernels.interface import Choice, KernelSet, KVScales, LogitEdits, PickRows
 from rootlace.runtime.model.sampler import PENALTIES
 
 

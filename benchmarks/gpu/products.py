@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, time_rates
-from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference.layers import INT4, quantise
-from rootlace.kernels.weights import tensors
+from rootlace.kernels.weights import Dense, Quantised, Scheme, tensors
 
 SHAPE = (28672, 4096)
 """Outputs and inputs: the gate and up of an 8B model, more bytes than a cache holds in any code."""

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from rootlace.kernels import KernelSet, kernels_for
+from rootlace.kernels.dispatch import kernels_for
+from rootlace.kernels.interface import KernelSet
 
 Item = TypeVar("Item")
 

@@ -30,7 +30,7 @@ from benchmarks.gpu import pointwise, products
 from benchmarks.gpu.paged import HeadShape, attend, make_paged
 from benchmarks.gpu.setting import Setting, describe, has_faulted
 from benchmarks.gpu.timing import Call, time_one
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.triton import launching
 
 Entry = dict[str, Any]

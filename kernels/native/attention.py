@@ -10,35 +10,16 @@ import ctypes
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rootlace.kernels.interface import AttentionBatch, KernelSet, KVScaling
-from rootlace.kernels.native.library import Rows, Team
+from rootlace.kernels.interface import AttentionBatch, HostPlan, KernelSet, KVScaling
+from rootlace.kernels.native.library import Rows, Team, rows_of
 from rootlace.kernels.native.linear import DTYPES
 from rootlace.kernels.reference import REFERENCE
 
 MAX_DIM = 1024
 """Numbers of a head, at most."""
-
-
-def rows_of(batch: AttentionBatch) -> tuple[Rows, object]:
-    """A step's rows as the library reads them, and the memory that they point to. Rows with blocks
-    in common are looked for."""
-    row_start, context_len, tables = (
-        np.ascontiguousarray(array, np.int32)
-        for array in (batch.row_start, batch.context_len, batch.block_tables)
-    )
-    rows = Rows(
-        rows=len(context_len),
-        width=tables.shape[1],
-        row_start=row_start.ctypes.data,
-        context_len=context_len.ctypes.data,
-        block_tables=tables.ctypes.data,
-        num_runs=-1,
-    )
-    return rows, (row_start, context_len, tables)
 
 
 FEW_TOKENS = 64
@@ -47,20 +28,13 @@ their cores for the next product: another thread would come too late to be of us
 
 
 @dataclass(frozen=True)
-class NativePlan:
+class NativePlan(HostPlan):
     """See `interface.HostPlan`. Work is divided in C++; `kept` is the memory of `rows`."""
 
     rows: Rows
     kept: object
     team: Team
     window: int  # 0: none
-
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        return []
-
-    def bind(self, tensors: list[Tensor]) -> NativePlan:
-        return self
 
 
 class NativeAttention:
@@ -79,7 +53,8 @@ class NativeAttention:
         self, batch: AttentionBatch, window: int | None, rows: int | None = None
     ) -> NativePlan:
         """See `interface.PlanAttention`; there are no graphs to replay, so `rows` says nothing."""
-        return NativePlan(*rows_of(batch), self._chosen(int(batch.row_start[-1])), window or 0)
+        found = rows_of(batch.row_start, batch.context_len, batch.block_tables)
+        return NativePlan(*found, self._chosen(int(batch.row_start[-1])), window or 0)
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rootlace.kernels.native.build import (
     SOURCES,
@@ -23,6 +23,9 @@ from rootlace.kernels.native.build import (
     prebuilt_library,
     read_processor,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Errors -------------------------------------------------------------------------------------------
 #
@@ -185,6 +188,24 @@ STRUCTURES = (
     *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, Latent, LowRank, Model),
     *(Rows, Step, Edits),
 )
+
+
+def rows_of(
+    row_start: np.ndarray, context_len: np.ndarray, block_tables: np.ndarray
+) -> tuple[Rows, object]:
+    """A step's rows as the library reads them, and the memory that they point to. Rows with blocks
+    in common are looked for."""
+    given = (row_start, context_len, block_tables)
+    arrays = [one.astype("int32", order="C", copy=False) for one in given]
+    rows = Rows(
+        rows=len(context_len),
+        width=block_tables.shape[1],
+        row_start=arrays[0].ctypes.data,
+        context_len=arrays[1].ctypes.data,
+        block_tables=arrays[2].ctypes.data,
+        num_runs=-1,
+    )
+    return rows, arrays
 
 
 def _functions() -> Iterator[tuple[str, tuple[Any, list[Any]]]]:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rootlace.kernels.interface import AttentionBatch, KVCodes, KVScales, KVScaling
+from rootlace.kernels.interface import AttentionBatch, HostPlan, KVCodes, KVScales, KVScaling
 from rootlace.kernels.reference.kv_cache import dequantise
 
 # Fp8 ----------------------------------------------------------------------------------------------
@@ -217,8 +217,9 @@ class ExtendRow:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
-    """`order` permutes the step's tokens so that every group is a slice; None: already so.
+class AttentionPlan(HostPlan):
+    """`order` permutes the step's tokens so that every group is a slice; None: already so. The
+    tensors are on their device already.
 
     What `shared` says comes on top of what `decode` says of the same tokens, to be merged.
     """
@@ -228,14 +229,6 @@ class AttentionPlan:
     decode: list[DecodeGroup]
     extend: list[ExtendRow]
     shared: list[SharedGroup]
-
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        """No arrays: the plan's tensors are on their device already."""
-        return []
-
-    def bind(self, tensors: list[torch.Tensor]) -> AttentionPlan:
-        return self
 
 
 def plan_attention(

@@ -33,19 +33,9 @@ from rootlace.kernels.weights import (
 # gelu_tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 
 
-def relu(x: torch.Tensor) -> torch.Tensor:
-    """x [T, I] -> [T, I]."""
-    return torch.nn.functional.relu(x)
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x [T, I] -> [T, I], exactly."""
-    return torch.nn.functional.gelu(x)
-
-
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """x [T, I] -> [T, I]. The approximation by tanh."""
-    return torch.nn.functional.gelu(x, approximate="tanh")
+relu = torch.nn.functional.relu
+gelu = torch.nn.functional.gelu
+gelu_tanh = functools.partial(gelu, approximate="tanh")
 
 
 # Embedding ----------------------------------------------------------------------------------------
@@ -83,7 +73,7 @@ def clamped_mul(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tens
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [T, 2I], the gate first -> [T, I]. The approximation by tanh, as Gemma has it."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+    return gelu_tanh(gate).mul_(up)
 
 
 # Layer norm ---------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from rootlace.kernels.triton.launching import architecture, padded, settings
 #
 # Masses are sums of weights w = exp((x - max x) / T), in float64.
 #
-# Inside of kernels, arguments that belong together are one tuple: `source` is (logits_ptr, stride,
-# mask_ptr, mask_row_ptr, words, vocab), `asked` is (temperature_ptr, top_k_ptr, top_p_ptr, vocab).
+# Arguments that belong together are one tuple: `source` is (logits_ptr, stride, mask_ptr,
+# mask_row_ptr, words, vocab), `asked` is (temperature_ptr, top_k_ptr, top_p_ptr, vocab).
 
 MAX_VOCAB = 1 << 24
 """A rank (`rank_of`) has 24 bits for the token."""
@@ -159,9 +159,7 @@ def _first_from(token_ptr, low, high, wanted, ENTRIES: tl.constexpr):
 
 @triton.jit
 def edit_logits_kernel(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
+    source,
     bias_start_ptr,
     bias_token_ptr,
     bias_ptr,
@@ -173,8 +171,6 @@ def edit_logits_kernel(
     presence_penalty_ptr,
     out_ptr,
     vocab,
-    stride,
-    words,
     MASKED: tl.constexpr,
     BIASED: tl.constexpr,
     PENALISED: tl.constexpr,
@@ -184,7 +180,6 @@ def edit_logits_kernel(
     tile, row = tl.program_id(0), tl.program_id(1)
     ids = tile * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab
-    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
     x = load_logits(source, row, ids, MASKED)
     out = out_ptr + row.to(tl.int64) * vocab
     tl.store(out + ids, x, mask=inside)
@@ -235,11 +230,13 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
     launch = settings("edit_logits", architecture(logits.device))
     block = launch.blocks["BLOCK"]
     penalties = edits.penalties or dict.fromkeys(PENALTIES, out)
+    words = 0 if edits.mask_table is None else edits.mask_table.shape[1]
     edit_logits_kernel[(triton.cdiv(vocab, block), count)](
-        logits,
         # A tensor that the launch does not read may be any.
-        _or(edits.mask_table, out),
-        _or(edits.mask_row, out),
+        (
+            *(logits, logits.stride(0), _or(edits.mask_table, out), _or(edits.mask_row, out)),
+            *(words, vocab),
+        ),
         _or(edits.bias_start, out),
         _or(edits.bias_token, out),
         _or(edits.bias, out),
@@ -249,8 +246,6 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         *(penalties[name] for name in PENALTIES),
         out,
         vocab,
-        logits.stride(0),
-        0 if edits.mask_table is None else edits.mask_table.shape[1],
         MASKED=edits.mask_row is not None,
         BIASED=edits.bias_start is not None,
         PENALISED=edits.seen_start is not None,

@@ -57,16 +57,11 @@ PICK_WARPS = 4
 
 @triton.jit
 def tile_stats_kernel(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
+    source,
     temperature_ptr,
     best_ptr,
     least_ptr,
     mass_ptr,
-    vocab,
-    stride,
-    words,
     tiles,
     MASKED: tl.constexpr,
     MASS: tl.constexpr,
@@ -75,7 +70,6 @@ def tile_stats_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
-    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
     x = load_logits(source, row, ids, MASKED)
     place = row * tiles + tile
     rank = tl.max(rank_of(x, ids), 0)
@@ -95,12 +89,8 @@ def tile_stats_kernel(
 
 @triton.jit
 def row_pick_kernel(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
+    source,
+    asked,
     min_p_ptr,
     seed_ptr,
     position_ptr,
@@ -109,9 +99,6 @@ def row_pick_kernel(
     cut_ptr,
     kept_ptr,
     out_ptr,
-    vocab,
-    stride,
-    words,
     tiles,
     MASKED: tl.constexpr,
     DRAW: tl.constexpr,
@@ -124,6 +111,7 @@ def row_pick_kernel(
     rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
     token = tl.where(finite, rank_id(rank), -1)
     if DRAW:
+        temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
         temperature = tl.load(temperature_ptr + row)
         if finite & (temperature > 0):
             inverse = inverse_of(temperature)
@@ -133,7 +121,6 @@ def row_pick_kernel(
             min_p = tl.full([], 0.0, tl.float64)
             if CUT:
                 min_p = tl.load(min_p_ptr + row)
-                asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
                 searched, _top_k, _top_p = cut_parameters(row, finite, asked)
                 if searched | (min_p > 0):
                     cut = tl.load(cut_ptr + row)
@@ -147,7 +134,6 @@ def row_pick_kernel(
             before = tl.max(tl.where(tile < chosen, reached, 0.0), 0)
             # Part by part: the first token beyond the target, or else the last with mass.
             first, last = vocab, 0
-            source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
             for start in range(0, TILE, PART):
                 ids = chosen * TILE + start + tl.arange(0, PART)
                 x = load_logits(source, row, ids, MASKED)
@@ -204,8 +190,8 @@ def pick_tokens(
     def scratch(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    source = (logits, table, mask_row)
-    lengths = (vocab, logits.stride(0), words, tiles)
+    source = (logits, logits.stride(0), table, mask_row, words, vocab)
+    asked = (params["temperature"], params["top_k"], params["top_p"], vocab)
     every = (tiles, count)
     best = scratch(torch.int64, count, tiles)
     mass = scratch(torch.float64, count, tiles) if draw else best
@@ -213,12 +199,12 @@ def pick_tokens(
     options = {"num_warps": size.num_warps, "enable_fp_fusion": False}
     grid = {"TILE": size.tile, "TILES": padded(tiles)}
     tile_stats_kernel[every](
-        *source,
+        source,
         params["temperature"],
         best,
         least,
         mass,
-        *lengths,
+        tiles,
         MASKED=masked,
         MASS=draw,
         LEAST=cut,
@@ -226,18 +212,14 @@ def pick_tokens(
         **options,
     )
     bounds, kept = best, mass
-    asked = tuple(params[name] for name in ("temperature", "top_k", "top_p"))
     if cut:
         reached = scratch(torch.int64, 2, count, tiles, LEVELS.value)
-        total = count * tiles * LEVELS.value
-        found = (best, least, mass, reached)
+        ladders = (best, least, mass, reached, tiles, count * tiles * LEVELS.value)
         for second in (False, True):
             tile_levels_kernel[every](
-                *source,
-                *asked,
-                *found,
-                *lengths,
-                total,
+                source,
+                asked,
+                ladders,
                 MASKED=masked,
                 SECOND=second,
                 **grid,
@@ -245,14 +227,12 @@ def pick_tokens(
             )
         above = scratch(torch.float64, count, tiles)
         values = scratch(torch.float32, count, size.room)
-        ids = scratch(torch.int32, count, size.room)
-        candidates = (*found, above, values, ids)
+        candidates = (above, values, scratch(torch.int32, count, size.room))
         tile_candidates_kernel[every](
-            *source,
-            *asked,
-            *candidates,
-            *lengths,
-            total,
+            source,
+            asked,
+            ladders,
+            candidates,
             MASKED=masked,
             ROOM=size.room,
             PART=min(PART, size.tile),
@@ -261,12 +241,11 @@ def pick_tokens(
         )
         bounds = scratch(torch.int64, count)
         row_cut_kernel[(count,)](
-            *source,
-            *asked,
-            *candidates,
+            source,
+            asked,
+            ladders,
+            candidates,
             bounds,
-            *lengths,
-            total,
             MASKED=masked,
             TILES=padded(tiles),
             ROOM=size.room,
@@ -274,20 +253,20 @@ def pick_tokens(
         )
         kept = scratch(torch.float64, count, tiles)
         tile_kept_kernel[every](
-            *source,
-            *asked,
+            source,
+            asked,
             params["min_p"],
             best,
             bounds,
             kept,
-            *lengths,
+            tiles,
             MASKED=masked,
             **grid,
             **options,
         )
     row_pick_kernel[(count,)](
-        *source,
-        *asked,
+        source,
+        asked,
         params["min_p"],
         rows.seed,
         rows.position,
@@ -296,7 +275,7 @@ def pick_tokens(
         bounds,
         kept,
         out,
-        *lengths,
+        tiles,
         MASKED=masked,
         DRAW=draw,
         CUT=cut,

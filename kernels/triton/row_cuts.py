@@ -28,6 +28,10 @@ from rootlace.kernels.triton.logits import (
 # mass, reach each level of a ladder from the row's largest to its least logit. The same is done
 # with a second ladder, between the two levels of the first that enclose the cut. The tokens between
 # the two levels of the second that enclose it are gathered, in order of ids.
+#
+# `ladders` is (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total): reached int64
+# [2, R, tiles, LEVELS], by ladder; `total` = R * tiles * LEVELS. `candidates` is (above_ptr,
+# value_ptr, id_ptr): float64 [R, tiles], the mass above; float32 and int32 [R, ROOM], the tokens.
 
 LEVELS = tl.constexpr(16)
 WIDEST = tl.constexpr(3.0e38)
@@ -90,30 +94,18 @@ def _mass(pairs):
 
 @triton.jit
 def tile_levels_kernel(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    best_ptr,
-    least_ptr,
-    mass_ptr,
-    reached_ptr,
-    vocab,
-    stride,
-    words,
-    tiles,
-    total,
+    source,
+    asked,
+    ladders,
     MASKED: tl.constexpr,
     SECOND: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """reached int64 [2, R, tiles, LEVELS], by ladder; `total` = R * tiles * LEVELS."""
+    best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = ladders
+    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
     searched, top_k, top_p = cut_parameters(row, finite, asked)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
@@ -127,7 +119,6 @@ def tile_levels_kernel(
             )
             reached_ptr += total
         ids = tile * TILE + tl.arange(0, TILE)
-        source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
         x = load_logits(source, row, ids, MASKED)
         scale = tl.minimum(inverse * 1.4426950408889634, 1.0e30).to(tl.float32)  # log2(e) / T
         pairs = _pair(tl.exp2(tl.maximum(x - largest, -WIDEST) * scale))
@@ -139,10 +130,10 @@ def tile_levels_kernel(
 
 
 @triton.jit
-def last_levels(found, cut, row, largest, inverse, TILES: tl.constexpr):
-    """What both ladders led to: (upper, lower, step of the lower one on the second). `found`:
-    (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total); `cut`: (top_k, top_p, vocab)."""
-    best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = found
+def last_levels(ladders, cut, row, largest, inverse, TILES: tl.constexpr):
+    """What both ladders led to: (upper, lower, step of the lower one on the second). `cut`:
+    (top_k, top_p, vocab)."""
+    best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = ladders
     top_k, top_p, vocab = cut
     mass = tl.sum(row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES), 0)
     wanted = (top_k, vocab, top_p * mass)
@@ -163,39 +154,27 @@ def gathered(reached_ptr, row, tiles, total, step, split, TILES: tl.constexpr):
 
 @triton.jit
 def tile_candidates_kernel(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    best_ptr,
-    least_ptr,
-    mass_ptr,
-    reached_ptr,
-    above_ptr,
-    value_ptr,
-    id_ptr,
-    vocab,
-    stride,
-    words,
-    tiles,
-    total,
+    source,
+    asked,
+    ladders,
+    candidates,
     MASKED: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     ROOM: tl.constexpr,
     PART: tl.constexpr,
 ):
+    best_ptr, _least_ptr, _mass_ptr, reached_ptr, tiles, total = ladders
+    above_ptr, value_ptr, id_ptr = candidates
+    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
-    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
     searched, top_k, top_p = cut_parameters(row, finite, asked)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
-        found = (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total)
-        upper, lower, step = last_levels(found, (top_k, top_p, vocab), row, largest, inverse, TILES)
+        upper, lower, step = last_levels(
+            ladders, (top_k, top_p, vocab), row, largest, inverse, TILES
+        )
         # The mass of the top k, of which top-p takes a share, is known once all are gathered.
         split = (top_k >= vocab) | (top_p >= 1.0)
         _above, between = gathered(reached_ptr, row, tiles, total, step, split, TILES)
@@ -292,40 +271,26 @@ def _last_of_row(
 
 @triton.jit
 def row_cut_kernel(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    best_ptr,
-    least_ptr,
-    mass_ptr,
-    reached_ptr,
-    above_ptr,
-    value_ptr,
-    id_ptr,
+    source,
+    asked,
+    ladders,
+    candidates,
     cut_ptr,
-    vocab,
-    stride,
-    words,
-    tiles,
-    total,
     MASKED: tl.constexpr,
     TILES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
+    best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = ladders
+    above_ptr, value_ptr, id_ptr = candidates
+    temperature_ptr, _top_k_ptr, _top_p_ptr, vocab = asked
     row = tl.program_id(0)
     best, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
-    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
     searched, top_k, top_p = cut_parameters(row, finite, asked)
     cut = tl.full([], EVERYTHING, tl.int64)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
-        before = (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total)
         _upper, lower, step = last_levels(
-            before, (top_k, top_p, vocab), row, largest, inverse, TILES
+            ladders, (top_k, top_p, vocab), row, largest, inverse, TILES
         )
         by_count = top_k < vocab
         by_mass = top_p < 1.0
@@ -384,19 +349,12 @@ def kept_weights(x, ids, largest, inverse, cut, min_p):
 
 @triton.jit
 def tile_kept_kernel(
-    logits_ptr,
-    mask_ptr,
-    mask_row_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
+    source,
+    asked,
     min_p_ptr,
     best_ptr,
     cut_ptr,
     kept_ptr,
-    vocab,
-    stride,
-    words,
     tiles,
     MASKED: tl.constexpr,
     TILE: tl.constexpr,
@@ -404,12 +362,11 @@ def tile_kept_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    asked = (temperature_ptr, top_k_ptr, top_p_ptr, vocab)
     searched, _top_k, _top_p = cut_parameters(row, finite, asked)
+    temperature_ptr, _top_k_ptr, _top_p_ptr, _vocab = asked
     temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
     if searched | (finite & (temperature > 0) & (min_p > 0)):
         ids = tile * TILE + tl.arange(0, TILE)
-        source = (logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab)
         x = load_logits(source, row, ids, MASKED)
         cut = tl.load(cut_ptr + row)
         weights = kept_weights(x, ids, largest, inverse_of(temperature), cut, min_p)

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rootlace.kernels import AttentionBatch, Dense
+from rootlace.kernels.interface import AttentionBatch
 from rootlace.kernels.native.attention import NativeAttention
 from rootlace.kernels.native.build import Processor, read_processor
 from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.linear import Packer, Products
 from rootlace.kernels.native.machine import Cores, read_cores
 from rootlace.kernels.native.packed import Epilogue
+from rootlace.kernels.weights import Dense
 from rootlace.runtime.model.checkpoint.sizes import (
     expert_numbers,
     layer_numbers,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +15,8 @@ import numpy as np
 import psutil
 import torch
 
-from rootlace.kernels import kernels_for
 from rootlace.kernels.arrays import torch_dtype
-from rootlace.kernels.dispatch import why_not_triton
+from rootlace.kernels.dispatch import kernels_for, why_not_triton
 from rootlace.kernels.native.build import FOLDER, NativeUnavailable, Processor
 from rootlace.kernels.native.library import load_best
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
@@ -39,7 +37,6 @@ from rootlace.runtime.doctor.ceilings import (
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
-from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import (
     check_computable,
@@ -52,7 +49,7 @@ from rootlace.runtime.model.executor.runner import (
     draft_beside,
     draft_setup,
 )
-from rootlace.runtime.model.executor.steps import Beside
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.hub.download import snapshots
 from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
@@ -363,8 +360,8 @@ class Report:
     """What could not be measured, and why: a line for each."""
 
     def to_json(self) -> dict[str, Any]:
-        kernels = dataclasses.replace(self.kernels, library=None)
-        found = dataclasses.asdict(dataclasses.replace(self, kernels=kernels))
+        kernels = replace(self.kernels, library=None)
+        found = asdict(replace(self, kernels=kernels))
         del found["kernels"]["library"]
         machine, processor = found["machine"], self.machine.processor
         machine["cores"]["usable"] = self.machine.cores.usable
@@ -460,42 +457,32 @@ def _on_this_machine(
     attempt: Attempts,
 ) -> ModelReport:
     spec, dtype = config.spec, chosen_dtype(executor, config)
-    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
+    setup = ModelSetup(config, executor, CacheConfig(), dtype)
     name, why = kernels.name, kernels.why_not_better
     if name == "native":
-        reason = why_not_native(config, kv_dtype, CacheConfig().block_size)
+        reason = why_not_native(config, setup.kv_dtype, setup.cache.block_size)
         if reason is not None:
             check_without_native(executor.kernels, reason)
             name, why = "reference", (f"native: {reason}",)
-    element = Elements(dtype.itemsize, kv_pool.bytes_per_number(spec.attention, kv_dtype))
-    context = chosen_context(config, executor.context_length)
-    beside = None
+    element = Elements(dtype.itemsize, kv_pool.bytes_per_number(spec.attention, setup.kv_dtype))
     if executor.draft_model:
-        where = "cpu" if gpu is None else gpu.name
-        native = name == "native"
-        draft = draft_setup(config, executor, CacheConfig(), where, native=native)
+        draft = draft_setup(setup, "cpu" if gpu is None else gpu.name, native=name == "native")
         if _has_tokens(config) and _has_tokens(draft.config):
             check_same_tokens(config, draft.config)
-        beside = draft_beside(draft)
-    memory = _memory(
-        config,
-        executor,
-        weight_bytes(config, dtype, executor.quantize, head_apart=name == "native"),
-        context,
-        kv_dtype,
-        machine if gpu is None else gpu,
-        beside or Beside(0, 0),
-    )
+        setup = replace(setup, beside=draft_beside(draft))
+    weights = weight_bytes(config, dtype, executor.quantize, head_apart=name == "native")
+    memory = _memory(setup, weights, machine if gpu is None else gpu)
     ceilings = found = None
     if memory.fits:
-        room = Room(context, memory.cache_tokens, SchedulerConfig().max_step_tokens)
+        room = Room(setup.context_length, memory.cache_tokens, SchedulerConfig().max_step_tokens)
         library = kernels.library if name == "native" else None
-        weights = None if gpu else memory.weights
-        ceilings = _ceilings(measured, attempt, spec, torch_dtype(dtype), library, weights)
+        read = None if gpu else memory.weights
+        ceilings = _ceilings(measured, attempt, spec, dtype, library, read)
         # Rates are those of dense weights.
         dense = config.quantisation is None and executor.quantize == "none"
         if ceilings is not None and dense:
             found = forecast(spec, element, ceilings, room)
+    context = setup.context_length
     return ModelReport(str(config.path), dtype.name, context, name, why, memory, ceilings, found)
 
 
@@ -503,7 +490,7 @@ def _ceilings(
     measured: Measured,
     attempt: Attempts,
     spec: ModelSpec,
-    dtype: torch.dtype,
+    dtype: np.dtype[Any],
     library: ctypes.CDLL | None,
     weights: int | None,
 ) -> Ceilings | None:
@@ -511,7 +498,7 @@ def _ceilings(
     measured where it is native, and counts as a product elsewhere. `weights`: their bytes, None on
     a GPU. Few weights may stay in a cache, so that reading is measured with as many bytes. None
     where one of the ceilings could not be measured."""
-    rates, bandwidth = measured.product_rates.get(_name(dtype)), measured.read_bandwidth
+    rates, bandwidth = measured.product_rates.get(dtype.name), measured.read_bandwidth
     if weights is not None and weights < READ_BYTES:
         bandwidth = attempt(
             "reading the weights",
@@ -523,44 +510,31 @@ def _ceilings(
         return Ceilings(rates["torch"], rates["torch"], bandwidth)
     attended = attempt(
         "attention",
-        partial(attention_rate, dtype, spec.attention, measured.threads, SECONDS, library),
+        partial(
+            attention_rate, torch_dtype(dtype), spec.attention, measured.threads, SECONDS, library
+        ),
     )
     if attended is None:
         return None
     return Ceilings(rates["native"], attended, bandwidth)
 
 
-def _memory(
-    config: ModelConfig,
-    executor: ExecutorConfig,
-    weights: int,
-    context_length: int,
-    kv_dtype: np.dtype[Any],
-    where: Machine | Gpu,
-    beside: Beside,
-) -> Memory:
+def _memory(setup: ModelSetup, weights: int, where: Machine | Gpu) -> Memory:
     """As the executor divides it, weights and cache of a draft model included. What a step takes on
     a GPU is measured there, not here, so a GPU's cache is smaller than this."""
-    cache, available = CacheConfig(), where.memory_available
-    weights += beside.weights
+    size, available = setup.cache.block_size, where.memory_available
+    weights += setup.beside.weights
     left = max(available - weights, 0)
     measured = None
     if isinstance(where, Gpu):
         measured = partial(kv_bytes, left, where.memory_total, step_bytes=0, graphs=0)
-    block = kv_pool.block_bytes(config, cache.block_size, kv_dtype) + beside.block
+    block = block_bytes(setup.config, size, setup.kv_dtype) + setup.beside.block
     try:
-        blocks = kv_pool.choose_num_blocks(
-            *(config, cache, executor.kv_memory_bytes, context_length, kv_dtype, measured, left),
-            beside=beside.block,
-        )
+        blocks = setup.choose_num_blocks(measured, left)
     except UnsupportedModel:  # there is no memory for a block
         blocks = 0
     fits = blocks > 0 and weights + blocks * block <= available
-    return Memory(weights, blocks * block, blocks * cache.block_size, available, fits)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return Memory(weights, blocks * block, blocks * size, available, fits)
 
 
 TOKENS = 4096

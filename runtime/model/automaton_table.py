@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """Runs of neighbouring places, each from the lowest place where it fits."""
+    """Runs of neighbouring places in `tables`, each from the lowest place where it fits."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *tables: str) -> None:
         self.size = size
+        self.tables = tables
         self._free = [(0, size)] if size else []  # ascending, no two touch
 
     def take(self, count: int) -> int | None:
@@ -81,8 +82,10 @@ class HostMasks:
     """See `sampler.Constraints`. Rows have no automata: their states are masks already."""
 
     bans = True
+    """Whether a row's banned tokens are taken out of its mask."""
     generation = 0
     tables: AutomatonTables | None = None
+    """What masks are rows of; None: `arrays` has the table."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -106,6 +109,9 @@ class HostMasks:
         return found
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
+        """`mask_table`, and for `count` rows, of which those behind the given ones are allowed
+        everything, their places in it: `mask_row`, -1 for no mask. Raises RuntimeError if a row's
+        mask is not filled."""
         words = self._words
         masks = [self.of(row) if row.banned else row.mask for row in rows]
         table = np.empty((max(len(rows), 1), words), np.int32)
@@ -187,10 +193,10 @@ class AutomatonArena:
 
         self._device = torch.device(device)
         states = max(max_bytes // 16 // 12, 2)
-        self._states = Runs(states)
-        self._steps = Runs(max(max_bytes // 16 * 3 // 4, 2))
-        self._classes = Runs(max(max_bytes // 4 // (4 * vocab_size), 2))
-        self._masks = Runs(max(max_bytes // 2 // (4 * self._words), 2))
+        self._states = Runs(states, "mask_of", "class_row", "next_start")
+        self._steps = Runs(max(max_bytes // 16 * 3 // 4, 2), "next_state")
+        self._classes = Runs(max(max_bytes // 4 // (4 * vocab_size), 2), "token_class")
+        self._masks = Runs(max(max_bytes // 2 // (4 * self._words), 2), "masks")
         self._tensors = {
             "mask_of": self._new(states),
             "class_row": self._new(states),
@@ -232,8 +238,9 @@ class AutomatonArena:
     # ------------------------------------------------------------ a step
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
-        """Where the rows' automata stand, whose tokens step them first, and masks of the rest. What
-        they need and is not on the device yet is sent there."""
+        """As `HostMasks.arrays`, for `step_automata` and without a table: where the rows' automata
+        stand, whose tokens step them first, and masks of the rest. What they need and is not on the
+        device yet is sent there."""
         state, source, mask = np.full((3, count), -1, np.int32)
         self.begin_step()
         for index, row in enumerate(rows):
@@ -273,7 +280,7 @@ class AutomatonArena:
         table and not filled.
         """
         if not isinstance(mask, MaskRow):
-            place = self._take(self._masks, 1, "masks")
+            place = self._take(self._masks, 1)
             self._private.append(place)
             self._fresh_masks.append((place, mask))
             return place
@@ -282,7 +289,7 @@ class AutomatonArena:
         if resident is None:
             if not mask.table.filled(mask.row):
                 raise RuntimeError(f"row {mask.row} of mask table {mask.table.key} is not filled")
-            resident = _Resident(masks=[self._take(self._masks, 1, "masks")])
+            resident = _Resident(masks=[self._take(self._masks, 1)])
             self._residents[key] = resident
             self._fresh_masks.append((resident.masks[0], mask.table.rows[mask.row]))
         else:
@@ -336,14 +343,11 @@ class AutomatonArena:
         resident = _Resident()
         try:
             for _ in range(len(automaton.masks)):
-                resident.masks.append(self._take(self._masks, 1, "masks"))
-            resident.classes = self._take(self._classes, 1, "token_class"), 1
-            resident.states = (
-                self._take(self._states, states, "mask_of", "class_row", "next_start"),
-                states,
-            )
+                resident.masks.append(self._take(self._masks, 1))
+            resident.classes = self._take(self._classes, 1), 1
+            resident.states = self._take(self._states, states), states
             steps = states * classes
-            resident.steps = self._take(self._steps, steps, "next_state"), steps
+            resident.steps = self._take(self._steps, steps), steps
         except BaseException:
             self._free(resident)
             raise
@@ -367,12 +371,11 @@ class AutomatonArena:
         found[0, :count] = token_class[:count]
         return found
 
-    def _take(self, space: Runs, count: int, *names: str) -> int:
-        """What the space gives; where it has no room, others make some, or it grows, and with it
-        the tables of these names."""
+    def _take(self, space: Runs, count: int) -> int:
+        """What the space gives; where it has no room, others make some, or it grows."""
         while (found := space.take(count)) is None:
             if not self._evict():
-                self._grow(space, count, names)
+                self._grow(space, count)
         return found
 
     def _evict(self) -> bool:
@@ -390,11 +393,11 @@ class AutomatonArena:
         self._states.give(*resident.states)
         self._steps.give(*resident.steps)
 
-    def _grow(self, space: Runs, count: int, names: tuple[str, ...]) -> None:
+    def _grow(self, space: Runs, count: int) -> None:
         """Have room for `count` more, elsewhere: graphs captured with the tables are void."""
         old = space.size
         size = max(2 * old, old + count)
-        for name in names:
+        for name in space.tables:
             tensor = self._tensors[name]
             grown = tensor.new_empty((size, *tensor.shape[1:]))
             grown[:old] = tensor

@@ -15,11 +15,10 @@ import psutil
 
 from rootlace.kernels.interface import KVCodes, slot_bytes
 from rootlace.kernels.native.machine import control_groups, mapped, read_text
-from rootlace.runtime.config import CacheConfig, KVDtype
+from rootlace.runtime.config import KVDtype
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.families.spec import Attention
-from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 
 if TYPE_CHECKING:
@@ -246,43 +245,6 @@ def _slot(attention: Attention, dtype: DType) -> tuple[tuple[int, int], DType]:
     if dtype in BITS:
         return (1, slot_bytes(BITS[dtype], heads, dim)), BYTES
     return (heads, dim), dtype
-
-
-def choose_num_blocks(
-    config: ModelConfig,
-    cache: CacheConfig,
-    kv_memory_bytes: int | None,
-    context_length: int,
-    dtype: DType,
-    measured: Callable[[], int] | None = None,
-    available: int | None = None,
-    beside: int = 0,
-) -> int:
-    """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds.
-
-    `measured` finds out how much of a device's memory the cache may take; None: it is in main
-    memory, of which `available` bytes are free (None: as many as there are now). `beside`: bytes
-    that a draft model has for each block; the memory is for both.
-    Raises `UnsupportedModel` if there is no memory for even one full block.
-    """
-    if cache.num_blocks is not None:
-        return cache.num_blocks
-    size = block_bytes(config, cache.block_size, dtype) + beside
-    if kv_memory_bytes is not None:
-        memory = kv_memory_bytes
-    elif measured is not None:
-        memory = max(measured(), 0)
-    else:
-        available = main_memory().available if available is None else available
-        contexts = FULL_CONTEXTS * -(-context_length // cache.block_size) * size
-        memory = min(int(available * CPU_SHARE), CPU_LIMIT, contexts)
-    blocks = memory // size
-    if blocks < 1:
-        raise UnsupportedModel(
-            f"{config.path}: no memory for the KV cache: {memory} bytes are available, "
-            f"one block of {cache.block_size} tokens takes {size}"
-        )
-    return int(blocks)
 
 
 def allocate(config: ModelConfig, num_blocks: int, block_size: int, dtype: DType) -> np.ndarray:

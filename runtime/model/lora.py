@@ -38,6 +38,10 @@ PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
 
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A and B, float32."""
+
+
 @dataclass(frozen=True)
 class LowRank:
     """What is added to a product of x: (x a^T) b^T; the adapter's scale is in `b`. A part of
@@ -71,6 +75,7 @@ def load_adapter(
     configuration names, or have other shapes."""
     stored = _tensors(config)
     names = _as_named(spec, stored)
+    read = _Read(config, spec, names, stored)
     for end in (names.embedding, names.head):
         if config.targets(end, linear_layer=False):
             raise config.refuse(f"it changes {end}, which is not supported")
@@ -82,7 +87,7 @@ def load_adapter(
         for name, part in layer_parts(spec, index).items():
             if part.columns is None or part.count is not None or name in FIXED:
                 continue
-            modules = _targeted(config, spec, names, part)
+            modules = read.targeted(part)
             if name.startswith("experts.") and not apart:
                 modules = {}
             if config.chosen == ALL_LINEAR and name in ("router", "shared_gate"):
@@ -90,9 +95,9 @@ def load_adapter(
             if not modules:
                 continue
             expected |= {module + end for module in modules.values() for end in (A, B)}
-            pairs = _pairs(config, part, modules, stored)
+            pairs = read.pairs(part, modules)
             found[name] = _joined(part, pairs, row_order(spec, name), dtype, device)
-        for name, module, low_rank in _of_parameters(config, spec, names, index, stored):
+        for name, module, low_rank in read.of_parameters(index):
             expected |= {module + A, module + B}
             found[name] = LowRank(*(one.to(device, dtype).contiguous() for one in low_rank))
         layers.append(found)
@@ -122,10 +127,7 @@ def share_of(adapter: Adapter, shard: Shard) -> Adapter:
     """Cut an adapter to one rank's part of the products."""
 
     def part(name: str, whole: LowRank) -> LowRank:
-        columns, rows = (
-            shard.columns(name, whole.a.shape[1]),
-            shard.rows(name, len(whole.b)),
-        )
+        columns, rows = shard.columns(name, whole.a.shape[1]), shard.rows(name, len(whole.b))
         a = whole.a if columns is None else whole.a[:, columns.start : columns.stop].contiguous()
         return LowRank(a, whole.b if rows is None else whole.b[torch.tensor(rows)])
 
@@ -157,105 +159,91 @@ def _as_named(spec: ModelSpec, stored: Mapping[str, torch.Tensor]) -> WeightName
     return max((spec.names, *spec.names.others), key=found)
 
 
-def _targeted(
-    config: AdapterConfig, spec: ModelSpec, names: WeightNames, part: Part
-) -> dict[int, str]:
-    """The modules of a part that the adapter changes, by their places in it, as they are named in
-    the adapter's model."""
-    own, other = (one.layer.partition("{}")[0] for one in (spec.names, names))
-    modules = [other + module.removeprefix(own) for module in part.modules]
-    return {at: module for at, module in enumerate(modules) if config.targets(module)}
+@dataclass(frozen=True)
+class _Read:
+    """An adapter that is read: its tensors, and the names that its modules begin with."""
 
+    config: AdapterConfig
+    spec: ModelSpec
+    names: WeightNames
+    stored: Mapping[str, torch.Tensor]
 
-def _pairs(
-    config: AdapterConfig,
-    part: Part,
-    modules: Mapping[int, str],
-    stored: Mapping[str, torch.Tensor],
-) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """A and the scaled B of each module, float32."""
-    pairs = {}
-    for at, module in modules.items():
-        rank = config.rank_of(module)
-        a, b = _pair(config, module, (rank, part.columns or 0), (part.rows[at], rank), stored)
-        pairs[at] = (a, b * config.scale_of(module))
-    return pairs
+    def targeted(self, part: Part) -> dict[int, str]:
+        """The modules of a part that the adapter changes, by their places in it, as they are named
+        in the adapter's model."""
+        own, other = (one.layer.partition("{}")[0] for one in (self.spec.names, self.names))
+        modules = [other + module.removeprefix(own) for module in part.modules]
+        return {at: module for at, module in enumerate(modules) if self.config.targets(module)}
 
+    def pairs(self, part: Part, modules: Mapping[int, str]) -> dict[int, Pair]:
+        """A and the scaled B of each module, float32."""
+        pairs = {}
+        for at, module in modules.items():
+            rank = self.config.rank_of(module)
+            a, b = self.pair(module, (rank, part.columns or 0), (part.rows[at], rank))
+            pairs[at] = (a, b * self.config.scale_of(module))
+        return pairs
 
-def _pair(
-    config: AdapterConfig,
-    module: str,
-    of_a: tuple[int, int],
-    of_b: tuple[int, int],
-    stored: Mapping[str, torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B of a module, of these shapes, float32."""
-    for end, shape in ((A, of_a), (B, of_b)):
-        tensor = stored.get(module + end)
-        if tensor is None:
-            raise config.refuse(f"{WEIGHTS} does not have {module}{end}")
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            found = f"{list(tensor.shape)} of {tensor.dtype}"
-            raise config.refuse(f"{WEIGHTS}: {module}{end} is {found}, expected {list(shape)}")
-        if not tensor.float().isfinite().all():
-            raise config.refuse(f"{WEIGHTS}: {module}{end} has numbers that are not finite")
-    return stored[module + A].float(), stored[module + B].float()
+    def pair(self, module: str, of_a: tuple[int, int], of_b: tuple[int, int]) -> Pair:
+        """A and B of a module, of these shapes, float32."""
+        config = self.config
+        for end, shape in ((A, of_a), (B, of_b)):
+            tensor = self.stored.get(module + end)
+            if tensor is None:
+                raise config.refuse(f"{WEIGHTS} does not have {module}{end}")
+            if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+                found = f"{list(tensor.shape)} of {tensor.dtype}"
+                raise config.refuse(f"{WEIGHTS}: {module}{end} is {found}, expected {list(shape)}")
+            if not tensor.float().isfinite().all():
+                raise config.refuse(f"{WEIGHTS}: {module}{end} has numbers that are not finite")
+        return self.stored[module + A].float(), self.stored[module + B].float()
 
+    def of_parameters(self, index: int) -> Iterator[tuple[str, str, Pair]]:
+        """What is added to a layer's parameters that are no modules' weights (PEFT's
+        `target_parameters`): a name of `layer_parts`, the adapter's module, and a and b.
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-def _of_parameters(
-    config: AdapterConfig,
-    spec: ModelSpec,
-    names: WeightNames,
-    index: int,
-    stored: Mapping[str, torch.Tensor],
-) -> Iterator[tuple[str, str, Pair]]:
-    """What is added to a layer's parameters that are no modules' weights (PEFT's
-    `target_parameters`): a name of `layer_parts`, the adapter's module, and a and b.
-
-    PEFT wraps the module that has such parameters, once for each of them: of two, what belongs to
-    the first one is inside of the other's ("base_layer"). Of E stacked experts A has E times
-    `rank` rows, expert by expert, and B as many columns, rank by rank (peft's `ParamWrapper`).
-    """
-    experts = spec.experts
-    if experts is None or index not in experts.layers or not config.parameters:
-        return
-    mixture = names.layer.format(index) + MIXTURE
-    router = f"{mixture}.{spec.names.parts['router'][0].rpartition('.')[2]}"
-    if config.targets_parameter(f"{router}.weight"):
-        rank = config.rank_of(f"{router}.weight")
-        of_a, of_b = (rank, spec.hidden_size), (experts.count, rank)
-        a, b = _pair(config, router, of_a, of_b, stored)
-        yield "router", router, (a, b * config.scale_of(f"{router}.weight"))
-    holder = f"{mixture}.experts"
-    wanted = [one for one in STACKS if config.targets_parameter(f"{holder}.{STACKS[one]}")]
-    if wanted and config.version < STACKED_SINCE:
-        raise config.refuse(
-            f"target_parameters: {holder} was adapted otherwise before PEFT "
-            f"{'.'.join(map(str, STACKED_SINCE))}, and peft_version is "
-            f"{'.'.join(map(str, config.version)) or 'missing'}"
-        )
-    sizes = {"gate_up": (spec.hidden_size, 2 * experts.inner_size)}
-    sizes["down"] = (experts.inner_size, spec.hidden_size)
-    for one in wanted:
-        parameter, module = f"{holder}.{STACKS[one]}", holder
-        if one != wanted[-1]:
-            module += ".base_layer"
-        rank, (inputs, outputs) = config.rank_of(parameter), sizes[one]
-        ranks = rank * experts.count
-        a, b = _pair(config, module, (ranks, inputs), (outputs, ranks), stored)
-        b = b.view(outputs, rank, experts.count) * config.scale_of(parameter)
-        order = row_order(spec, f"experts.{one}")
-        b = b if order is None else b[torch.tensor(order)]
-        for expert, own in enumerate(a.split(rank)):
-            yield f"experts.{expert}.{one}", module, (own, b[:, :, expert])
+        PEFT wraps the module that has such parameters, once for each of them: of two, what belongs
+        to the first one is inside of the other's ("base_layer"). Of E stacked experts A has E times
+        `rank` rows, expert by expert, and B as many columns, rank by rank (peft's `ParamWrapper`).
+        """
+        config, spec = self.config, self.spec
+        experts = spec.experts
+        if experts is None or index not in experts.layers or not config.parameters:
+            return
+        mixture = self.names.layer.format(index) + MIXTURE
+        router = f"{mixture}.{spec.names.parts['router'][0].rpartition('.')[2]}"
+        if config.targets_parameter(f"{router}.weight"):
+            rank = config.rank_of(f"{router}.weight")
+            of_a, of_b = (rank, spec.hidden_size), (experts.count, rank)
+            a, b = self.pair(router, of_a, of_b)
+            yield "router", router, (a, b * config.scale_of(f"{router}.weight"))
+        holder = f"{mixture}.experts"
+        wanted = [one for one in STACKS if config.targets_parameter(f"{holder}.{STACKS[one]}")]
+        if wanted and config.version < STACKED_SINCE:
+            raise config.refuse(
+                f"target_parameters: {holder} was adapted otherwise before PEFT "
+                f"{'.'.join(map(str, STACKED_SINCE))}, and peft_version is "
+                f"{'.'.join(map(str, config.version)) or 'missing'}"
+            )
+        sizes = {"gate_up": (spec.hidden_size, 2 * experts.inner_size)}
+        sizes["down"] = (experts.inner_size, spec.hidden_size)
+        for one in wanted:
+            parameter, module = f"{holder}.{STACKS[one]}", holder
+            if one != wanted[-1]:
+                module += ".base_layer"
+            rank, (inputs, outputs) = config.rank_of(parameter), sizes[one]
+            ranks = rank * experts.count
+            a, b = self.pair(module, (ranks, inputs), (outputs, ranks))
+            b = b.view(outputs, rank, experts.count) * config.scale_of(parameter)
+            order = row_order(spec, f"experts.{one}")
+            b = b if order is None else b[torch.tensor(order)]
+            for expert, own in enumerate(a.split(rank)):
+                yield f"experts.{expert}.{one}", module, (own, b[:, :, expert])
 
 
 def _joined(
     part: Part,
-    pairs: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+    pairs: Mapping[int, Pair],
     order: list[int] | None,
     dtype: torch.dtype,
     device: torch.device,

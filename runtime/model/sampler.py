@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from rootlace.wire.sampling import PARAMETERS, TUNED, Parameter, SamplingParams
 
 if TYPE_CHECKING:
     import torch
+
+    from rootlace.runtime.model.automaton_table import AutomatonArena, HostMasks
 
 # Which tokens a sequence has, and how often in its output: what penalties ask at every step.
 #
@@ -346,27 +348,9 @@ def _part(
 _LISTS = ("bias_start", "bias_token", "bias", "seen_start", "seen_token", "seen_count")
 
 
-class Constraints(Protocol):
-    """Where masks lie that kernels read. There are two ways: main memory, where a step's masks are
-    one table (`HostMasks`), and a device, where they stay between steps together with the automata
-    that it steps by itself (`AutomatonArena`)."""
-
-    @property
-    def bans(self) -> bool:
-        """Whether a row's banned tokens are taken out of its mask."""
-
-    @property
-    def tables(self) -> AutomatonTables | None:
-        """What masks are rows of; None: `arrays` has the table."""
-
-    @property
-    def generation(self) -> int:
-        """How often `tables` were replaced by larger ones."""
-
-    def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
-        """For `count` rows, of which those behind the given ones are allowed everything:
-        `mask_row`, -1 for no mask, and either `mask_table` or, for `step_automata`, `state` and
-        `source`. Raises RuntimeError if a row's mask is not filled."""
+Constraints: TypeAlias = "HostMasks | AutomatonArena"
+"""Where masks lie that kernels read: in main memory, where a step's masks are one table, or on a
+device, where they stay between steps together with the automata that it steps by itself."""
 
 
 class Sampler:

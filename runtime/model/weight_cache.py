@@ -453,7 +453,7 @@ class WeightCache:
     def kept(self) -> list[CacheFile]:
         """List the folder's entries, the one used last at the end."""
         found = []
-        for path in self._listed(SUFFIX):
+        for path in self.folder.glob(f"*{SUFFIX}"):
             with suppress(OSError):  # deleted by another process
                 about = path.stat()
                 found.append(CacheFile(path, about.st_size, about.st_mtime))
@@ -481,7 +481,7 @@ class WeightCache:
         log.info("packed weights are kept for the next start: %s", path)
 
     def _delete_parts(self) -> None:
-        for path in self._listed(PART):
+        for path in [*self.folder.glob(f"*{PART}")]:
             with suppress(OSError), _locked(path) as left:  # by a process that is gone
                 if left is not None:
                     path.unlink(missing_ok=True)
@@ -514,9 +514,6 @@ class WeightCache:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
-
-    def _listed(self, suffix: str) -> list[Path]:
-        return list(self.folder.glob(f"*{suffix}"))
 
 
 def _verify(entry: Entry) -> None:

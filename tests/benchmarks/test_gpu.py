@@ -22,12 +22,13 @@ from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
-from rootlace.kernels import KernelSet, Quantised
-from rootlace.kernels.interface import slot_bytes
+from rootlace.kernels.interface import KernelSet, slot_bytes
 from rootlace.kernels.reference.layers import ROWS
 from rootlace.kernels.triton import TRITON, launching
+from rootlace.kernels.weights import Quantised
 from rootlace.runtime.model.checkpoint.loader import rounded as load_rounded
 from tests.interpreter import replace_once_a_kernel
+from tests.model.weight_sizes import num_bytes
 
 CPU = torch.device("cpu")
 
@@ -306,13 +307,13 @@ def test_step_bytes_count_every_weight_once(model: RandomModel) -> None:
     distinct = {t.data_ptr(): t.nbytes for t in named_weights(spec, weights).values()}
     token_heads = (spec.attention.num_kv_heads, spec.attention.head_dim)
     token = 2 * spec.num_layers * math.prod(token_heads) * 4
-    assert sum(distinct.values()) == weights.num_bytes()
+    assert sum(distinct.values()) == num_bytes(weights)
     assert model.step_bytes(2, 10) == sum(distinct.values()) + 22 * token
     rounded = load_rounded(lambda *_: weights, "int8")(model.config, torch.float32, CPU)
     of_rows = [w for w in rounded.products() if isinstance(w, Quantised) and w.scheme == ROWS]
     scales = sum(w.scales.nbytes for w in of_rows)
     slots = 2 * spec.num_layers * slot_bytes(8, *token_heads) * 22
-    read = rounded.num_bytes() - weights.embedding.nbytes - scales
+    read = num_bytes(rounded) - weights.embedding.nbytes - scales
     assert model.step_bytes(2, 10, "int8") == read + slots
 
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from benchmarks.perplexity import BOUNDS, Case, as_numbers, log_likelihoods, measure, off_grid
+from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import block_bytes
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.errors import InvalidRequest
@@ -112,12 +114,12 @@ def test_refusals_recommend_what_the_table_allows(tmp_path: Path) -> None:
     executor = ExecutorConfig(model=str(model), dtype="float32")
     config, blocks = ModelConfig.read(model), 100
     cache = CacheConfig(num_blocks=blocks)
-    given = (config, torch.float32, executor)
-    enough = weight_bytes(*given[:2], "none", head_apart=True) + blocks * block_bytes(
-        config, 16, torch.float32
+    setup = ModelSetup(config, executor, cache, FLOAT32)
+    enough = weight_bytes(config, FLOAT32, "none", head_apart=True) + blocks * block_bytes(
+        config, 16, FLOAT32
     )
     with pytest.raises(InvalidRequest) as refused:
-        check_memory(*given, cache, enough - 1, head_apart=True)
+        check_memory(setup, enough - 1, head_apart=True)
     for (quantize, kv_dtype), allowed in kept.items():
         way = f"kv_dtype {kv_dtype}" if quantize == "none" else f"quantize {quantize}"
         assert (way in str(refused.value)) == allowed, (way, str(refused.value))

@@ -20,6 +20,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.native_weights import PackedWeights
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import chosen_dtype
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import MainMemory
 from rootlace.runtime.model.weight_cache import WeightCache
 from rootlace.wire.errors import InvalidRequest
@@ -96,9 +97,10 @@ def test_models_are_listed(hub: Hub, tiny_model: Path, monkeypatch: pytest.Monke
     executor = ExecutorConfig(model=found["path"], device="cpu")
     cache = CacheConfig(16, min(4096, found["context"]) // 16)
     dtype, needs = chosen_dtype(executor, model), found["needs"]
-    check_memory(model, dtype, executor, cache, needs, head_apart=True)
+    setup = ModelSetup(model, executor, cache, dtype)
+    check_memory(setup, needs, head_apart=True)
     with pytest.raises(InvalidRequest):
-        check_memory(model, dtype, executor, cache, needs - 1, head_apart=True)
+        check_memory(setup, needs - 1, head_apart=True)
     free = MainMemory(1 << 40, found["needs"] - 1)
     assert "too much" in _models() and not json.loads(_models("--json"))["models"][0]["fits"]
     (Path(found["path"]) / "config.json").unlink()

@@ -19,7 +19,7 @@ from rootlace.runtime.doctor.report import (
 )
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.checkpoint.sizes import dense_bytes, rounded_bytes
+from rootlace.runtime.model.checkpoint.sizes import foreseen_bytes, rounded_bytes
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
@@ -30,6 +30,7 @@ from rootlace.runtime.model.families.spec import (
     WeightNames,
 )
 from tests.model.checkpoints import configs, save
+from tests.model.weight_sizes import num_bytes
 from tests.tiny_model import make_tiny_model
 
 PARTS = ("input_norm", "qkv", "output", "post_norm", "gate_up", "down")
@@ -61,7 +62,7 @@ MIXTURE = replace(
 
 
 def test_a_token_has_some_of_the_experts() -> None:
-    assert dense_bytes(MIXTURE, 2, head_apart=True) == (576 + 800 + 4 * 8 + 8 + 2 * 256) * 2
+    assert foreseen_bytes(MIXTURE, 2, head_apart=True) == (576 + 800 + 4 * 8 + 8 + 2 * 256) * 2
     one, two = (
         step_work(MIXTURE, [Row(new, 1)] if new == 1 else [Row(1, 1)] * 2, BFLOAT16)
         for new in (1, 2)
@@ -79,16 +80,16 @@ def with_windows(*windows: int | None) -> ModelSpec:
 
 def test_memory_of_weights() -> None:
     layers_and_norm = 2 * (576 + 16) + 8
-    assert dense_bytes(SPEC, 2, head_apart=False) == 2 * (layers_and_norm + 256 + 256)
+    assert foreseen_bytes(SPEC, 2, head_apart=False) == 2 * (layers_and_norm + 256 + 256)
     tied = replace(SPEC, tied_embeddings=True)
-    assert dense_bytes(tied, 4, head_apart=False) == 4 * (layers_and_norm + 256)
-    assert dense_bytes(tied, 4, head_apart=True) == 4 * (layers_and_norm + 256 + 256)
+    assert foreseen_bytes(tied, 4, head_apart=False) == 4 * (layers_and_norm + 256)
+    assert foreseen_bytes(tied, 4, head_apart=True) == 4 * (layers_and_norm + 256 + 256)
 
 
 def test_memory_of_weights_is_that_of_a_loaded_model(tmp_path: Path) -> None:
     config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
     loaded = load_weights(config, torch.float32, torch.device("cpu"))
-    assert dense_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
+    assert foreseen_bytes(config.spec, 4, head_apart=False) == num_bytes(loaded)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "starcoder2", "cohere2"])
@@ -96,7 +97,7 @@ def test_memory_of_norms_mlps_and_positions(name: str, tmp_path: Path) -> None:
     save(configs()[name], tmp_path)
     config = ModelConfig.read(tmp_path)
     loaded = load_weights(config, torch.float32, torch.device("cpu"))
-    assert dense_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
+    assert foreseen_bytes(config.spec, 4, head_apart=False) == num_bytes(loaded)
 
 
 def test_memory_of_rounded_weights() -> None:

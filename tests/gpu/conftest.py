@@ -23,7 +23,8 @@ import pytest
 import torch
 
 from benchmarks.gpu.setting import has_faulted
-from rootlace.kernels import KernelSet, kernels_for
+from rootlace.kernels.dispatch import kernels_for
+from rootlace.kernels.interface import KernelSet
 
 NO_TIME = "no time was left for it"
 NO_GPU = "no sound GPU was left for it after"

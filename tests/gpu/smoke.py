@@ -114,7 +114,7 @@ class Bench:
         )
 
     def _rehearsed(self, folder: Path, graphs: bool) -> Any:
-        from rootlace.kernels import with_reference
+        from rootlace.kernels.dispatch import with_reference
         from rootlace.kernels.reference import REFERENCE
         from rootlace.kernels.triton import TRITON
         from tests.interpreter import replace_once_a_kernel

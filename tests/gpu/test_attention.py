@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KernelSet
 from tests.kernels.cases import (
     FP8,
     INTEGERS,

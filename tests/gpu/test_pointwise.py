@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import slot_bytes
+from rootlace.kernels.interface import KernelSet, slot_bytes
 from tests.kernels.cases import poisoned_memory
 from tests.kernels.pointwise_cases import (
     RopeCase,

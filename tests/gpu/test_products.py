@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet, Quantised, Scheme
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference.layers import dequantise
+from rootlace.kernels.weights import Quantised, Scheme
 from tests.kernels.cases import poisoned_memory
 from tests.kernels.quantised_cases import FORMS, check_product, make
 

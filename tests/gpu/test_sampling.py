@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import AutomatonTables, Choice, LogitEdits, PickRows
+from rootlace.kernels.interface import AutomatonTables, Choice, KernelSet, LogitEdits, PickRows
 from rootlace.kernels.reference import REFERENCE
 from tests.kernels.cases import poisoned_memory, with_tensors
 from tests.kernels.logit_edits import neutral_penalties

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rootlace.kernels import AttentionBatch
-from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
+from rootlace.kernels.interface import AttentionBatch, KVCodes, KVScales, KVScaling
 from rootlace.kernels.reference.kv_cache import dequantise, quantise
 
 FP8 = torch.float8_e4m3fn

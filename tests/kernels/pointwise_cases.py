@@ -10,8 +10,7 @@ from functools import partial
 
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import KVCodes, KVScales, slot_bytes
+from rootlace.kernels.interface import KernelSet, KVCodes, KVScales, slot_bytes
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.kv_cache import dequantise
 from tests.kernels.cases import FP8, poisoned_memory

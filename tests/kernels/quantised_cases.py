@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rootlace.kernels import Quantised, Scheme
+from rootlace.kernels.weights import Quantised, Scheme
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import AttentionBatch, KernelSet, kernels_for
+from rootlace.kernels.dispatch import kernels_for
+from rootlace.kernels.interface import AttentionBatch, KernelSet
 from rootlace.kernels.reference import attention
 from rootlace.kernels.reference.attention import SharedRun, shared_runs
 

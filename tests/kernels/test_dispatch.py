@@ -9,8 +9,7 @@ import sys
 import pytest
 import torch
 
-from rootlace.kernels import kernels_for, with_reference
-from rootlace.kernels.dispatch import OPERATIONS
+from rootlace.kernels.dispatch import OPERATIONS, kernels_for, with_reference
 from rootlace.kernels.reference import REFERENCE
 
 GPU = torch.device("cuda")
@@ -33,7 +32,7 @@ def test_a_gpu_gets_triton(gpu: pytest.MonkeyPatch) -> None:
 def test_a_cpu_gets_the_reference_and_never_triton() -> None:
     assert kernels_for(torch.device("cpu")) is REFERENCE
     code = (
-        "import sys, torch; from rootlace.kernels import kernels_for; "
+        "import sys, torch; from rootlace.kernels.dispatch import kernels_for; "
         "kernels_for(torch.device('cpu')); print('rootlace.kernels.triton' in sys.modules)"
     )
     output = subprocess.run(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, Quantised, Scheme, Stacked, Weight
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.layers import (
     AT_ONCE,
@@ -18,7 +17,18 @@ from rootlace.kernels.reference.layers import (
     numbers,
     quantise,
 )
-from rootlace.kernels.weights import CODES, rows_of, stacked, tensors, unknown_kind
+from rootlace.kernels.weights import (
+    CODES,
+    Dense,
+    Quantised,
+    Scheme,
+    Stacked,
+    Weight,
+    rows_of,
+    stacked,
+    tensors,
+    unknown_kind,
+)
 from tests.kernels.quantised_cases import FORMS, make, meaning, number
 
 RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import kernels_for
+from rootlace.kernels.dispatch import kernels_for
 from rootlace.kernels.interface import AutomatonTables
 from rootlace.kernels.reference.kv_cache import write_kv
 from rootlace.kernels.reference.layers import rope

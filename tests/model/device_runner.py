@@ -5,18 +5,18 @@ from pathlib import Path
 
 import torch
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.native.packed import FLOAT32
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.automaton_table import arena_for
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.interface import StepInputBuilder
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.rotations import chosen_context
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.executor.staging import Graphs
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import allocate
 from rootlace.runtime.model.lora import load_adapter
 from rootlace.runtime.model.options import read_adapters
@@ -48,7 +48,9 @@ def device_runner(
     """In float32, with a pool of NaN."""
     config = ModelConfig.read(folder)
     vocab_size = config.spec.vocab_size
-    rotary = RotaryEmbedding(config, chosen_context(config, context_length), CPU, torch.float32)
+    executor = ExecutorConfig(str(folder), context_length=context_length)
+    setup = ModelSetup(config, executor, CacheConfig(block_size, blocks), FLOAT32)
+    rotary = setup.rotary
     rotary.tabulate()
     pool = torch.from_numpy(allocate(config, blocks + 1, block_size, FLOAT32))
     pool.fill_(float("nan"))
@@ -58,7 +60,6 @@ def device_runner(
     steps = DeviceSteps(
         device,
         decoder,
-        kernels,
         StepInputBuilder(config.spec, kernels, rotary, block_size, torch.float32, CPU),
         pool,
         Sampler(vocab_size, kernels, arena_for(vocab_size, max_rows, CPU, 1 << 20)),
@@ -67,13 +68,5 @@ def device_runner(
         max_blocks=-(-rotary.context_length // block_size),
         scratch_block=blocks,
     )
-    return ModelRunner(
-        config,
-        FLOAT32,
-        "cpu",
-        steps,
-        pool[:, :, :blocks],
-        rotary.context_length,
-        kernels.name,
-        tuple(one.name for one in loaded),
-    )
+    names = tuple(one.name for one in loaded)
+    return ModelRunner(setup, steps, pool[:, :, :blocks], kernels.name, names)

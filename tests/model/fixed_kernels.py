@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rootlace.kernels import AttentionBatch, KernelSet
-from rootlace.kernels.interface import HostPlan
+from rootlace.kernels.interface import AttentionBatch, HostPlan, KernelSet
 from rootlace.kernels.reference import REFERENCE
 
 

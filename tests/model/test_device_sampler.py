@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.sampling import score_tokens
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton

@@ -49,7 +49,7 @@ def test_what_is_stored_is_the_cache_of_float32_in_eight_bits(tmp_path: Path) ->
     rows = [prompt(one) for one in (plain, runner)]
     steps = runner._steps
     assert isinstance(steps, PlainSteps) and isinstance(steps._forward, ReferenceForward)
-    scales = steps._forward._decoder._scales
+    scales = steps._forward.decoder._scales
     for layer, scale in enumerate(scales):
         assert scale is not None
         for kind, factor in enumerate((scale.k, scale.v)):

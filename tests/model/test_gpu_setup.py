@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import with_reference
+from rootlace.kernels.dispatch import with_reference
 from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -19,7 +19,7 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor import device_steps
 from rootlace.runtime.model.executor import staging as cuda_layer
-from rootlace.runtime.model.executor.device_steps import DeviceSteps, GpuModel, StepLimits, on_gpu
+from rootlace.runtime.model.executor.device_steps import DeviceSteps, GpuModel, on_gpu
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.executor.staging import CudaDevice
 from rootlace.runtime.model.executor.steps import ModelSetup
@@ -35,7 +35,7 @@ from tests.model.test_launched_steps import same
 
 CPU = torch.device("cpu")
 SIZE, CONTEXT = 4, 256
-LIMITS = StepLimits(max_tokens=40, max_rows=6)
+MAX_TOKENS, MAX_ROWS = 40, 6
 MIB = 1 << 20
 
 
@@ -47,7 +47,7 @@ def model(tmp_path: Path) -> GpuModel:
     with torch.inference_mode():
         decoder = Decoder(config.spec, load_weights(config, torch.float32, CPU), kernels)
     setup = ModelSetup(config, ExecutorConfig(), CacheConfig(SIZE), FLOAT32)
-    return GpuModel(setup, kernels, decoder, inputs_of(setup, kernels))
+    return GpuModel(setup, decoder, inputs_of(setup, kernels))
 
 
 class Memory:
@@ -73,7 +73,7 @@ def set_up(
     model: GpuModel, executor: ExecutorConfig, cache: CacheConfig
 ) -> tuple[DeviceSteps, torch.Tensor]:
     setup = replace(model.setup, executor=executor, cache=cache)
-    return on_gpu(replace(model, setup=setup), LIMITS)
+    return on_gpu(replace(model, setup=setup), MAX_TOKENS, MAX_ROWS)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -231,7 +231,8 @@ def test_attention_by_the_reference_leaves_no_step_to_capture(
     model: GpuModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Memory(64 * MIB, 1 * MIB).install(monkeypatch)
-    reserve = replace(model, kernels=with_reference(model.kernels, ["attention"]))
+    kernels = with_reference(model.inputs.kernels, ["attention"])
+    reserve = replace(model, inputs=replace(model.inputs, kernels=kernels))
     for loaded, captures in ((model, True), (reserve, False)):
         steps, _ = set_up(loaded, ExecutorConfig(), CacheConfig(SIZE, 32))
         assert steps.prepare() is captures

@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rootlace.kernels.interface import KVScales
+from rootlace.kernels.native.packed import FLOAT32
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor import torch_setup as module
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs, save
 
@@ -23,10 +25,10 @@ LAYERS, KV_HEADS = 3, 2
 
 def found_scales(folder: Path) -> tuple[KVScales, ...]:
     config = ModelConfig.read(folder)
+    executor = ExecutorConfig(kv_dtype="fp8_e4m3")
     with torch.inference_mode():
-        rotary = RotaryEmbedding(config, config.spec.max_context, CPU, torch.float32)
         weights = load_weights(config, torch.float32, CPU)
-        return module.kv_scales(config, weights, rotary, torch.float32, CPU)
+        return module.kv_scaling(ModelSetup(config, executor, CacheConfig(), FLOAT32), weights)
 
 
 def add_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -56,9 +58,10 @@ def test_calibration_sees_what_transformers_caches(name: str, tmp_path: Path) ->
 def test_a_short_context_is_calibrated_too(tmp_path: Path) -> None:
     save(configs()["llama"], tmp_path)
     config = ModelConfig.read(tmp_path)
-    rotary = RotaryEmbedding(config, 5, CPU, torch.float32)
     weights = load_weights(config, torch.float32, CPU)
-    scales = module.calibrate(config, weights, rotary, torch.float32, CPU)
+    executor = ExecutorConfig(context_length=5)
+    setup = ModelSetup(config, executor, CacheConfig(), FLOAT32)
+    scales = module.calibrate(setup, weights)
     assert all((layer.k > 0).all() and (layer.v > 0).all() for layer in scales)
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from rootlace.kernels import Dense
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
+from rootlace.kernels.weights import Dense
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -21,6 +21,7 @@ from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.checkpoints import SHAPE, configs, reference, save
 from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.model.weight_sizes import num_bytes
 
 CPU = torch.device("cpu")
 
@@ -71,7 +72,7 @@ def test_fused_weights_and_progress(tmp_path: Path) -> None:
     seen.clear()
     assert len(weights.resident().layers) == 3
     assert [done for _, done in seen] == [1 / 3, 2 / 3, 1.0]
-    assert weights.num_bytes() == sum(tensor.nbytes for tensor in stored.values())
+    assert num_bytes(weights) == sum(tensor.nbytes for tensor in stored.values())
 
 
 def copied(file: Path) -> dict[str, torch.Tensor]:

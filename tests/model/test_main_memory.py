@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
 
-from rootlace.runtime.config import CacheConfig
+from rootlace.kernels.native.packed import FLOAT32
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import MainMemory, main_memory
 from tests.tiny_model import make_tiny_model
 
@@ -90,7 +91,8 @@ def test_version_1(tmp_path: Path) -> None:
 
 def test_the_pool_is_sized_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
-    dtype, cache = torch.float32, CacheConfig()
-    size = kv_pool.block_bytes(config, cache.block_size, dtype)
+    executor = ExecutorConfig(context_length=512)
+    setup = ModelSetup(config, executor, CacheConfig(), FLOAT32)
+    size = kv_pool.block_bytes(config, setup.cache.block_size, FLOAT32)
     monkeypatch.setattr(kv_pool, "main_memory", lambda: MainMemory(1 << 30, 40 * size))
-    assert kv_pool.choose_num_blocks(config, cache, None, 512, dtype) == 40 * kv_pool.CPU_SHARE
+    assert setup.choose_num_blocks() == 40 * kv_pool.CPU_SHARE

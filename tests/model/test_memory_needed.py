@@ -14,6 +14,7 @@ from rootlace.runtime.model.executor import runner
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import MainMemory, block_bytes
 from rootlace.wire.errors import InvalidRequest
 from tests.model.checkpoints import configs, save
@@ -30,8 +31,9 @@ def refusal(
 ) -> str | None:
     """What is said; None where it fits."""
     executor = ExecutorConfig(model=str(config.path), dtype=dtype, **given)
+    setup = ModelSetup(config, executor, cache, np.dtype(dtype))
     try:
-        check_memory(config, np.dtype(dtype), executor, cache, available, head_apart=True)
+        check_memory(setup, available, head_apart=True)
     except InvalidRequest as error:
         return str(error)
     return None

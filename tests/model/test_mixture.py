@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, Scheme, Weight
 from rootlace.kernels.reference.layers import quantise
+from rootlace.kernels.weights import Dense, Scheme, Weight
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights, rounded

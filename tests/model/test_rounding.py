@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.kernels import Dense, Quantised, Stacked
 from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dense, dequantise, quantise
-from rootlace.kernels.weights import Scheme, rows_of
+from rootlace.kernels.weights import Dense, Quantised, Scheme, Stacked, rows_of
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
@@ -22,6 +21,7 @@ from rootlace.wire.errors import InvalidRequest
 from tests.model.checkpoints import configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.model.quantised_checkpoints import gptq, quantised
+from tests.model.weight_sizes import num_bytes
 from tests.native import skip_without
 
 CPU = torch.device("cpu")
@@ -105,12 +105,12 @@ def test_experts_are_rounded_and_what_chooses_them_is_not(tmp_path: Path) -> Non
         weight_bytes(config, torch.float32, quantize, head_apart=False)
         for quantize in ("none", "int8", "int4")
     ]
-    plain = load_weights(config, torch.float32, CPU).num_bytes()
+    plain = num_bytes(load_weights(config, torch.float32, CPU))
     assert sizes[0] == plain
     found = [rounded(load_weights, codes)(config, torch.float32, CPU) for codes in CODES]
     # Scales of rows are not counted, and neither is what has fewer or more bits for its size.
     for said, one in zip(sizes[1:], found, strict=True):
-        assert said == pytest.approx(one.num_bytes(), rel=0.07)
+        assert said == pytest.approx(num_bytes(one), rel=0.07)
 
 
 def dequantised(weight: Any) -> torch.Tensor:

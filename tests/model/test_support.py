@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.native.packed import FLOAT32
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dequantise, quantise
-from rootlace.kernels.weights import rows_of, stacked
+from rootlace.kernels.weights import Dense, Quantised, Scheme, rows_of, stacked
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -70,7 +70,7 @@ def logits(config: ModelConfig, kernels: KernelSet = REFERENCE) -> torch.Tensor:
     decoder = torch_decoder.Decoder(config.spec, weights, kernels)
     inputs = StepInputBuilder(config.spec, kernels, rotary, 4, torch.float32, CPU)
     pool = torch.from_numpy(allocate(config, 16, 4, FLOAT32))
-    forward = ReferenceForward(decoder, kernels, inputs, pool)
+    forward = ReferenceForward(decoder, inputs, pool)
     return torch.from_numpy(forward.logits(run(forward)))
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.kernels import Dense, Weight
 from rootlace.kernels.native.linear import Packed, Packer
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
+from rootlace.kernels.weights import Dense, Weight
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -19,6 +19,7 @@ from tests.model.checkpoints import configs, save
 from tests.model.gguf.converting import convert
 from tests.model.quantised_checkpoints import WEIGHTS, gptq, quantised
 from tests.model.test_quantised_checkpoints import FORMATS
+from tests.model.weight_sizes import num_bytes
 from tests.native import native_library
 
 
@@ -32,7 +33,7 @@ def sizes(config: ModelConfig) -> tuple[int, int]:
 
 def taken(config: ModelConfig) -> int:
     """Without the shapes that packed weights have in their files, 16 bytes for each."""
-    return load_weights(config, torch.float32, torch.device("cpu")).num_bytes()
+    return num_bytes(load_weights(config, torch.float32, torch.device("cpu")))
 
 
 def ends(config: ModelConfig) -> int:
@@ -66,7 +67,7 @@ def test_what_latents_are_multiplied_by_is_dense(tmp_path: Path) -> None:
     weights = load_weights(config, torch.float32, torch.device("cpu"))
     assert all(isinstance(layer.kv_up, Dense) for layer in weights.layers)
     shared, _ = sizes(config)
-    assert shared == pytest.approx(weights.num_bytes(), rel=0.02)
+    assert shared == pytest.approx(num_bytes(weights), rel=0.02)
 
 
 def test_experts_whose_columns_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

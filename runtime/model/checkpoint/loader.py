@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 import torch
 
-from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.arrays import as_tensor
 from rootlace.kernels.native.machine import mapped
 from rootlace.kernels.reference.layers import AT_ONCE, INT4, INT8, ROWS, dequantise, quantise
-from rootlace.kernels.weights import columns_of, rows_of, stacked
+from rootlace.kernels.weights import Dense, Quantised, Scheme, Weight, columns_of, rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import (
     Checkpoint,
@@ -70,32 +69,25 @@ class Selection:
         return [row - start for row in self.rows if row in own]
 
 
+@dataclass(frozen=True)
 class Reader:
-    """Places weights: converts type and device, joins what is fused."""
+    """Places weights: converts type and device, joins what is fused. With a `shard`, layers have
+    what this rank has of them."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        storage: Storage,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard | None = None,
-    ) -> None:
-        """`shard`: layers have what this rank has of them."""
-        self._shard = shard
-        self._checkpoint = checkpoint
-        self._storage = storage
-        self._dtype = dtype
-        self._device = device
+    checkpoint: Checkpoint
+    storage: Storage
+    dtype: torch.dtype
+    device: torch.device
+    shard: Shard | None = None
 
     def mapped(self, name: str) -> torch.Tensor:
         """The named weight, as the file has it if that will do."""
-        return self._checkpoint.tensor(name) if self.is_mapped(name) else self.read([name])
+        return self.checkpoint.tensor(name) if self.is_mapped(name) else self.read([name])
 
     def is_mapped(self, name: str) -> bool:
         """Whether the file has the named weight as it is wanted."""
-        found = self._checkpoint.tensor(name)
-        return found.dtype == self._dtype and found.device == self._device
+        found = self.checkpoint.tensor(name)
+        return found.dtype == self.dtype and found.device == self.device
 
     def norm(self, names: Iterable[str], offset: float) -> torch.Tensor:
         """The weights of a norm, with what is added to them. On a CPU the sum stays float32, as
@@ -103,7 +95,7 @@ class Reader:
         if not offset:
             return self.read(names)
         summed = self.read(names, dtype=torch.float32).add_(offset)
-        return summed if self._device.type == "cpu" else summed.to(self._dtype)
+        return summed if self.device.type == "cpu" else summed.to(self.dtype)
 
     def read(
         self,
@@ -115,19 +107,19 @@ class Reader:
     ) -> torch.Tensor:
         """The named weights, stacked along their rows, in memory of their own; `dtype` None: that
         of all weights. `share`: what is wanted of them, of which alone the file is read."""
-        parts = {name: self._checkpoint.tensor(name) for name in names}
+        parts = {name: self.checkpoint.tensor(name) for name in names}
         if transposed:
             parts = {name: part.t() for name, part in parts.items()}
         if share is not None:
             parts = _taken(parts, share)
         rows = sum(len(part) for part in parts.values())
         shape = (rows, *next(iter(parts.values())).shape[1:])
-        whole = _empty(shape, dtype or self._dtype, self._device)
+        whole = _empty(shape, dtype or self.dtype, self.device)
         start = 0
         for name, part in parts.items():
             whole[start : start + len(part)].copy_(part)
             start += len(part)
-            self._checkpoint.release(name)
+            self.checkpoint.release(name)
         return whole
 
     def layer(self, spec: ModelSpec, index: int) -> LayerWeights:
@@ -161,19 +153,19 @@ class Reader:
     def _wanted(self, spec: ModelSpec, name: str, part: Part) -> Selection:
         """Select the rows, columns and bias of a layer's part that this rank has."""
         order = row_order(spec, name)
-        if self._shard is None:
+        if self.shard is None:
             return Selection(order, None, bias=True)
-        rows = self._shard.rows(name, sum(part.rows))
+        rows = self.shard.rows(name, sum(part.rows))
         columns = None
         if part.columns is not None:
-            columns = self._shard.columns(name, part.columns)
+            columns = self.shard.columns(name, part.columns)
         if order is not None and rows is not None:
             order = [order[row] for row in rows]
-        return Selection(rows if order is None else order, columns, self._shard.adds_bias(name))
+        return Selection(rows if order is None else order, columns, self.shard.adds_bias(name))
 
     def _product(self, part: Part, columns: int, wanted: Selection) -> Weight:
         """A part's modules, joined."""
-        if all(self._storage.layout(module) is None for module in part.modules):
+        if all(self.storage.layout(module) is None for module in part.modules):
             return self._dense_product(part, columns, wanted)
         found, start = [], 0
         for module, rows in zip(part.modules, part.rows, strict=True):
@@ -184,7 +176,7 @@ class Reader:
 
     def _dense_product(self, part: Part, columns: int, wanted: Selection) -> Dense:
         biased = part.bias and wanted.bias
-        if self._shard is None:
+        if self.shard is None:
             bias = _ordered(self.read(part.biases()), wanted.rows) if biased else None
             matrix = self.read(part.weights(), transposed=part.transposed).view(-1, columns)
             return Dense(_ordered(matrix, wanted.rows), bias)
@@ -200,12 +192,12 @@ class Reader:
         """Cut the selection out of a module's weight, whose rows begin at `start` of its part."""
         if wanted.rows is not None:  # none of which is in another module than its neighbours
             own = wanted.of(start, rows)
-            weight = rows_of(weight, torch.tensor(own, device=self._device))
+            weight = rows_of(weight, torch.tensor(own, device=self.device))
         if wanted.columns is not None:
             try:
                 weight = columns_of(weight, wanted.columns)
             except ValueError as error:
-                raise self._storage.refusal(
+                raise self.storage.refusal(
                     f"{module} cannot be divided among the ranks of tensor_parallel: {error}"
                 ) from error
         return weight if wanted.bias else replace(weight, bias=None)
@@ -232,34 +224,34 @@ class Reader:
         found: list[Dense | Quantised] = []
         biases, start = [*part.biases()], 0
         for at, (module, rows) in enumerate(zip(part.modules, part.rows, strict=True)):
-            layout = self._storage.layout(module)
+            layout = self.storage.layout(module)
             names = {module if part.bare else f"{module}.weight": FLOATS}
             if layout is not None:
-                needed = self._storage.needed(module, rows, columns)
+                needed = self.storage.needed(module, rows, columns)
                 names = {name: what.types for name, what in needed.items()}
             own = {
-                name.removeprefix(module): self._checkpoint.tensor(name, types)[index]
+                name.removeprefix(module): self.checkpoint.tensor(name, types)[index]
                 for name, types in names.items()
             }
-            bias = self._copied(self._checkpoint.tensor(biases[at])[index]) if biases else None
+            bias = self._copied(self.checkpoint.tensor(biases[at])[index]) if biases else None
             if layout is None:
                 (matrix,) = own.values()
                 matrix = matrix.t() if part.transposed else matrix
                 weight: Dense | Quantised = Dense(self._copied(matrix), bias)
             else:
                 read = read_weight(layout, own, rows, columns)
-                weight = _placed(replace(read, bias=bias), self._device)
+                weight = _placed(replace(read, bias=bias), self.device)
             found.append(self._share(weight, module, wanted, start, rows))
             start += rows
             if index == count - 1:
                 for name in names:
-                    self._checkpoint.release(name)
+                    self.checkpoint.release(name)
         return stacked(alike(found))
 
     def _both_up(self, keys: Part, values: Part) -> Dense:
         """`kv_up` of latent attention, head by head of these (`WeightNames`)."""
         found, whole = [], Selection(None, None, bias=True)
-        for head in range(keys.count or 0) if self._shard is None else self._shard.heads:
+        for head in range(keys.count or 0) if self.shard is None else self.shard.heads:
             k, v = (
                 self.dense(self._of_stack(part, part.columns or 0, part.count or 0, whole, head))
                 for part in (keys, values)
@@ -268,31 +260,31 @@ class Reader:
         return Dense(torch.cat(found))
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _empty(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)
+        return _empty(tuple(tensor.shape), self.dtype, self.device).copy_(tensor)
 
     def module(self, module: str, rows: int, columns: int, *, biased: bool) -> Dense | Quantised:
         """A module's weight [rows, columns] as it is stored, and its bias."""
         bias = self.read([f"{module}.bias"]) if biased else None
-        layout = self._storage.layout(module)
+        layout = self.storage.layout(module)
         if layout is None:
             return Dense(self.read([f"{module}.weight"]), bias)
-        names = self._storage.possible(module, rows, columns)
-        names |= self._storage.needed(module, rows, columns)
+        names = self.storage.possible(module, rows, columns)
+        names |= self.storage.needed(module, rows, columns)
         stored = {
-            name.removeprefix(module): self._checkpoint.tensor(name, what.types)
+            name.removeprefix(module): self.checkpoint.tensor(name, what.types)
             for name, what in names.items()
         }
         if not biased and ".bias" in stored and bool(stored[".bias"].any()):
-            raise self._storage.refusal(
+            raise self.storage.refusal(
                 f"{module}.bias is not zero, and the architecture does not have it"
             )
         try:
             weight = read_weight(layout, stored, rows, columns)
         except ValueError as error:
-            raise self._storage.refusal(f"{module}{error}") from error
+            raise self.storage.refusal(f"{module}{error}") from error
         for name in names:
-            self._checkpoint.release(name)
-        return _placed(replace(weight, bias=bias), self._device)
+            self.checkpoint.release(name)
+        return _placed(replace(weight, bias=bias), self.device)
 
     def dense(self, weight: Weight) -> torch.Tensor:
         """The numbers that a weight stands for, some at a time: that takes little memory."""
@@ -300,8 +292,8 @@ class Reader:
             return weight.matrix
         assert isinstance(weight, Quantised)
         rows, columns = weight.shape
-        whole = _empty((rows, columns), self._dtype, self._device)
-        for some in torch.arange(rows, device=self._device).split(max(1, AT_ONCE // columns)):
+        whole = _empty((rows, columns), self.dtype, self.device)
+        for some in torch.arange(rows, device=self.device).split(max(1, AT_ONCE // columns)):
             part = rows_of(weight, some)
             assert isinstance(part, Quantised)
             whole[some[0] : some[-1] + 1].copy_(dequantise(part))
@@ -376,9 +368,9 @@ def load_weights(
     spec, checkpoint, storage = opened.spec, opened.checkpoint, opened.storage
     embedding_module, head_module = opened.embedding, opened.head
     _log(opened)
-    report = progress or _silent
     reader = Reader(checkpoint, storage, dtype, device, shard)
-    report("embedding", 0.0)
+    if progress is not None:
+        progress("embedding", 0.0)
     ends = (spec.vocab_size, spec.hidden_size)
     quantised = blocks = None
     layout, stored = storage.layout(embedding_module), f"{embedding_module}.weight"
@@ -421,7 +413,8 @@ def load_weights(
 
     def layer(index: int) -> LayerWeights:
         found = reader.layer(spec, index)
-        report(f"layer {index + 1} of {count}", (index + 1) / count)
+        if progress is not None:
+            progress(f"layer {index + 1} of {count}", (index + 1) / count)
         return found
 
     return ModelWeights(
@@ -460,10 +453,6 @@ def _log(opened: OpenedCheckpoint) -> None:
     log.info("%s: quantised weights (%s)", storage.folder, found.method)
     for remark in found.remarks:
         log.info("%s: %s", storage.folder, remark)
-
-
-def _silent(what: str, fraction: float) -> None:
-    pass
 
 
 # Rounding -----------------------------------------------------------------------------------------

@@ -35,18 +35,34 @@ def weight_bytes(
     not in the order of the inputs are dense."""
     if config.spec.transformers is not None:
         return config.spec.transformers.numbers * dtype.itemsize
-    stored = quantised_bytes(config, dtype, head_apart=head_apart)
-    if stored is not None:
-        return stored
-    if quantize != "none":
+    if config.quantisation is not None and has_weights(config.path, config.allow_pickle):
+        return _stored_bytes(config, dtype.itemsize, head_apart=head_apart)
+    if config.quantisation is None and quantize != "none":
         return rounded_bytes(config.spec, dtype.itemsize, quantize)
-    return dense_bytes(config.spec, dtype.itemsize, head_apart=head_apart)
+    spec, quantisation = config.spec, config.quantisation
+    return foreseen_bytes(spec, dtype.itemsize, quantisation, head_apart=head_apart)
 
 
-def dense_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
-    """Bytes of dense weights of `element` bytes each; see `weight_bytes`."""
-    count = layer_numbers(spec) + norm_numbers(spec) + position_numbers(spec)
-    return (count + _end_rows(spec, head_apart) * spec.hidden_size) * element
+def foreseen_bytes(
+    spec: ModelSpec, element: int, quantisation: Quantisation | None = None, *, head_apart: bool
+) -> int:
+    """Bytes of weights of which no file is read, `element` for each float: as `quantisation` says
+    all are taken to be quantised but those of embedding and head. See `weight_bytes`."""
+    floats = _end_rows(spec, head_apart) * spec.hidden_size
+    total = (floats + norm_numbers(spec) + position_numbers(spec)) * element
+    for name, part in _parts(spec):
+        if quantisation is None or part.columns is None or name in DENSE:
+            shapes = (part.weights() | part.biases()).values()
+            total += sum(map(math.prod, shapes)) * element
+            continue
+        found = [Expected((shape,)) for shape in part.biases().values()]
+        for module, rows in zip(part.modules, part.rows, strict=True):
+            layouts = quantisation.layouts(module)
+            dense = {"": Expected(((rows, part.columns),))}
+            needed = layouts[0].needed(rows, part.columns) if layouts else dense
+            found += [*needed.values()] * (part.count or 1)
+        total += sum(what.num_bytes(element) for what in found)
+    return total
 
 
 def _end_rows(spec: ModelSpec, head_apart: bool) -> int:
@@ -117,14 +133,9 @@ def _parts(spec: ModelSpec) -> Iterator[tuple[str, Part]]:
         yield from layer_parts(spec, index).items()
 
 
-def quantised_bytes(config: ModelConfig, dtype: np.dtype[Any], *, head_apart: bool) -> int | None:
-    """About what the weights take, dense ones in `dtype`; None where none are quantised. Where the
-    folder has no weights, all are taken to be quantised but those of embedding and head. See
+def _stored_bytes(config: ModelConfig, element: int, *, head_apart: bool) -> int:
+    """About what the weights of a quantised checkpoint take, `element` bytes for each float. See
     `weight_bytes`."""
-    if config.quantisation is None:
-        return None
-    if not has_weights(config.path, config.allow_pickle):
-        return _foreseen(config.spec, config.quantisation, dtype.itemsize, head_apart=head_apart)
     opened = open_checkpoint(config, compare_ends=False)
     names, total = dict(opened.expected), 0
     ends = (opened.spec.vocab_size, opened.spec.hidden_size)
@@ -138,13 +149,13 @@ def quantised_bytes(config: ModelConfig, dtype: np.dtype[Any], *, head_apart: bo
     looked_up = head_apart and isinstance(opened.storage.layout(opened.embedding), Ggml)
     apart = tied and head_apart and opened.spec.labels is None
     if not looked_up and (embedding_quantised or apart):
-        total += math.prod(ends) * dtype.itemsize
+        total += math.prod(ends) * element
     for module, rows, columns in _made_dense(opened, native=head_apart):
         for name in opened.storage.needed(module, rows, columns):
             del names[name]
-        total += rows * columns * dtype.itemsize
+        total += rows * columns * element
     for name, what in names.items():
-        itemsize = dtype.itemsize if what.types == FLOATS else None
+        itemsize = element if what.types == FLOATS else None
         total += opened.checkpoint.num_bytes(name, itemsize)
     return total
 
@@ -172,24 +183,3 @@ def _sorted(opened: OpenedCheckpoint, module: str) -> bool:
             groups = opened.checkpoint.array(name, opened.expected[name].types)
             return bool((groups[1:] < groups[:-1]).any())
     return False
-
-
-def _foreseen(
-    spec: ModelSpec, quantisation: Quantisation, itemsize: int, *, head_apart: bool
-) -> int:
-    total = (
-        _end_rows(spec, head_apart) * spec.hidden_size + norm_numbers(spec) + position_numbers(spec)
-    ) * itemsize
-    for index in range(spec.num_layers):
-        for name, part in layer_parts(spec, index).items():
-            numbers = part.biases() if part.columns else part.weights() | part.biases()
-            found = [Expected((shape,)) for shape in numbers.values()]
-            for module, rows in zip(part.modules, part.rows, strict=True):
-                if part.columns is None:
-                    continue
-                layouts = () if name in DENSE else quantisation.layouts(module)
-                dense = {"": Expected(((rows, part.columns),))}
-                needed = (layouts[0].needed(rows, part.columns) if layouts else dense).values()
-                found += [*needed] * (part.count or 1)
-            total += sum(what.num_bytes(itemsize) for what in found)
-    return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -13,7 +13,7 @@ from rootlace.runtime.model.families.spec import Attention, Experts, Latent, Mod
 if TYPE_CHECKING:
     import torch
 
-    from rootlace.kernels import Dense, Weight
+    from rootlace.kernels.weights import Dense, Weight
 
 PRODUCTS = ("qkv", "q_up", "kv_up", "output", "gate_up", "down", "router", "shared_gate")
 """The fields of `LayerWeights` that are multiplied by, besides those of experts."""
@@ -161,25 +161,6 @@ class ModelWeights:
             yield from layer.products()
         if self.head is not None:
             yield self.head
-
-    def num_bytes(self) -> int:
-        """Memory taken, tied weights counted once."""
-        import torch
-
-        from rootlace.kernels.weights import tensors
-
-        found = [self.embedding, self.final_norm]
-        found += tensors(self.head) if self.head is not None else []
-        found += [one for one in (self.final_norm_bias, self.positions) if one is not None]
-        for layer in self.layers:
-            found += layer.norm_biases.values()
-            for weight in layer.products():
-                found += tensors(weight)
-            for one in fields(layer):
-                part = getattr(layer, one.name)
-                if isinstance(part, torch.Tensor):
-                    found.append(part)
-        return sum({id(tensor): tensor.nbytes for tensor in found}.values())
 
 
 @dataclass(frozen=True)

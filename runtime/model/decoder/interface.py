@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -73,10 +74,7 @@ class StepDecoder(Protocol):
     """Weights and how to compute with them; the KV cache is not its own."""
 
     @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
+    def spec(self) -> ModelSpec: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -199,32 +197,28 @@ NOT_FED = -1
 """Stands for a token that the step before does not have to find."""
 
 
+@dataclass(frozen=True)
 class StepInputBuilder:
     """Works out, once per step, everything that is the same for all layers."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        kernels: KernelSet,
-        rotary: RotaryEmbedding,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._attention = spec.attention
-        self._kernels = kernels
-        self.rotary = rotary
-        self.block_size = block_size
-        self._dtype = dtype
-        self._device = device
-        self.windows = sorted(set(spec.attention.windows), key=lambda window: window or 0)
+    spec: ModelSpec
+    kernels: KernelSet
+    rotary: RotaryEmbedding
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def windows(self) -> list[int | None]:
+        """Distinct windows of layers, with None for those that have none."""
+        return sorted(set(self.spec.attention.windows), key=lambda window: window or 0)
 
     def build(self, plan: StepPlan) -> StepInput:
         """Upload (in one transfer) and plan attention for each distinct sliding window."""
         arrays = self.arrays(plan)
-        tensors = dict(zip(arrays, upload(list(arrays.values()), self._device), strict=True))
+        tensors = dict(zip(arrays, upload(list(arrays.values()), self.device), strict=True))
         batch = self.attention_batch(plan)
-        attention = {window: self._kernels.plan_attention(batch, window) for window in self.windows}
+        attention = {window: self.kernels.plan_attention(batch, window) for window in self.windows}
         return self.on_device(plan, tensors, attention, tensors["token_ids"])
 
     def arrays(self, plan: StepPlan) -> dict[str, np.ndarray]:
@@ -271,23 +265,18 @@ class StepInputBuilder:
         )
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:
+        attention = self.spec.attention
         return AttentionBatch(
             row_start=plan.row_start,
             context_len=plan.context_len,
             block_tables=plan.block_tables,
             block_size=self.block_size,
-            num_heads=self._attention.num_heads,
-            num_kv_heads=self._attention.num_kv_heads,
-            head_dim=self._attention.head_dim,
-            dtype=self._dtype,
-            device=self._device,
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=self.dtype,
+            device=self.device,
         )
-
-    def copies(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """The plan's block copies as (source, target) slots, int64 each."""
-        source, target = copied_slots(plan, self.block_size)
-        first, second = upload([source, target], self._device)
-        return first, second
 
 
 def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarray]:

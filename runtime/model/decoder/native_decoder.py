@@ -12,7 +12,7 @@ import numpy as np
 
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.library import LANES, NativeError, Team, Workspace
+from rootlace.kernels.native.library import LANES, NativeError, Team, Workspace, rows_of
 from rootlace.kernels.native.packed import ACTIVATIONS
 from rootlace.runtime.contracts.plan import MaskRow, StepPlan
 from rootlace.runtime.model import kv_pool
@@ -38,7 +38,6 @@ SLOTS, DIMS = LANES, 2 * LANES
 """Block sizes and head sizes of integer caches are multiples of these (`src/kv_codes.h`)."""
 TABLE_BYTES = 128 << 20
 """Memory for the rotations of all positions; beyond, those of each step are computed."""
-FIND_RUNS = -1
 
 PARTS = ("plan", "elementwise", "linear", "attention")
 """Parts of a step that `RlStep.nanos` times."""
@@ -120,7 +119,7 @@ class NativeDecoder:
         self._team = team
         self._workspace = Workspace(library)
         self._spec = spec
-        self._weights = weights
+        self.weights = weights
         self._cache = cache
         self.dtype = weights.dtype
         self._rotations = rotations
@@ -157,10 +156,6 @@ class NativeDecoder:
         failed, or they were taken."""
         states, self._states = self._states, None
         return states
-
-    def embeddings(self, token_ids: np.ndarray) -> np.ndarray:
-        """See `NativeWeights`."""
-        return self._weights.embeddings(token_ids)
 
     def hide_first(self) -> None:
         """Have no token attend to the first slot of its row."""
@@ -202,13 +197,11 @@ class NativeDecoder:
         self._states = None
         if len(captured):
             states = np.empty((count, len(captured), self._spec.hidden_size), self.dtype)
-        rows = self._weights.stored_rows
+        rows = self.weights.stored_rows
         if rows is not None:
             token_ids = rows.places(token_ids)
             self._model.embedding = rows.table.ctypes.data
-        row_start = as_array(plan.row_start, int32)
-        context_len = as_array(plan.context_len, int32)
-        tables = as_array(plan.block_tables, int32)
+        of_rows, _kept = rows_of(plan.row_start, plan.context_len, plan.block_tables)
         adapters = as_array(adapter_of_tokens(plan), int32) if len(plan.adapters) else None
         step = native.Step(
             count,
@@ -223,15 +216,7 @@ class NativeDecoder:
             None if sources is None else sources.ctypes.data,
             None if wanted is None else wanted.ctypes.data,
             copies.ctypes.data,
-            native.Rows(
-                len(context_len),
-                tables.shape[1],
-                row_start.ctypes.data,
-                context_len.ctypes.data,
-                tables.ctypes.data,
-                FIND_RUNS,
-                None,
-            ),
+            of_rows,
             None if adapters is None else adapters.ctypes.data,
             None if given is None else given.residual.ctypes.data,
             None if given is None else given.inputs.ctypes.data,

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.arrays import as_array
 from rootlace.kernels.native.linear import Packer, parts_packed, why_not
 from rootlace.kernels.native.packed import Packed
 from rootlace.kernels.reference.layers import dense
-from rootlace.kernels.weights import parts_of
+from rootlace.kernels.weights import Dense, Quantised, Weight, parts_of
 from rootlace.runtime.model.checkpoint.weights import PRODUCTS, LayerWeights, ModelWeights
 from rootlace.runtime.model.decoder.native_weights import NORMS, AdaptedLayers, PackedWeights
 from rootlace.runtime.model.families.spec import ModelSpec

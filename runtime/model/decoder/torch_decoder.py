@@ -8,12 +8,12 @@ flat, without padding; only attention knows rows. Everything is computed by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import KVScaling
+from rootlace.kernels.interface import KernelSet, KVScaling
 from rootlace.kernels.reference.layers import rotate
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.contracts.plan import StepPlan
@@ -25,6 +25,8 @@ from rootlace.runtime.model.decoder.interface import (
     StepDecoder,
     StepInput,
     StepInputBuilder,
+    copied_slots,
+    upload,
     why_not,
 )
 from rootlace.runtime.model.decoder.rope import query_factors
@@ -259,7 +261,7 @@ class Decoder:
         unknown = unknown_kind(weights.products(), kernels.weights)
         if unknown is not None:
             raise UnsupportedModel(f"the {kernels.name} kernels have no products of {unknown}")
-        self._spec = spec
+        self.spec = spec
         self._weights = weights
         self._kernels = kernels
         self._adapters = adapters
@@ -282,20 +284,12 @@ class Decoder:
         self._embedding_multiplier = multiplier
 
     @property
-    def vocab_size(self) -> int:
-        return self._spec.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self._spec.hidden_size
-
-    @property
     def dtype(self) -> torch.dtype:
         return self._weights.embedding.dtype
 
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
-        kernels, spec, weights = self._kernels, self._spec, self._weights
+        kernels, spec, weights = self._kernels, self.spec, self._weights
         residual = _scaled(
             kernels.embedding(weights.embedding, step.token_ids), self._embedding_multiplier
         )
@@ -347,7 +341,7 @@ class Decoder:
         else:
             inner = self._activate(self._product(x, layer, index, "gate_up", groups))
             out = self._product(inner, layer, index, "down", groups)
-        return _scaled(self._summed(out), self._spec.residual_multiplier)
+        return _scaled(self._summed(out), self.spec.residual_multiplier)
 
     def _summed(self, part: torch.Tensor) -> torch.Tensor:
         return part if self._ranks is None else self._ranks.summed(part)
@@ -372,19 +366,19 @@ class Decoder:
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         """hidden [N, H] -> out [N, V], in the model's dtype; left as it is by a model that has no
         logits of tokens."""
-        if self._spec.labels is not None or self._weights.head is None:
+        if self.spec.labels is not None or self._weights.head is None:
             return
         self._capped(self._kernels.linear(hidden, self._weights.head, out))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         """Multiply and cap logits in place, as the spec says."""
-        logits = _scaled(logits, self._spec.logit_multiplier)
-        cap = self._spec.logit_soft_cap
+        logits = _scaled(logits, self.spec.logit_multiplier)
+        cap = self.spec.logit_soft_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _rotations(self, step: StepInput) -> list[Rotations]:
         """cos and sin of each layer."""
-        spec = self._spec
+        spec = self.spec
         everywhere = local = (step.cos, step.sin)
         if spec.rope.local_theta:
             halves = [part.chunk(2, dim=1) for part in everywhere]
@@ -400,7 +394,7 @@ class Decoder:
 
     def _query_factors(self, step: StepInput) -> torch.Tensor | None:
         """Factors of the queries, [T, 1, 1]; None: queries stay as they are."""
-        growth = self._spec.attention.growth
+        growth = self.spec.attention.growth
         if growth is None:
             return None
         return query_factors(growth, step.positions).to(self.dtype).view(-1, 1, 1)
@@ -416,17 +410,17 @@ class Decoder:
         input of what follows, after its norm, and the stream."""
         x = self._normed(x, own)
         weight, _ = following
-        if weight is not None and self._spec.norm.kind == "rms":
-            return self._kernels.add_rms_norm(x, residual, weight, self._spec.norm.eps)
+        if weight is not None and self.spec.norm.kind == "rms":
+            return self._kernels.add_rms_norm(x, residual, weight, self.spec.norm.eps)
         residual = residual + x
         return self._normed(residual, following), residual
 
     def _normed(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
         """x [T, H] after a norm, or as it is where there is none."""
-        (weight, bias), eps = norm, self._spec.norm.eps
+        (weight, bias), eps = norm, self.spec.norm.eps
         if weight is None:
             return x
-        if self._spec.norm.kind == "rms":
+        if self.spec.norm.kind == "rms":
             return self._kernels.rms_norm(x, weight, eps)
         return self._kernels.layer_norm(x, weight, bias, eps)
 
@@ -441,7 +435,7 @@ class Decoder:
         groups: Groups,
     ) -> torch.Tensor:
         """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
-        spec = self._spec
+        spec = self.spec
         if self._latent is not None:
             q, key = self._latent.queries_and_key(
                 x, layer, lambda x, name: self._product(x, layer, index, name, groups), *rotations
@@ -474,7 +468,7 @@ class Decoder:
 
     def _joint_norms(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         """Each x [T, n], of which ranks have a part each, after RMSNorm with its weight [n]."""
-        eps = self._spec.norm.eps
+        eps = self.spec.norm.eps
         if self._ranks is None:
             return [self._kernels.rms_norm(x.contiguous(), weight, eps) for x, weight in parts]
         # A head that several ranks have counts as often as any other: the mean stays the same.
@@ -495,7 +489,7 @@ class Decoder:
         cache: torch.Tensor,
     ) -> torch.Tensor:
         """q [T, Nq, D] -> [T, Nq * D], or of a value's numbers."""
-        attention = self._spec.attention
+        attention = self.spec.attention
         out, lse = self._kernels.paged_attention(
             q,
             cache[index, 0],
@@ -531,38 +525,32 @@ def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x if factor == 1.0 else x.mul_(factor)
 
 
+@dataclass(frozen=True)
 class ReferenceForward:
     """A decoder in torch, on any device."""
 
-    def __init__(
-        self,
-        decoder: StepDecoder,
-        kernels: KernelSet,
-        inputs: StepInputBuilder,
-        cache: torch.Tensor,
-    ) -> None:
-        self._decoder = decoder
-        self._kernels = kernels
-        self._inputs = inputs
-        self._cache = cache
+    decoder: StepDecoder
+    inputs: StepInputBuilder
+    cache: torch.Tensor
 
     @property
     def vocab_size(self) -> int:
-        return self._decoder.vocab_size
+        return self.decoder.spec.vocab_size
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
         if len(plan.copies):
-            source, target = self._inputs.copies(plan)
-            cache = self._cache.view(-1, *self._cache.shape[2:])
-            self._kernels.copy_slots(cache, source, target)
+            slots = copied_slots(plan, self.inputs.block_size)
+            source, target = upload(slots, self.cache.device)
+            cache = self.cache.view(-1, *self.cache.shape[2:])
+            self.inputs.kernels.copy_slots(cache, source, target)
         if not plan.num_tokens:
-            return self._cache.new_empty((0, self._decoder.hidden_size))
-        return self._decoder.forward(self._inputs.build(plan), self._cache)
+            return self.cache.new_empty((0, self.decoder.spec.hidden_size))
+        return self.decoder.forward(self.inputs.build(plan), self.cache)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray:
-        return self._decoder.logits(hidden).numpy(force=True)
+        return self.decoder.logits(hidden).numpy(force=True)
 
     def vectors(self, hidden: torch.Tensor) -> np.ndarray:
         return hidden.float().numpy(force=True)

@@ -33,7 +33,7 @@ from rootlace.runtime.model.decoder.native_weights import (
 )
 from rootlace.runtime.model.decoder.rotations import Rotations
 from rootlace.runtime.model.executor.refusals import check_without_native
-from rootlace.runtime.model.executor.steps import Beside, ModelSetup
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import main_memory
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
@@ -120,15 +120,14 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class LoadedModel:
     """A decoder and its KV cache (on a GPU a tensor). `sampling`: from the decoder's logits;
-    `kernels`: the name of what computes; `adapters`: the names of those that plans number;
-    `damage`: see `PackedWeights`; `team`: the threads of native kernels."""
+    `kernels`: the name of what computes; `damage`: see `PackedWeights`; `team`: the threads of
+    native kernels."""
 
+    setup: ModelSetup
     forward: Forward
     pool: Any
     sampling: HostSampling
     kernels: str
-    context_length: int
-    adapters: tuple[str, ...] = ()
     damage: threading.Event = field(default_factory=threading.Event)
     team: Team | None = None
 
@@ -144,9 +143,8 @@ def on_cpu(
     """
     config, executor = setup.config, setup.executor
     library = _library(setup)
-    names = tuple(one.name for one in setup.adapters)
     if library is None:
-        return _on_torch(setup, names)
+        return _on_torch(setup)
     if team is None:
         threads = executor.threads or usable_cores()
         log.info("native kernels run on %d threads", threads)
@@ -172,12 +170,10 @@ def on_cpu(
         # Torch has little left to do; threads of its own would spin beside those of the kernels.
         sys.modules["torch"].set_num_threads(1)
     sampling = native_sampling(library, team)
-    return LoadedModel(
-        *(forward, pool, sampling, "native", setup.context_length, names, packed.damage, team)
-    )
+    return LoadedModel(setup, forward, pool, sampling, "native", packed.damage, team)
 
 
-def _on_torch(setup: ModelSetup, names: tuple[str, ...]) -> LoadedModel:
+def _on_torch(setup: ModelSetup) -> LoadedModel:
     """A model that torch computes."""
     import torch
 
@@ -203,25 +199,19 @@ def _on_torch(setup: ModelSetup, names: tuple[str, ...]) -> LoadedModel:
                 kernels, sampling = attending_kernels(library, team), native_sampling(library, team)
     decoder, inputs = decoder_of(setup, kernels), inputs_of(setup, kernels)
     pool = _pool(setup)
-    forward = ReferenceForward(decoder, kernels, inputs, as_tensor(pool))
-    return LoadedModel(forward, pool, sampling, kernels.name, setup.context_length, names)
+    forward = ReferenceForward(decoder, inputs, as_tensor(pool))
+    return LoadedModel(setup, forward, pool, sampling, kernels.name)
 
 
 def _pool(setup: ModelSetup, taken: int = 0) -> np.ndarray:
     """The KV pool, beside `taken` bytes that the system believes to be free."""
-    config, executor, block_size = setup.config, setup.executor, setup.cache.block_size
-    beside = setup.beside or Beside(0, 0)
-    free = main_memory().available - taken - beside.weights
-    blocks = kv_pool.choose_num_blocks(
-        *(config, setup.cache, executor.kv_memory_bytes),
-        *(setup.context_length, setup.kv_dtype),
-        available=int(free * executor.memory_share),
-        beside=beside.block,
-    )
+    block_size = setup.cache.block_size
+    free = main_memory().available - taken - setup.beside.weights
+    blocks = setup.choose_num_blocks(available=int(free * setup.executor.memory_share))
     if setup.ranks is not None:
         blocks = setup.ranks.agree(blocks)
     try:
-        return kv_pool.allocate(config, blocks, block_size, setup.kv_dtype)
+        return kv_pool.allocate(setup.config, blocks, block_size, setup.kv_dtype)
     except (OSError, OverflowError) as error:
         raise InvalidRequest(
             f"main memory has no room for a KV cache of {blocks} blocks of {block_size} tokens: "

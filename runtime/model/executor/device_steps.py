@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet, kernels_for, with_reference
+from rootlace.kernels.dispatch import kernels_for, with_reference
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import (
     MAX_DRAFTED,
@@ -46,7 +46,7 @@ from rootlace.runtime.model.executor.staging import (
     StagedDecode,
     decode_buckets,
 )
-from rootlace.runtime.model.executor.steps import ModelSetup
+from rootlace.runtime.model.executor.steps import ModelSetup, Steps
 from rootlace.runtime.model.executor.torch_setup import allocate_on, decoder_of, inputs_of
 from rootlace.runtime.model.kv_pool import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.sampler import (
@@ -95,7 +95,7 @@ class DeviceStep:
     error: Exception | None = None
 
 
-class DeviceSteps:
+class DeviceSteps(Steps):
     """See `Executor`. Not thread-safe."""
 
     overlaps = True
@@ -104,7 +104,6 @@ class DeviceSteps:
         self,
         device: CudaDevice,
         decoder: StepDecoder,
-        kernels: KernelSet,
         inputs: StepInputBuilder,
         cache: torch.Tensor,
         sampler: Sampler,
@@ -119,7 +118,7 @@ class DeviceSteps:
         block table. `fixed`: the kernels can plan attention for captured graphs."""
         self._device = device
         self._decoder = decoder
-        self._kernels = kernels
+        self._kernels = inputs.kernels
         self._cache = cache
         self._sampler = sampler
         self.graphs = graphs
@@ -130,30 +129,21 @@ class DeviceSteps:
         with torch.inference_mode(), device.work():
             self._tokens = torch.full((most,), -1, dtype=torch.int32, device=where)
             self._logprobs = torch.zeros(most, dtype=torch.float32, device=where)
-            self._logits = torch.zeros(most, decoder.vocab_size, dtype=decoder.dtype, device=where)
+            self._logits = torch.zeros(
+                most, decoder.spec.vocab_size, dtype=decoder.dtype, device=where
+            )
             buffers = HostBuffers(device, FIRST_HOST_BYTES)
-            self._mixed = MixedStaging(inputs, kernels, buffers, where)
+            self._mixed = MixedStaging(inputs, buffers)
             self._decode: DecodeStaging | None = None
             if fixed:
-                self._decode = DecodeStaging(
-                    inputs,
-                    kernels,
-                    buffers,
-                    where,
-                    max_rows,
-                    max_blocks,
-                    scratch_block * inputs.block_size,
-                )
+                scratch_slot = scratch_block * inputs.block_size
+                self._decode = DecodeStaging(inputs, buffers, max_rows, max_blocks, scratch_slot)
         self._results = Results(device)
         self._last: DeviceStep | None = None
         self._kinds: dict[Hashable, SamplingPlan] = {}
         self._remember(sampler.plan([], 1))
 
     # ------------------------------------------------------------ the executor
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """See `Executor`."""
-        return self.collect(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> DeviceStep:
         """Give the step to the device, a late plan's only up to sampling. Errors are raised by
@@ -277,10 +267,7 @@ class DeviceSteps:
         staged = self._decode.stage(plan, rows, sampling.arrays if sampling and whole else {})
         if staged is None:
             return False
-        copies = self._mixed.copies(plan)
-        if copies:
-            sent = self._mixed.send(copies)
-            self._copy(sent["copy_source"], sent["copy_target"])
+        self._copy_blocks(plan)
         if sampling is not None and whole and staged.sampling is not None:
             chosen = sampling
             self._remember(chosen)
@@ -302,10 +289,7 @@ class DeviceSteps:
         plan = step.plan
         self.eager_steps += 1
         if not plan.num_tokens:
-            copies = self._mixed.copies(plan)
-            if copies:
-                sent = self._mixed.send(copies)
-                self._copy(sent["copy_source"], sent["copy_target"])
+            self._copy_blocks(plan)
             return
         count = len(plan.samples)
         sampling = self._sampler.plan(plan.samples, count) if at_once and count else None
@@ -313,7 +297,7 @@ class DeviceSteps:
             plan, {} if sampling is None else _prefixed(sampling.arrays), self._tokens
         )
         if "copy_source" in staged:
-            self._copy(staged["copy_source"], staged["copy_target"])
+            self._copy(staged)
         hidden = self._decoder.forward(given, self._cache)
         if count:
             self._decoder.write_logits(hidden[:count], self._logits[:count])
@@ -377,7 +361,7 @@ class DeviceSteps:
     def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
         """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
         parts: dict[str, torch.Tensor] = {}
-        vocab_size = self._decoder.vocab_size
+        vocab_size = self._decoder.spec.vocab_size
         asked = (row.params for row in step.samples if row.params.logprobs)
         top = max((params.top_logprobs for params in asked), default=0)
         score = self._kernels.score_tokens
@@ -424,9 +408,13 @@ class DeviceSteps:
         if len(self._kinds) > PREPARED_KINDS:
             del self._kinds[next(iter(self._kinds))]
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if copies := self._mixed.copies(plan):
+            self._copy(self._mixed.send(copies))
+
+    def _copy(self, sent: dict[str, torch.Tensor]) -> None:
         cache = self._cache.view(-1, *self._cache.shape[2:])
-        self._kernels.copy_slots(cache, source, target)
+        self._kernels.copy_slots(cache, sent["copy_source"], sent["copy_target"])
 
 
 _PREFIX = "sampling "
@@ -492,17 +480,8 @@ class GpuModel:
     """A model whose weights are where it will run."""
 
     setup: ModelSetup
-    kernels: KernelSet
     decoder: StepDecoder
     inputs: StepInputBuilder
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """The largest step: its tokens, and its rows."""
-
-    max_tokens: int
-    max_rows: int
 
 
 @torch.inference_mode()
@@ -512,8 +491,8 @@ def load_on_gpu(
     """The executor's steps, the KV pool, and the name of the kernels."""
     torch.cuda.set_device(torch.device(setup.device))  # what kernels are launched on
     model = load(setup)
-    steps, pool = on_gpu(model, StepLimits(max_tokens, max_rows))
-    return steps, pool, model.kernels.name
+    steps, pool = on_gpu(model, max_tokens, max_rows)
+    return steps, pool, model.inputs.kernels.name
 
 
 def load(setup: ModelSetup) -> GpuModel:
@@ -534,33 +513,33 @@ def load(setup: ModelSetup) -> GpuModel:
     if setup.config.spec.attention.latent is not None and kernels is not REFERENCE:
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
-    model = GpuModel(setup, kernels, decoder_of(setup, kernels), inputs_of(setup, kernels))
+    model = GpuModel(setup, decoder_of(setup, kernels), inputs_of(setup, kernels))
     setup.rotary.tabulate()
     return model
 
 
-def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tensor]:
-    """The executor's steps and the KV pool (see `kv_pool.allocate`; without the block that padding
-    writes to).
+def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps, torch.Tensor]:
+    """The executor's steps, the largest of which has so many tokens and rows, and the KV pool (see
+    `kv_pool.allocate`; without the block that padding writes to).
 
     Runs the largest steps once, on a small pool, so that kernels are compiled and libraries set up
     when the first request comes, and to see how much memory they take.
     """
     setup = model.setup
-    device, cache, executor = torch.device(setup.device), setup.cache, setup.executor
+    device, cache = torch.device(setup.device), setup.cache
     cuda = CudaDevice(device)
     # Which experts a step has, the host must know, and transformers' modules may have any:
     # no graph can be captured of that.
     spec = setup.config.spec
-    graphs = executor.cuda_graphs and spec.experts is None and spec.transformers is None
-    most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if graphs else 0
+    graphs = setup.executor.cuda_graphs and spec.experts is None and spec.transformers is None
+    most_graphs = KINDS * len(decode_buckets(max_rows)) if graphs else 0
     with cuda.work():
         try:
-            step_bytes = _step_bytes(model, cuda, limits)
+            step_bytes = _step_bytes(model, cuda, max_tokens, max_rows)
         except torch.OutOfMemoryError as error:
             raise InvalidRequest(
                 f"{setup.config.path}: beside the weights {device} has no memory for a step of "
-                f"{limits.max_tokens} tokens and {limits.max_rows} rows: lower max_step_tokens or "
+                f"{max_tokens} tokens and {max_rows} rows: lower max_step_tokens or "
                 "max_running"
             ) from error
 
@@ -573,16 +552,9 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
             )
             return room
 
-        num_blocks = kv_pool.choose_num_blocks(
-            setup.config,
-            cache,
-            executor.kv_memory_bytes,
-            setup.context_length,
-            setup.kv_dtype,
-            left,
-        )
+        num_blocks = setup.choose_num_blocks(left)
         try:
-            steps, pool = _steps(model, cuda, limits, num_blocks, most_graphs)
+            steps, pool = _steps(model, cuda, max_rows, num_blocks, most_graphs)
         except torch.OutOfMemoryError as error:
             raise InvalidRequest(
                 f"{device} has no memory for a KV cache of {num_blocks} blocks of "
@@ -592,43 +564,42 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
 
 
 def _steps(
-    model: GpuModel, cuda: CudaDevice, limits: StepLimits, num_blocks: int, most_graphs: int
+    model: GpuModel, cuda: CudaDevice, max_rows: int, num_blocks: int, most_graphs: int
 ) -> tuple[DeviceSteps, torch.Tensor]:
     """On a new pool, of a block more than plans may name."""
     setup, device, block_size = model.setup, cuda.device, model.setup.cache.block_size
     vocab_size = setup.config.spec.vocab_size
-    arena = arena_for(vocab_size, limits.max_rows + MAX_DRAFTED, device)
+    arena = arena_for(vocab_size, max_rows + MAX_DRAFTED, device)
     pool = allocate_on(device, setup.config, num_blocks + 1, block_size, setup.kv_dtype)
     steps = DeviceSteps(
         cuda,
         model.decoder,
-        model.kernels,
         model.inputs,
         pool,
-        Sampler(vocab_size, model.kernels, arena),
+        Sampler(vocab_size, model.inputs.kernels, arena),
         Graphs(cuda, most_graphs > 0, most_graphs),
-        max_rows=limits.max_rows,
+        max_rows=max_rows,
         max_blocks=-(-setup.context_length // block_size),
         scratch_block=num_blocks,
         # Launches of the reference's attention depend on the step.
-        fixed=model.kernels.plan_attention is not REFERENCE.plan_attention,
+        fixed=model.inputs.kernels.plan_attention is not REFERENCE.plan_attention,
     )
     return steps, pool
 
 
-def _step_bytes(model: GpuModel, cuda: CudaDevice, limits: StepLimits) -> int:
+def _step_bytes(model: GpuModel, cuda: CudaDevice, max_tokens: int, max_rows: int) -> int:
     """Measure the peak memory of steps and of their buffers, without the KV pool."""
     setup, block_size = model.setup, model.setup.cache.block_size
     plans, blocks = trial_steps(
         setup.config.spec.vocab_size,
-        limits.max_tokens,
-        limits.max_rows,
+        max_tokens,
+        max_rows,
         setup.context_length,
         block_size,
     )
 
     def run() -> None:
-        steps, _ = _steps(model, cuda, limits, blocks, most_graphs=0)
+        steps, _ = _steps(model, cuda, max_rows, blocks, most_graphs=0)
         for plan in plans:
             steps.collect(steps.launch(plan))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -85,8 +85,8 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     weights that are not the head's."""
     import torch
 
-    from rootlace.kernels import Dense
     from rootlace.kernels.arrays import torch_dtype
+    from rootlace.kernels.weights import Dense
 
     check_drafted_for(draft, "cpu", native=model.kernels == "native")
     config = draft.config
@@ -112,23 +112,19 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     forward = HeadForward(
         config,
         found.forward,
-        (found.forward if embedded else model.forward).embeddings,
+        (found.forward if embedded else model.forward).weights.embeddings,
         [
             checkpoint.array(f"{layer}{name}.weight").astype(np.float32)
             for name in ("input_layernorm", "hidden_norm")
         ],
         _targets(config, checkpoint),
-        num_slots=blocks * size,
-        block_size=size,
+        np.zeros((blocks * size, config.spec.hidden_size), found.forward.dtype),
+        size,
     )
     model.forward.capture(config.layers)
-    decoder = HeadDecoder(
-        PlainSteps(forward, found.sampling, found.damage),
-        *(blocks, size, model.context_length),
-        model=model.forward,
-        features=forward.features,
-        fuse=partial(fusing.products, packer.library, model.team),
-    )
+    steps = PlainSteps(forward, found.sampling, found.damage)
+    fuse = partial(fusing.products, packer.library, model.team)
+    decoder = HeadDecoder(steps, model, model.forward, forward.features, fuse)
     milliseconds = 1e3 * decoder.step_seconds
     log.info("the head %s takes %.3g ms a token", config.path, milliseconds)
     return decoder
@@ -155,7 +151,7 @@ def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelW
     ) -> ModelWeights:
         import torch
 
-        from rootlace.kernels import Dense
+        from rootlace.kernels.weights import Dense
         from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 
         def read(name: str) -> torch.Tensor:
@@ -188,53 +184,43 @@ def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelW
 # Head ---------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class HeadForward:
-    """See `interface.Forward`; logits are of the model's vocabulary. Not thread-safe."""
+    """See `interface.Forward`; logits are of the model's vocabulary. Not thread-safe.
 
-    def __init__(
-        self,
-        config: HeadConfig,
-        decoder: NativeDecoder,
-        embeddings: Callable[[np.ndarray], np.ndarray],
-        norms: Sequence[np.ndarray],
-        targets: np.ndarray,
-        num_slots: int,
-        block_size: int,
-    ) -> None:
-        """`norms`: weights of the norms of embeddings and of features, float32 [H]; `targets`: see
-        `_targets`."""
-        self._config = config
-        self._decoder = decoder
-        self._embeddings = embeddings
-        self._norms = norms
-        self._targets = targets
-        self._size = block_size
-        self._eps = config.spec.norm.eps
-        self.features = np.zeros((num_slots, config.spec.hidden_size), decoder.dtype)
-        """[slots, H]: of each token."""
+    `norms`: weights of the norms of embeddings and of features, float32 [H]; `targets`: see
+    `_targets`; `features` [slots, H]: of each token."""
+
+    config: HeadConfig
+    decoder: NativeDecoder
+    embeddings: Callable[[np.ndarray], np.ndarray]
+    norms: Sequence[np.ndarray]
+    targets: np.ndarray
+    features: np.ndarray
+    block_size: int
 
     @property
     def vocab_size(self) -> int:
-        return self._config.spec.vocab_size
+        return self.config.spec.vocab_size
 
     def run(self, plan: StepPlan) -> np.ndarray:
         """See `interface.Forward`. Reads the feature before each token, and leaves one for each
         wanted token."""
-        embedded, feature = self._norms
+        (embedded, feature), eps = self.norms, self.config.spec.norm.eps
         residual = self.features[self._slots_before(plan)].astype(np.float32)
-        normed = _normed(residual, feature, self._eps)
-        beside = _normed(self._embeddings(plan.token_ids), embedded, self._eps)
-        inputs = np.concatenate((beside, normed), axis=1).astype(self._decoder.dtype)
+        normed = _normed(residual, feature, eps)
+        beside = _normed(self.embeddings(plan.token_ids), embedded, eps)
+        inputs = np.concatenate((beside, normed), axis=1).astype(self.decoder.dtype)
         wanted = plan.slots[wanted_tokens(plan)]
         given = Given(
-            normed if self._config.norm_before_residual else residual,
+            normed if self.config.norm_before_residual else residual,
             inputs,
             np.empty((len(wanted), residual.shape[1]), np.float32),
         )
         # Positions are those of the features.
         moved = replace(plan, positions=plan.positions - 1)
-        hidden = self._decoder.run(moved, given)
-        self.features[wanted] = hidden if self._config.norm_output else given.wanted
+        hidden = self.decoder.run(moved, given)
+        self.features[wanted] = hidden if self.config.norm_output else given.wanted
         return hidden
 
     def _slots_before(self, plan: StepPlan) -> np.ndarray:
@@ -242,26 +228,26 @@ class HeadForward:
         owner = np.repeat(np.arange(len(plan.context_len)), np.diff(plan.row_start))
         back = plan.row_start[owner + 1] - np.arange(len(owner))
         at = plan.context_len[owner] - back - 1
-        blocks = plan.block_tables[owner, at // self._size].astype(np.int64)
-        slots: np.ndarray = blocks * self._size + at % self._size
+        blocks = plan.block_tables[owner, at // self.block_size].astype(np.int64)
+        slots: np.ndarray = blocks * self.block_size + at % self.block_size
         return slots
 
     def logits(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray:
         """See `interface.Forward`: tokens that the head does not have are never chosen."""
         found = np.full((len(hidden), self.vocab_size), -np.inf, np.float32)
-        found[:, self._targets] = self._decoder.logits(hidden)
+        found[:, self.targets] = self.decoder.logits(hidden)
         return found
 
     def vectors(self, hidden: np.ndarray) -> np.ndarray:
         """See `interface.Forward`."""
-        return self._decoder.vectors(hidden)
+        return self.decoder.vectors(hidden)
 
     def best(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray | None:
         """See `interface.Forward`."""
         if any(mask is not None for mask in masks):
             return None
-        best = self._decoder.best(hidden)
-        found: np.ndarray = np.where(best < 0, best, self._targets[best])
+        best = self.decoder.best(hidden)
+        found: np.ndarray = np.where(best < 0, best, self.targets[best])
         return found
 
 
@@ -282,18 +268,15 @@ class HeadDecoder(DraftDecoder):
     def __init__(
         self,
         steps: PlainSteps,
-        num_blocks: int,
-        block_size: int,
-        context_length: int,
-        model: NativeDecoder,
+        model: LoadedModel,
+        decoder: NativeDecoder,
         features: np.ndarray,
         fuse: Callable[[np.ndarray], np.ndarray],
     ) -> None:
-        """`model`: what is drafted for; `fuse` makes features of what it captures, for `features`
-        of the head."""
-        size = model.vocab_size
-        super().__init__(steps, num_blocks, block_size, context_length, size, size)
-        self._model = model
+        """`fuse` makes features of what the `model`'s `decoder` captures, for `features` of the
+        head."""
+        super().__init__(steps, model, model.setup.context_length, decoder.vocab_size)
+        self._decoder = decoder
         self._features = features
         self._fuse = fuse
         self._captured = np.zeros(len(features), bool)
@@ -314,7 +297,7 @@ class HeadDecoder(DraftDecoder):
     def launched(self, plan: StepPlan) -> None:
         """Take what a step of the model has left, once it is computed."""
         super().launched(plan)
-        states, features, captured = self._model.take_states(), self._features, self._captured
+        states, features, captured = self._decoder.take_states(), self._features, self._captured
         sources, targets = copied_slots(plan, self._size)
         features[targets], captured[targets] = features[sources], captured[sources]
         if states is None:  # the step failed
@@ -324,7 +307,7 @@ class HeadDecoder(DraftDecoder):
             found = self._fuse(states)
         except Exception:
             log.exception("the head's product with `fc` failed: nothing more is drafted with it")
-            self._model.capture(())
+            self._decoder.capture(())
             captured[:] = False
             return
         features[plan.slots] = found

@@ -68,15 +68,11 @@ def load_draft(
     """Load the draft model beside `model`, on the same threads, with as many blocks. Raises as
     `on_cpu` does."""
     check_drafted_for(draft, "cpu", native=model.kernels == "native")
-    blocks, size = model.pool.shape[2:4]
-    cache = replace(draft.cache, num_blocks=blocks)
+    cache = replace(draft.cache, num_blocks=model.pool.shape[2])
     found = on_cpu(replace(draft, cache=cache), weight_cache, model.team)
-    decoder = DraftDecoder(
-        PlainSteps(found.forward, found.sampling, found.damage),
-        *(blocks, size, found.context_length),
-        vocab_size=found.forward.vocab_size,
-        known=model.forward.vocab_size,
-    )
+    steps = PlainSteps(found.forward, found.sampling, found.damage)
+    length, vocab_size = found.setup.context_length, found.forward.vocab_size
+    decoder = DraftDecoder(steps, model, length, vocab_size)
     milliseconds = 1e3 * decoder.step_seconds
     log.info("the draft model %s takes %.3g ms a token", draft.config.path, milliseconds)
     return decoder
@@ -126,24 +122,18 @@ class DraftDecoder:
     """Whether keys and values of a drafted token are those that it has once it is accepted."""
 
     def __init__(
-        self,
-        steps: PlainSteps,
-        num_blocks: int,
-        block_size: int,
-        context_length: int,
-        vocab_size: int,
-        known: int,
+        self, steps: PlainSteps, model: LoadedModel, context_length: int, vocab_size: int
     ) -> None:
-        """`vocab_size`: the draft model's; `known`: of the model that is drafted for. Either may be
+        """`model`: what is drafted for. Its vocabulary or the draft model's of `vocab_size` may be
         padded, beyond the tokens that both have."""
         self._steps = steps
-        self._size = block_size
+        num_blocks, self._size = model.pool.shape[2:4]
         self.context_length = context_length
         self._vocab_size = vocab_size
-        self._known = known
-        self._held = np.full(num_blocks * block_size, _UNKNOWN, np.int32)
+        self._known = model.forward.vocab_size
+        self._held = np.full(num_blocks * self._size, _UNKNOWN, np.int32)
         """The token whose keys and values are in each slot."""
-        self._fresh = np.zeros(num_blocks * block_size, bool)
+        self._fresh = np.zeros(len(self._held), bool)
         """Slots computed for the step that is planned."""
         self._written: list[np.ndarray] = []
         """The fresh slots."""

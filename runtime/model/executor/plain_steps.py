@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from rootlace.runtime.contracts.plan import (
 from rootlace.runtime.model import sampler
 from rootlace.runtime.model.automaton_table import HostMasks, Mask
 from rootlace.runtime.model.decoder.interface import Forward, Hidden
+from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.sampler import Sampler
 
 # Sources ------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class PlainStep:
     error: Exception | None = None
 
 
-class PlainSteps:
+class PlainSteps(Steps):
     """See `Executor`: `launch` computes, `collect` hands over. Not thread-safe."""
 
     def __init__(
@@ -91,12 +91,6 @@ class PlainSteps:
         self._masks = HostMasks(forward.vocab_size)
         self._sampler = Sampler(forward.vocab_size, kernels, self._masks)
         self._last: PlainStep | None = None
-
-    overlaps = False
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """See `Executor`."""
-        return self.collect(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> PlainStep:
         """Compute the step, a late plan's only up to sampling. Errors are raised by `collect`."""
@@ -133,15 +127,6 @@ class PlainSteps:
             raise step.error
         assert step.result is not None
         return step.result
-
-    def work(self) -> AbstractContextManager[object]:
-        return nullcontext()  # each was computed when it was launched
-
-    def prepare(self) -> bool:
-        return False
-
-    def stats(self) -> dict[str, int | float]:
-        return {}
 
     # ------------------------------------------------------------ parts of a step
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from rootlace.kernels.native.machine import Core, read_cores
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
@@ -18,6 +15,7 @@ from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder import interface
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Share --------------------------------------------------------------------------------------------
@@ -42,7 +40,7 @@ def take_share(executor: ExecutorConfig, replica: int, replicas: int) -> Executo
         nodes = sorted({core.node for core in cores})
         log.info("replica %d runs on %d cores of NUMA nodes %s", replica, len(cores), nodes)
     share = max(min(len(cores), found.usable // replicas), 1)
-    return dataclasses.replace(
+    return replace(
         executor,
         threads=executor.threads or share,
         memory_share=1 / replicas,
@@ -127,73 +125,56 @@ def check_gpu_kernels(asked: str, device: object) -> None:
         raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
 
 
-def check_memory(
-    config: ModelConfig,
-    dtype: np.dtype[Any],
-    executor: ExecutorConfig,
-    cache: CacheConfig,
-    available: int,
-    *,
-    head_apart: bool,
-) -> None:
+def check_memory(setup: ModelSetup, available: int, *, head_apart: bool) -> None:
     """Raises `InvalidRequest`, with what would fit, where `available` bytes have no room for the
     weights and the cache that is asked for (one block, where none is). `head_apart`: see
     `weight_bytes`."""
-    weights = weight_bytes(config, dtype, executor.quantize, head_apart=head_apart)
-    asked = _cache_bytes(config, dtype, executor, cache)
+    weights, asked = _weight_bytes(setup, head_apart), _cache_bytes(setup)
     if weights + asked <= available:
         return
-    ways = [
-        way
-        for way, needed in _smaller(config, dtype, executor, cache, head_apart)
-        if needed <= available
-    ]
+    ways = [way for way, needed in _smaller(setup, head_apart) if needed <= available]
     raise InvalidRequest(
-        f"{config.path}: {_gib(available)} of memory are free, and its weights take "
+        f"{setup.config.path}: {_gib(available)} of memory are free, and its weights take "
         f"{_gib(weights)}, its KV cache at least {_gib(asked)}; "
         + (f"what would fit: {', '.join(ways)}" if ways else "nothing that can be chosen would fit")
     )
 
 
-def _smaller(
-    config: ModelConfig,
-    dtype: np.dtype[Any],
-    executor: ExecutorConfig,
-    cache: CacheConfig,
-    head_apart: bool,
-) -> Iterator[tuple[str, int]]:
+def _smaller(setup: ModelSetup, head_apart: bool) -> Iterator[tuple[str, int]]:
     """Choices that need less memory, with their bytes: first those that change no number."""
 
-    def needed(kind: np.dtype[Any], other: ExecutorConfig, blocks: CacheConfig) -> int:
-        weights = weight_bytes(config, kind, other.quantize, head_apart=head_apart)
-        return weights + _cache_bytes(config, kind, other, blocks)
+    def needed(cache: CacheConfig = setup.cache, **options: Any) -> int:
+        other = replace(setup, cache=cache, executor=replace(setup.executor, **options))
+        return _weight_bytes(other, head_apart) + _cache_bytes(other)
 
-    default = replace(executor, kv_memory_bytes=None)
-    if executor.kv_memory_bytes is not None or cache.num_blocks is not None:
-        yield "a smaller KV cache", needed(dtype, default, replace(cache, num_blocks=None))
-    if cache.num_blocks is not None and config.spec.attention.latent is None:
+    config, executor, blocks = setup.config, setup.executor, setup.cache.num_blocks
+    if executor.kv_memory_bytes is not None or blocks is not None:
+        cache = replace(setup.cache, num_blocks=None)
+        yield "a smaller KV cache", needed(cache, kv_memory_bytes=None)
+    if blocks is not None and config.spec.attention.latent is None:
         if executor.kv_dtype == "auto":
-            yield "kv_dtype int8", needed(dtype, replace(executor, kv_dtype="int8"), cache)
+            yield "kv_dtype int8", needed(kv_dtype="int8")
         if executor.kv_dtype != "int4":
-            yield "kv_dtype int4", needed(dtype, replace(executor, kv_dtype="int4"), cache)
-    if dtype == FLOAT32:
-        yield "dtype bfloat16", needed(BFLOAT16, executor, cache)
+            yield "kv_dtype int4", needed(kv_dtype="int4")
+    if setup.dtype == FLOAT32:
+        other = replace(setup, dtype=BFLOAT16)
+        yield "dtype bfloat16", _weight_bytes(other, head_apart) + _cache_bytes(other)
     ours = config.spec.transformers is None
     if ours and config.quantisation is None and executor.quantize != "int4":
         if executor.quantize == "none":
-            yield "quantize int8", needed(dtype, replace(executor, quantize="int8"), cache)
-        yield "quantize int4", needed(dtype, replace(executor, quantize="int4"), cache)
+            yield "quantize int8", needed(quantize="int8")
+        yield "quantize int4", needed(quantize="int4")
 
 
-def _cache_bytes(
-    config: ModelConfig, dtype: np.dtype[Any], executor: ExecutorConfig, cache: CacheConfig
-) -> int:
-    block = kv_pool.block_bytes(
-        config, cache.block_size, kv_pool.storage_dtype(executor.kv_dtype, dtype)
-    )
-    if cache.num_blocks is not None:
-        return cache.num_blocks * block
-    return executor.kv_memory_bytes or block
+def _weight_bytes(setup: ModelSetup, head_apart: bool) -> int:
+    return weight_bytes(setup.config, setup.dtype, setup.executor.quantize, head_apart=head_apart)
+
+
+def _cache_bytes(setup: ModelSetup) -> int:
+    block = kv_pool.block_bytes(setup.config, setup.cache.block_size, setup.kv_dtype)
+    if setup.cache.num_blocks is not None:
+        return setup.cache.num_blocks * block
+    return setup.executor.kv_memory_bytes or block
 
 
 def _gib(size: int) -> str:

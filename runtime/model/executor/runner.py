@@ -61,12 +61,9 @@ class ModelRunner:
 
     def __init__(
         self,
-        config: ModelConfig,
-        dtype: np.dtype[Any],
-        device: str,
+        setup: ModelSetup,
         steps: Steps,
         pool: Any,
-        context_length: int,
         kernels: str,
         adapters: tuple[str, ...] = (),
         draft: DraftDecoder | None = None,
@@ -74,14 +71,14 @@ class ModelRunner:
         """`pool`: the blocks that plans may name, NumPy's array or a GPU's tensor; `kernels`: the
         name of what runs them; `adapters`: the names of those that plans number; `draft`: the
         draft model, if there is one."""
-        self.config = config
-        self.device = device
-        self.dtype = dtype
+        self.config = setup.config
+        self.device = setup.device
+        self.dtype = setup.dtype
+        self.context_length = setup.context_length
         self.kernels = kernels
         self.adapters = adapters
         self.pool = pool
         self.draft = draft
-        self._context_length = context_length
         self._steps = steps
         # See `Steps`.
         self.run, self.launch, self.sample = steps.run, steps.launch, steps.sample
@@ -116,57 +113,45 @@ class ModelRunner:
         check_options(config, executor, cache)
         check_gpus(config, executor, cache, device)
         dtype = chosen_dtype(executor, config, cache, loads=True)
+        setup = ModelSetup(config, executor, cache, dtype, device, weights_of, progress)
         available = free_memory(device)[0] if on_gpu else main_memory().available
-        kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-        divided = executor.tensor_parallel > 1
+        ranks = executor.tensor_parallel
         packs = not on_gpu and executor.kernels != "reference"
-        packs = packs and (
-            why_not_native(config, kv_dtype, cache.block_size, executor.tensor_parallel) is None
-        )
-        draft = beside = None
+        packs = packs and why_not_native(config, setup.kv_dtype, cache.block_size, ranks) is None
+        draft = None
         if executor.draft_model:
-            draft = draft_setup(config, executor, cache, device, native=packs, progress=progress)
+            draft = draft_setup(setup, device, native=packs)
             check_same_tokens(config, draft.config)
-            beside = draft_beside(draft)
-            available -= beside.weights + beside.block * (cache.num_blocks or 1)
-        if not (divided and on_gpu):  # whose memories are several
-            check_memory(config, dtype, executor, cache, available, head_apart=packs)
-        if divided:
+            setup = replace(setup, beside=draft_beside(draft))
+            available -= setup.beside.weights + setup.beside.block * (cache.num_blocks or 1)
+        if ranks == 1 or not on_gpu:  # several GPUs have a memory each
+            check_memory(setup, available, head_apart=packs)
+        given = read_adapters(executor.adapters)
+        names = tuple(one.name for one in given)
+        if ranks > 1:
             # Only here: other models should not wait for what ranks need.
             from rootlace.runtime.model.parallel.ranks import lead
 
             if weights_of is not None:
                 raise InvalidRequest("tensor_parallel: other ranks read their own weights")
-            leading, own = lead(config, executor, cache, dtype, device, progress)
-            return cls(
-                *(config, dtype, device, leading, own.pool, own.context_length, own.kernels),
-                own.adapters,
-            )
-        given, adapters = read_adapters(executor.adapters), []
+            leading, own = lead(setup)
+            return cls(setup, leading, own.pool, own.kernels, names)
         if given:
             from rootlace.runtime.model.lora import load_adapters
 
-            adapters = load_adapters(given, config.published or config.spec, dtype, device)
-        setup = ModelSetup(
-            *(config, executor, cache, dtype, device, weights_of, progress, adapters),
-            beside=beside,
-        )
+            published = config.published or config.spec
+            setup = replace(setup, adapters=load_adapters(given, published, dtype, device))
         if on_gpu:
             from rootlace.runtime.model.executor import device_steps
 
-            steps, pool, kernels = device_steps.load_on_gpu(setup, max_step_tokens, max_running)
-            names = tuple(one.name for one in adapters)
-            return cls(config, dtype, device, steps, pool, setup.context_length, kernels, names)
+            return cls(setup, *device_steps.load_on_gpu(setup, max_step_tokens, max_running), names)
         weight_cache = None
         if weights_of is None:  # of others nobody knows what they follow from
             weight_cache = WeightCache.chosen(executor.weight_cache, executor.weight_cache_bytes)
         found = on_cpu(setup, weight_cache)
         plain = PlainSteps(found.forward, found.sampling, found.damage)
-        return cls(
-            *(config, dtype, device, plain, found.pool, found.context_length, found.kernels),
-            found.adapters,
-            None if draft is None else load_drafting(draft, found, weight_cache),
-        )
+        drafting = None if draft is None else load_drafting(draft, found, weight_cache)
+        return cls(setup, plain, found.pool, found.kernels, names, drafting)
 
     @property
     def num_blocks(self) -> int:
@@ -177,10 +162,6 @@ class ModelRunner:
     def block_size(self) -> int:
         slots: int = self.pool.shape[3]
         return slots
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
 
     @property
     def vocab_size(self) -> int:
@@ -297,24 +278,16 @@ def chosen_dtype(
     return BFLOAT16
 
 
-def draft_setup(
-    config: ModelConfig,
-    executor: ExecutorConfig,
-    cache: CacheConfig,
-    device: str,
-    *,
-    native: bool,
-    progress: Progress | None = None,
-) -> ModelSetup:
+def draft_setup(setup: ModelSetup, device: str, *, native: bool) -> ModelSetup:
     """How the draft model of a model on `device`, or its head, is run. Raises as `read_draft` and
     `check_drafted_for` do."""
-    read = read_draft(config, executor, cache)
-    own = draft_executor(executor, read)
+    read = read_draft(setup.config, setup.executor, setup.cache)
+    own = draft_executor(setup.executor, read)
     if isinstance(read, HeadConfig):  # which reads the model's states
-        dtype = chosen_dtype(executor, config, cache)
+        dtype = chosen_dtype(setup.executor, setup.config, setup.cache)
     else:
-        dtype = chosen_dtype(own, read, cache)
-    draft = ModelSetup(read, own, cache, dtype, progress=progress)
+        dtype = chosen_dtype(own, read, setup.cache)
+    draft = ModelSetup(read, own, setup.cache, dtype, progress=setup.progress)
     check_drafted_for(draft, device, native=native)
     return draft
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.arrays import numpy_dtype, torch_dtype
 from rootlace.kernels.interface import HostPlan
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.decoder.interface import (
@@ -226,15 +226,6 @@ ALIGNMENT = 256
 """Bytes: where an array begins. Kernels are specialised for addresses that are multiples of 16."""
 ROTATION = 3
 """Host buffers. Two steps are under way at most; a third is laid out beside them."""
-_TORCH: dict[np.dtype, torch.dtype] = {
-    np.dtype(np.int32): torch.int32,
-    np.dtype(np.int64): torch.int64,
-    np.dtype(np.float32): torch.float32,
-    np.dtype(np.float64): torch.float64,
-    np.dtype(np.uint8): torch.uint8,
-    np.dtype(np.bool_): torch.bool,
-}
-_NUMPY = {kind: dtype for dtype, kind in _TORCH.items()}
 FINE_BUCKETS = 256
 """Up to this size buckets are 8 rows apart, beyond it 32: padding costs little, graphs memory."""
 
@@ -291,7 +282,7 @@ class StagingLayout:
     def device(self, buffer: torch.Tensor, name: str) -> torch.Tensor:
         """The array in `buffer` uint8 [bytes], a view."""
         field = self._fields[name]
-        return buffer[field.start : field.stop].view(_TORCH[field.dtype]).view(field.shape)
+        return buffer[field.start : field.stop].view(torch_dtype(field.dtype)).view(field.shape)
 
     def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """All arrays in `buffer` uint8 [bytes], as views."""
@@ -342,7 +333,7 @@ class Results:
         """
         layout = StagingLayout()
         for index, tensor in enumerate(tensors):
-            layout.add(str(index), _NUMPY[tensor.dtype], tuple(tensor.shape))
+            layout.add(str(index), numpy_dtype(tensor.dtype), tuple(tensor.shape))
         buffer = self._buffers.take(layout.stop)
         for index, tensor in enumerate(tensors):
             layout.device(buffer, str(index)).copy_(tensor, non_blocking=True)
@@ -361,38 +352,30 @@ class Results:
 # A step of any rows: everything it needs in one piece of device memory of its own, in one copy.
 
 
+@dataclass(frozen=True)
 class MixedStaging:
     """Lays out steps that are not captured as graphs."""
 
-    def __init__(
-        self,
-        inputs: StepInputBuilder,
-        kernels: KernelSet,
-        buffers: HostBuffers,
-        device: torch.device,
-    ) -> None:
-        self._inputs = inputs
-        self._kernels = kernels
-        self._buffers = buffers
-        self._device = device
+    inputs: StepInputBuilder
+    buffers: HostBuffers
 
     def send(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Arrays to the device in one copy."""
         layout = StagingLayout.of(arrays)
-        host = self._buffers.take(layout.stop)
+        host = self.buffers.take(layout.stop)
         layout.write(host.numpy(), arrays)
         # A new buffer each time: the allocator does not reuse a queued step's memory before the
         # stream has passed that step.
-        buffer = torch.empty(layout.stop, dtype=torch.uint8, device=self._device)
+        buffer = torch.empty(layout.stop, dtype=torch.uint8, device=self.inputs.device)
         buffer.copy_(host[: layout.stop], non_blocking=True)
-        self._buffers.sent()
+        self.buffers.sent()
         return layout.tensors(buffer)
 
     def copies(self, plan: StepPlan) -> dict[str, np.ndarray]:
         """Slots of the plan's block copies; nothing, if it has none."""
         if not len(plan.copies):
             return {}
-        source, target = copied_slots(plan, self._inputs.block_size)
+        source, target = copied_slots(plan, self.inputs.block_size)
         return {"copy_source": source, "copy_target": target}
 
     def stage(
@@ -400,7 +383,7 @@ class MixedStaging:
     ) -> tuple[StepInput, dict[str, torch.Tensor]]:
         """What the decoder takes, and all arrays: those of `copies` and `sampling`, and "targets",
         the tokens that prompt scores are of. `found` int32: tokens of the step before."""
-        arrays = self._inputs.arrays(plan)
+        arrays = self.inputs.arrays(plan)
         if len(plan.feeds):
             arrays["feeds"] = np.full(plan.num_tokens, NOT_FED, np.int64)
             arrays["feeds"][plan.feeds[:, 0]] = plan.feeds[:, 1]
@@ -410,8 +393,8 @@ class MixedStaging:
             )
         arrays |= self.copies(plan)
         arrays |= sampling
-        batch = self._inputs.attention_batch(plan)
-        plans = {w: self._kernels.plan_attention(batch, w) for w in self._inputs.windows}
+        batch = self.inputs.attention_batch(plan)
+        plans = {w: self.inputs.kernels.plan_attention(batch, w) for w in self.inputs.windows}
         names = {
             window: [f"attention {window} {i}" for i in range(len(attention.arrays))]
             for window, attention in plans.items()
@@ -421,12 +404,12 @@ class MixedStaging:
         staged = self.send(arrays)
         token_ids = staged["token_ids"]
         if len(plan.feeds):
-            token_ids = self._kernels.feed_tokens(token_ids, staged["feeds"], found)
+            token_ids = self.inputs.kernels.feed_tokens(token_ids, staged["feeds"], found)
         bound = {
             window: attention.bind([staged[name] for name in names[window]])
             for window, attention in plans.items()
         }
-        return self._inputs.on_device(plan, staged, bound, token_ids), staged
+        return self.inputs.on_device(plan, staged, bound, token_ids), staged
 
 
 def decode_buckets(max_rows: int) -> list[int]:
@@ -484,9 +467,7 @@ class DecodeStaging:
     def __init__(
         self,
         inputs: StepInputBuilder,
-        kernels: KernelSet,
         buffers: HostBuffers,
-        device: torch.device,
         max_rows: int,
         max_blocks: int,
         scratch_slot: int,
@@ -495,13 +476,13 @@ class DecodeStaging:
         the block that belongs to nobody."""
         self.buckets = decode_buckets(max_rows)
         self._inputs = inputs
-        self._kernels = kernels
+        self._kernels = inputs.kernels
         self._buffers = buffers
         # Block tables of rows and of what they share, and what else a plan says of a row.
         self._tail = 2 * max_rows * max_blocks + PLAN_NUMBERS_PER_ROW * max_rows
         size = SAMPLING_BYTES + SAMPLING_BYTES_PER_ROW * max_rows + 1024 * max_rows + (1 << 20)
         size += 4 * self._tail * len(inputs.windows)
-        self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        self._buffer = torch.empty(size, dtype=torch.uint8, device=inputs.device)
         scratch = np.arange(max_rows, dtype=np.int64) % inputs.block_size
         self._scratch = scratch_slot + scratch
         self._bucket: dict[int, Bucket] = {}

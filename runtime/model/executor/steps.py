@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +16,7 @@ from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Progress
 from rootlace.runtime.model.decoder.rotations import chosen_context
+from rootlace.wire.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from rootlace.runtime.model.checkpoint.loader import LoadWeights
@@ -36,6 +37,9 @@ class Beside:
     block: int
 
 
+NOTHING = Beside(0, 0)
+
+
 @dataclass(frozen=True)
 class ModelSetup:
     """A model and how it is to be run. `device`: as torch names it. `weights_of`: gets the weights,
@@ -51,7 +55,7 @@ class ModelSetup:
     progress: Progress | None = None
     adapters: Sequence[Adapter] = ()
     ranks: Group | None = None
-    beside: Beside | None = None
+    beside: Beside = NOTHING
 
     @property
     def kv_dtype(self) -> np.dtype[Any]:
@@ -62,6 +66,36 @@ class ModelSetup:
     def context_length(self) -> int:
         """See `chosen_context`."""
         return chosen_context(self.config, self.executor.context_length)
+
+    def choose_num_blocks(
+        self, measured: Callable[[], int] | None = None, available: int | None = None
+    ) -> int:
+        """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds,
+        which is for the blocks of a draft model, too.
+
+        `measured` finds out how much of a device's memory the cache may take; None: it is in main
+        memory, of which `available` bytes are free (None: as many as there are now).
+        Raises `UnsupportedModel` if there is no memory for even one full block.
+        """
+        size, asked = self.cache.block_size, self.executor.kv_memory_bytes
+        if self.cache.num_blocks is not None:
+            return self.cache.num_blocks
+        block = kv_pool.block_bytes(self.config, size, self.kv_dtype) + self.beside.block
+        if asked is not None:
+            memory = asked
+        elif measured is not None:
+            memory = max(measured(), 0)
+        else:
+            available = kv_pool.main_memory().available if available is None else available
+            contexts = kv_pool.FULL_CONTEXTS * -(-self.context_length // size) * block
+            memory = min(int(available * kv_pool.CPU_SHARE), kv_pool.CPU_LIMIT, contexts)
+        blocks = memory // block
+        if blocks < 1:
+            raise UnsupportedModel(
+                f"{self.config.path}: no memory for the KV cache: {memory} bytes are available, "
+                f"one block of {size} tokens takes {block}"
+            )
+        return int(blocks)
 
     # What follows needs torch: packed weights of an earlier start do not.
 
@@ -94,12 +128,13 @@ class ModelSetup:
 
 
 class Steps(Protocol):
-    """`run`, `launch`, `sample`, `collect` and `overlaps` are those of `Executor`."""
+    """`run`, `launch`, `sample`, `collect` and `overlaps` are those of `Executor`. Without further
+    methods each step is computed when it is launched."""
 
-    @property
-    def overlaps(self) -> bool: ...
+    overlaps: bool = False
 
-    def run(self, plan: StepPlan) -> StepResult: ...
+    def run(self, plan: StepPlan) -> StepResult:
+        return self.collect(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> Any: ...
 
@@ -110,10 +145,13 @@ class Steps(Protocol):
     def work(self) -> AbstractContextManager[object]:
         """Within it operations on tensors come behind the steps launched before, and before the
         next one."""
+        return nullcontext()
 
     def prepare(self) -> bool:
         """Spend a little idle time on what makes later steps faster; False: nothing is left to do.
         Afterwards no plan may be fed from the step before."""
+        return False
 
     def stats(self) -> dict[str, int | float]:
         """Counters of how steps were launched; none where that makes no difference."""
+        return {}

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.arrays import as_tensor, numpy_dtype, torch_dtype
-from rootlace.kernels.interface import HostSampling, KVScales, KVScaling
+from rootlace.kernels.arrays import as_tensor, torch_dtype
+from rootlace.kernels.interface import HostSampling, KernelSet, KVScales, KVScaling
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model import kv_pool
@@ -20,7 +19,6 @@ from rootlace.runtime.model.checkpoint.files import KV_SCALE, KV_SCALES, Checkpo
 from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.interface import StepDecoder, StepInputBuilder
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.wire.errors import UnsupportedModel
@@ -31,18 +29,14 @@ from rootlace.wire.errors import UnsupportedModel
 @torch.inference_mode()
 def decoder_of(setup: ModelSetup, kernels: KernelSet) -> StepDecoder:
     """Read the weights of a model that our torch decoder or transformers' modules run."""
-    config, rotary = setup.config, setup.rotary
-    dtype, device = torch_dtype(setup.dtype), torch.device(setup.device)
+    config = setup.config
     if config.spec.transformers is not None:
         # Only here: no other model should wait for transformers to be imported.
         from rootlace.runtime.model.transformers_backend.loading import load_transformers
 
-        return load_transformers(
-            *(config, config.spec.transformers, dtype, device, rotary, kernels, setup.kv_dtype),
-            setup.progress,
-        )
+        return load_transformers(setup, config.spec.transformers, kernels)
     weights = setup.weights().resident()
-    scales = kv_scaling(config, weights, rotary, dtype, device, setup.kv_dtype)
+    scales = kv_scaling(setup, weights)
     return Decoder(config.spec, weights, kernels, scales, setup.adapters, setup.ranks)
 
 
@@ -119,36 +113,19 @@ CALIBRATION_SEED = 20
 BLOCK_SIZE = 16
 
 
-def kv_scaling(
-    config: ModelConfig,
-    weights: ModelWeights,
-    rotary: RotaryEmbedding,
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_dtype: np.dtype[Any],
-) -> Sequence[KVScaling] | None:
-    """Of each layer of a cache of `kv_dtype`; None where that is the model's own. Raises as
-    `kv_scales`."""
-    if kv_dtype.name == "float8_e4m3fn":
-        return kv_scales(config, weights, rotary, dtype, device)
-    codes = kv_pool.codes(config.spec.attention, kv_dtype)
-    return None if codes is None else [codes] * config.spec.num_layers
-
-
-def kv_scales(
-    config: ModelConfig,
-    weights: ModelWeights,
-    rotary: RotaryEmbedding,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[KVScales, ...]:
-    """The scales of each layer, float32 [Nk] on `device`: the checkpoint's, else calibrated.
+def kv_scaling(setup: ModelSetup, weights: ModelWeights) -> Sequence[KVScaling] | None:
+    """Of each layer of the cache; None where its numbers are the model's own. The scales of an fp8
+    cache, float32 [Nk] on the model's device, are the checkpoint's, else calibrated.
 
     Raises `UnsupportedModel`, naming the tensor, for scales in the checkpoint that are incomplete,
     not positive numbers, or neither one per layer nor one per KV head.
     """
-    stored = stored_scales(config, device)
-    return calibrate(config, weights, rotary, dtype, device) if stored is None else stored
+    spec = setup.config.spec
+    if setup.kv_dtype.name != "float8_e4m3fn":
+        codes = kv_pool.codes(spec.attention, setup.kv_dtype)
+        return None if codes is None else [codes] * spec.num_layers
+    stored = stored_scales(setup.config, torch.device(setup.device))
+    return calibrate(setup, weights) if stored is None else stored
 
 
 def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, ...] | None:
@@ -188,17 +165,13 @@ def _stored(
 
 
 @torch.inference_mode()
-def calibrate(
-    config: ModelConfig,
-    weights: ModelWeights,
-    rotary: RotaryEmbedding,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[KVScales, ...]:
+def calibrate(setup: ModelSetup, weights: ModelWeights) -> tuple[KVScales, ...]:
     """Run the model (on the reference kernels, whatever serves later) and look at its cache."""
+    config, rotary, device = setup.config, setup.rotary, torch.device(setup.device)
     count = min(CALIBRATION_TOKENS, rotary.context_length)
     blocks = -(-count // BLOCK_SIZE)
-    cache = allocate_on(device, config, blocks, BLOCK_SIZE, numpy_dtype(dtype))
+    cache = allocate_on(device, config, blocks, BLOCK_SIZE, setup.dtype)
+    dtype = torch_dtype(setup.dtype)
     inputs = StepInputBuilder(config.spec, REFERENCE, rotary, BLOCK_SIZE, dtype, device)
     Decoder(config.spec, weights, REFERENCE).forward(inputs.build(_plan(config, count)), cache)
     written = cache.flatten(2, 3)[:, :, :count]  # [layers, 2, tokens, Nk, D]

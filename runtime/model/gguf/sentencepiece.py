@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,6 @@ _MERGES = 2
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-@dataclass(frozen=True)
-class SentencePieceFile:
-    """What `Vocabulary` asks of the file that it was read from."""
-
-    path: Path
-    metadata: Json
-
-
 def sentencepiece_json(vocabulary: Vocabulary, config: Json) -> str:
     """`tokenizer.json` of a `tokenizer.model`; `config` is the folder's `tokenizer_config.json`,
     which, like `added_tokens.json`, names further tokens. Raises `UnsupportedModel`."""
@@ -49,7 +41,7 @@ def sentencepiece_json(vocabulary: Vocabulary, config: Json) -> str:
         if vocabulary.space_prefix:
             # It would have to be put before such a symbol, too, and never behind one.
             raise UnsupportedModel(
-                f"{vocabulary.file.path}: user-defined symbols ({vocabulary.tokens[index]!r}) are "
+                f"{vocabulary.path}: user-defined symbols ({vocabulary.tokens[index]!r}) are "
                 "not supported where texts begin with a space (add_dummy_prefix); convert it to "
                 "tokenizer.json"
             )
@@ -62,7 +54,7 @@ def sentencepiece_json(vocabulary: Vocabulary, config: Json) -> str:
 
 def _further(config: Json, vocabulary: Vocabulary) -> Iterator[tuple[int, Json]]:
     """Tokens that the folder's other files name, by their ids."""
-    folder = vocabulary.file.path.parent
+    folder = vocabulary.path.parent
     file = folder / "added_tokens.json"
     try:
         named = json.loads(file.read_text("utf-8")) if file.is_file() else {}
@@ -108,7 +100,8 @@ def read_sentencepiece(path: Path) -> Vocabulary:
     if reason is not None:
         raise UnsupportedModel(f"{path}: {reason}")
     return Vocabulary(
-        SentencePieceFile(path, {}),
+        path,
+        {},
         "llama",
         "default",
         tokens,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -92,21 +92,14 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-class TokensFile(Protocol):
-    """What a vocabulary is read from: a GGUF file, or another one that has the same keys."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
-
-
 @dataclass(frozen=True)
 class Vocabulary:
-    """`kinds` and `scores` are as many as `tokens`; scores of `gpt2` mean nothing. `bos` is put
-    before a text if `begins`; `ends` end it. `remarks` are for whoever serves the file."""
+    """`metadata` are those of the GGUF file `path`. `kinds` and `scores` are as many as `tokens`;
+    scores of `gpt2` mean nothing. `bos` is put before a text if `begins`; `ends` end it. `remarks`
+    are for whoever serves the file."""
 
-    file: TokensFile
+    path: Path
+    metadata: Mapping[str, Any]
     model: str
     pre: str
     tokens: list[str]
@@ -124,7 +117,7 @@ class Vocabulary:
     def read(cls, file: GgufFile) -> Vocabulary:
         """Raises `UnsupportedModel`, naming the key, for a vocabulary that is not sound or not of a
         kind that is known."""
-        keys = _Keys(file)
+        keys = _Keys(file.path, file.metadata)
         model = keys("model", str)
         if model not in MODELS:
             keys.refuse("model", f"{model!r} is not supported (supported: {', '.join(MODELS)})")
@@ -152,12 +145,13 @@ class Vocabulary:
             if tokens[index] in ENDS and kinds[index] != Kind.UNUSED:
                 kinds[index] = Kind.CONTROL
         if "tokenizer.ggml.token_type" not in file.metadata:
-            keys.remarks += _markers(file, tokens, kinds)
+            keys.remarks += _markers(file.metadata, tokens, kinds)
         begins = keys("add_bos_token", bool, spm or pre in BEGINNING)
         if begins and bos is None:
             keys.refuse("add_bos_token", "there is no bos_token_id")
         return cls(
-            file,
+            file.path,
+            file.metadata,
             model,
             pre or "default",
             tokens,
@@ -174,18 +168,18 @@ class Vocabulary:
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raises `UnsupportedModel` about a key of the tokenizer."""
-        _Keys(self.file).refuse(key, why)
+        _Keys(self.path, self.metadata).refuse(key, why)
 
 
 class _Keys:
     """The keys `tokenizer.ggml.*`."""
 
-    def __init__(self, file: TokensFile) -> None:
-        self._file = file
+    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
+        self._path, self._metadata = path, metadata
         self.remarks: list[str] = []
 
     def __call__(self, key: str, kind: type, default: Any = ...) -> Any:
-        found = self._file.metadata.get(f"tokenizer.ggml.{key}", default)
+        found = self._metadata.get(f"tokenizer.ggml.{key}", default)
         if found is ...:
             self.refuse(key, "it is missing")
         if isinstance(found, Texts):
@@ -212,10 +206,10 @@ class _Keys:
         return found
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        raise UnsupportedModel(f"{self._file.path}: tokenizer.ggml.{key}: {why}")
+        raise UnsupportedModel(f"{self._path}: tokenizer.ggml.{key}: {why}")
 
 
-def _markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> list[str]:
+def _markers(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> list[str]:
     """What becomes of the markers, if there are any, of a file that does not say which of its
     tokens are special."""
     marks = [
@@ -223,7 +217,7 @@ def _markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> list[
         for token, kind in zip(tokens, kinds, strict=True)
         if kind == Kind.NORMAL and _MARKER.fullmatch(token)
     ]
-    template = str(file.metadata.get("tokenizer.chat_template", ""))
+    template = str(metadata.get("tokenizer.chat_template", ""))
     marks = [token for token in marks if token in template] or marks
     shown = f"{', '.join(marks[:4])}{' ...' if marks[4:] else ''}"
     told = (
@@ -432,7 +426,7 @@ def _used(vocabulary: Vocabulary) -> int:
 
 
 def _added(vocabulary: Vocabulary, count: int) -> Iterator[Json]:
-    name = str(vocabulary.file.metadata.get("general.name", "")).lower()
+    name = str(vocabulary.metadata.get("general.name", "")).lower()
     phi3 = "phi-3" in name or "phi3" in name
     for index in range(count):
         kind, token = vocabulary.kinds[index], vocabulary.tokens[index]
@@ -509,7 +503,7 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int]) -> Json:
 def _stated_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str]] | list[str]:
     """Merges as pairs, or as the file's own texts where no token holds a space: those are read in
     two thirds of the time."""
-    found = vocabulary.file.metadata.get("tokenizer.ggml.merges")
+    found = vocabulary.metadata.get("tokenizer.ggml.merges")
     if found is None and not any(
         kind == Kind.NORMAL and len(token) > 1
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
 from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, LogConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
-from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Progress
@@ -52,22 +51,15 @@ from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable
 
 
 @torch.inference_mode()
-def load_rank(
-    config: ModelConfig,
-    executor: ExecutorConfig,
-    cache: CacheConfig,
-    shard: Shard,
-    dtype: np.dtype[Any],
-    device: str,
-    ranks: Group,
-    progress: Progress | None = None,
-) -> LoadedModel:
+def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
     """One rank's part of a model: weights, decoder and its part of the KV pool. Its kernels sample
     from logits in main memory.
 
-    `config` is the whole model's; threads and memory that `executor` names are the rank's.
+    The `setup` has the whole model's configuration; its threads and memory are the rank's.
     Raises as `load_weights` and `on_cpu` do, and `UnsupportedModel` for a quantised weight that has
     no scales of its own for the rank's part of it."""
+
+    config, executor, device = setup.config, setup.executor, setup.device
 
     def weights_of(
         _: ModelConfig,
@@ -81,25 +73,27 @@ def load_rank(
         # Of two kinds of products, all ranks take the same one.
         executor = replace(executor, product_paths="processor")
     published = config.published or config.spec
-    whole = load_adapters(read_adapters(executor.adapters), published, dtype, device)
+    whole = load_adapters(read_adapters(executor.adapters), published, setup.dtype, device)
     adapters = [share_of(one, shard) for one in whole]
-    own = replace(config, spec=shard.own)
-    setup = ModelSetup(own, executor, cache, dtype, device, weights_of, progress, adapters, ranks)
+    setup = replace(
+        setup,
+        config=replace(config, spec=shard.own),
+        executor=executor,
+        weights_of=weights_of,
+        adapters=adapters,
+        ranks=ranks,
+    )
     if device == "cpu":
         return on_cpu(setup)
     from rootlace.runtime.model.executor import device_steps, torch_setup
 
     model = device_steps.load(setup)
-    blocks = kv_pool.choose_num_blocks(
-        own, cache, executor.kv_memory_bytes, setup.context_length, setup.kv_dtype
-    )
+    blocks = ranks.agree(setup.choose_num_blocks())
     pool = torch_setup.allocate_on(
-        torch.device(device), own, ranks.agree(blocks), cache.block_size, setup.kv_dtype
+        torch.device(device), setup.config, blocks, setup.cache.block_size, setup.kv_dtype
     )
-    forward = ReferenceForward(model.decoder, model.kernels, model.inputs, pool)
-    names = tuple(one.name for one in adapters)
-    sampling = torch_setup.host_sampling()
-    return LoadedModel(forward, pool, sampling, "reference", setup.context_length, names)
+    forward = ReferenceForward(model.decoder, model.inputs, pool)
+    return LoadedModel(setup, forward, pool, torch_setup.host_sampling(), "reference")
 
 
 # Workers ------------------------------------------------------------------------------------------
@@ -209,57 +203,50 @@ which follow."""
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class LeadingForward:
     """See `interface.Forward`: a step that all ranks compute. What fails in the middle of a step
-    leaves the ranks at different places: then the executor is lost."""
+    leaves the ranks at different places: then the executor is lost. `labels`: the head's, if it has
+    such; every rank then has that head."""
 
-    def __init__(
-        self,
-        group: Group,
-        own: Forward,
-        workers: Workers,
-        block_size: int,
-        labels: int | None,
-    ) -> None:
-        """`labels`: the head's, if it has such; every rank then has that head."""
-        self._labels = labels
-        self._group = group
-        self._own = own
-        self._workers = workers
-        self._block_size = block_size
+    group: Group
+    own: Forward
+    workers: Workers
+    block_size: int
+    labels: int | None
 
     @property
     def vocab_size(self) -> int:
-        return self._own.vocab_size
+        return self.own.vocab_size
 
     def run(self, plan: StepPlan) -> Hidden:
-        numbers = encode(plan, self._block_size)
+        numbers = encode(plan, self.block_size)
         try:
-            self._group.say(RUN, numbers)
-            return self._own.run(plan)
+            self.group.say(RUN, numbers)
+            return self.own.run(plan)
         except Exception as error:
             raise self._lost(error) from error
 
     def logits(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray:
-        own = self._own
-        if self._labels is not None:
+        own = self.own
+        if self.labels is not None:
             return own.logits(hidden)
         try:
-            self._group.say(LOGITS, np.array([len(hidden)], np.int64).view(np.uint8))
-            self._group.first(_as_tensor(hidden))
-            parts = self._group.gathered(share_of_logits(own, hidden, self._group.count))
+            self.group.say(LOGITS, np.array([len(hidden)], np.int64).view(np.uint8))
+            self.group.first(_as_tensor(hidden))
+            parts = self.group.gathered(share_of_logits(own, hidden, self.group.count))
         except Exception as error:
             raise self._lost(error) from error
         return torch.cat(parts, dim=1)[:, : own.vocab_size].numpy()
 
     def vectors(self, hidden: Hidden) -> np.ndarray:
-        return self._own.vectors(hidden)
+        return self.own.vectors(hidden)
 
     def best(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray | None:
         return None
 
     def _lost(self, error: Exception) -> ExecutorLost:
-        self._workers.check()
+        self.workers.check()
         return ExecutorLost(f"a step of several ranks failed: {error!r}")
 
 
@@ -287,19 +274,12 @@ class LeadingSteps(PlainSteps):
         return False
 
 
-def lead(
-    config: ModelConfig,
-    executor: ExecutorConfig,
-    cache: CacheConfig,
-    dtype: np.dtype[Any],
-    device: str,
-    progress: Progress | None = None,
-) -> tuple[LeadingSteps, LoadedModel]:
-    """Load a model on `executor.tensor_parallel` ranks, of which this process is the first -> the
-    steps of all, and this rank's part. They divide the cores, or have a GPU each, from `device` on.
+def lead(setup: ModelSetup) -> tuple[LeadingSteps, LoadedModel]:
+    """Load a model on `tensor_parallel` ranks, of which this process is the first -> the steps of
+    all, and this rank's part. They divide the cores, or have a GPU each, from the setup's on.
     Raises as `load_rank` does on any of them."""
-    count = executor.tensor_parallel
-    executor = _share_of(executor, dtype)
+    spec, cache, device = setup.config.spec, setup.cache, setup.device
+    count, executor = setup.executor.tensor_parallel, _share_of(setup.executor, setup.dtype)
     log.info("%d ranks, of %d threads each", count, executor.threads)
     if device != "cpu":
         log.warning("several ranks have not been tried on GPUs yet")
@@ -317,12 +297,11 @@ def lead(
         )
         group = Group(Path(file), 0, count, torch.device(device), workers.wait_until_loaded)
         try:
-            shard = Shard(config.spec, 0, count)
-            loaded = load_rank(config, executor, cache, shard, dtype, device, group, progress)
+            loaded = load_rank(replace(setup, executor=executor), Shard(spec, 0, count), group)
         except BaseException:
             workers.close()
             raise
-    forward = LeadingForward(group, loaded.forward, workers, cache.block_size, config.spec.labels)
+    forward = LeadingForward(group, loaded.forward, workers, cache.block_size, spec.labels)
     return LeadingSteps(forward, loaded.sampling, workers), loaded
 
 
@@ -387,7 +366,9 @@ def work(config: WorkerConfig) -> None:
 
     threading.Thread(target=_say_that_it_loads, args=(loading,), daemon=True).start()
     group = Group(Path(config.group), config.rank, shard.count, device, ready)
-    loaded = load_rank(model, executor, config.cache, shard, dtype, executor.device, group)
+    loaded = load_rank(
+        ModelSetup(model, executor, config.cache, dtype, executor.device), shard, group
+    )
     width = model.spec.hidden_size
     none = torch.empty(0, width, dtype=torch_dtype(dtype), device=device)
     while True:

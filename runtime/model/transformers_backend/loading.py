@@ -6,24 +6,22 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedModel
 
-from rootlace.kernels import KernelSet
-from rootlace.kernels.arrays import as_tensor, numpy_dtype
-from rootlace.kernels.interface import KVCodes
+from rootlace.kernels.arrays import as_tensor, numpy_dtype, torch_dtype
+from rootlace.kernels.interface import KernelSet, KVCodes
 from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.files import Progress
 from rootlace.runtime.model.decoder.interface import StepInput, StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import with_sinks
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families.spec import ModelSpec, TransformersModules
 from rootlace.runtime.model.transformers_backend.config import (
     ATTENTION,
@@ -56,14 +54,6 @@ class TransformersDecoder:
     def dtype(self) -> torch.dtype:
         found: torch.dtype = self.base.dtype
         return found
-
-    @property
-    def vocab_size(self) -> int:
-        return self.spec.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.spec.hidden_size
 
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         attends = _CachedAttention(self, step, cache)
@@ -257,37 +247,31 @@ log = logging.getLogger(__name__)
 
 
 def load_transformers(
-    config: ModelConfig,
-    modules: TransformersModules,
-    dtype: torch.dtype,
-    device: torch.device,
-    rotary: RotaryEmbedding,
-    kernels: KernelSet,
-    kv_dtype: np.dtype[Any],
-    progress: Progress | None,
+    setup: ModelSetup, modules: TransformersModules, kernels: KernelSet
 ) -> TransformersDecoder:
     """Read the weights, and compare a few steps with transformers' own. Raises
     `UnsupportedModel`."""
+    config = setup.config
     log.info(
         "%s: %s is run by transformers' own modules (%s), with our cache and attention",
         config.path,
         modules.architecture,
         transformers.__version__,
     )
-    if progress is not None:
-        progress("weights", 0.0)
-    model = _load(config, modules, dtype).to(device)
+    if setup.progress is not None:
+        setup.progress("weights", 0.0)
+    model = _load(config, modules, torch_dtype(setup.dtype)).to(torch.device(setup.device))
     base, head = model.base_model, Head(model)
     decoder = TransformersDecoder(config.spec, modules, base, head, kernels)
     try:
-        check_parity(config, decoder, base, rotary, kernels)
+        check_parity(config, decoder, base, setup.rotary, kernels)
     except UnsupportedModel:
         raise
     except Exception as error:
         raise UnsupportedModel(
             f"{config.file}: its modules cannot compute a step: {first_line(error)}"
         ) from error
-    codes = kv_pool.codes(config.spec.attention, kv_dtype)
+    codes = kv_pool.codes(config.spec.attention, setup.kv_dtype)
     return decoder if codes is None else replace(decoder, codes=codes)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rootlace.kernels import Weight
 from rootlace.kernels.interface import AttentionBatch, KVCodes, slot_bytes
-from rootlace.kernels.native.attention import MAX_DIM, rows_of
-from rootlace.kernels.native.library import LANES, Team
+from rootlace.kernels.native.attention import MAX_DIM
+from rootlace.kernels.native.library import LANES, Team, rows_of
 from rootlace.kernels.native.linear import DTYPES, Arena, Packer, ProductPath, Products
+from rootlace.kernels.weights import Weight
 
 
 def codes_laid_out(keys: Tensor, values: Tensor, codes: KVCodes, dim: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def attend(
     )
     if wrong:
         raise ValueError("shapes, strides or dtypes of queries, caches and outputs do not fit")
-    rows, _kept = rows_of(batch)
+    rows, _kept = rows_of(batch.row_start, batch.context_len, batch.block_tables)
     found = np.array(runs, np.int32).reshape(-1, 4)
     rows.num_runs, rows.runs = len(found), found.ctypes.data
     library.rl_attention(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootlace.kernels import kernels_for
+from rootlace.kernels.dispatch import kernels_for
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.reference.attention import chosen_runs, whole_blocks
 from tests.kernels.cases import (

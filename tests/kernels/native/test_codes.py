@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.arrays import numpy_dtype
 from rootlace.kernels.native.linear import Epilogue, Packer, Products, prepared
 from rootlace.kernels.reference.layers import dequantise
-from rootlace.kernels.weights import Stacked, parts_of, stacked, tensors
+from rootlace.kernels.weights import (
+    Dense,
+    Quantised,
+    Scheme,
+    Stacked,
+    Weight,
+    parts_of,
+    stacked,
+    tensors,
+)
 from tests.kernels.native.layouts import PackedLinear
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
 from tests.kernels.native.test_linear import machine as machine  # the fixtures

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native.library import BFLOAT16, Team
 from rootlace.kernels.native.linear import Arena, Epilogue, Packer, ProductPath, Products
-from rootlace.kernels.weights import parts_of
+from rootlace.kernels.weights import Dense, Quantised, Weight, parts_of
 from tests.kernels.native.layouts import PackedLinear
 from tests.kernels.quantised_cases import integers_are_multiplied
 from tests.native import TARGETS, library_for, with_tile_unit

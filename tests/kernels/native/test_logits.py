@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootlace.kernels import Dense, Scheme
 from rootlace.kernels.native.library import Model, Team
 from rootlace.kernels.native.linear import DTYPES, Epilogue
 from rootlace.kernels.reference.layers import quantise
+from rootlace.kernels.weights import Dense, Scheme
 from tests.kernels.native.greedy import greedy_tokens
 from tests.kernels.native.layouts import PackedLinear
 from tests.native import TARGETS, library_for

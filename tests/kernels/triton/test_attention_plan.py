@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import AttentionBatch
+from rootlace.kernels.interface import AttentionBatch
 from rootlace.kernels.triton.attention_plan import (
     FIELDS,
     HEADER,

@@ -76,11 +76,11 @@ def check(launches: list[Launch]) -> None:
 
 def differing(variant: Variant, launch: Launch) -> list[str]:
     found = []
-    for name, value in launch.arguments.items():
-        kind = variant.signature[name]
+    for name, value in launch.values.items():
+        kind = variant.kinds[name]
         if isinstance(value, torch.Tensor):
             # What is given twice is not read under this name: it only has to be there.
-            twice = sum(value is other for other in launch.arguments.values()) > 1
+            twice = sum(value is other for other in launch.values.values()) > 1
             fits = kind == f"*{NAMES[value.dtype]}" or (twice and kind[0] == "*")
         elif kind == "constexpr":
             fits = variant.constants[name] == value

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton import TRITON, attention, attention_plan
 from rootlace.kernels.triton.attention import AttentionRules

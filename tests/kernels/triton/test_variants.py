@@ -30,17 +30,18 @@ def test_variants_describe_their_kernels(name: str) -> None:
         where = f"{variant.kernel.fn.__name__} ({variant.name}), sm_{arch}"
         parameters = inspect.signature(variant.kernel.fn).parameters
         assert list(variant.signature) == list(parameters), where
-        constant = {key for key, kind in variant.signature.items() if kind == "constexpr"}
-        assert constant == variant.constants.keys(), where
+        assert not variant.types.keys() & variant.constants.keys(), where
+        assert {key.partition(".")[0] for key in variant.kinds} == parameters.keys(), where
+        constant = variant.constants.keys()
         declared = {
             key for key, parameter in parameters.items() if "constexpr" in str(parameter.annotation)
         }
         # What is left out (None) is a constant, too.
         assert declared <= constant, where
         assert all(variant.constants[key] is None for key in constant - declared), where
-        assert set(variant.divisible) <= parameters.keys() - constant, where
+        assert set(variant.divisible) <= variant.types.keys(), where
         for key in variant.divisible:
-            assert variant.signature[key][0] in "*iu", where
+            assert variant.types[key][0] in "*iu", where
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in VARIANTS}))

@@ -203,14 +203,26 @@ def test_runs_of_one_score_grow_from_the_left() -> None:
     scores = [0.0] * len(tokens) + [-1e9] * len(runs)
     kinds = [Kind.UNKNOWN, Kind.CONTROL, Kind.CONTROL, *[Kind.BYTE] * 256]
     kinds += [Kind.NORMAL] * (2 + len(runs))
-    file = GgufFile(Path("m.gguf"), {}, {})
     vocabulary = Vocabulary(
-        file, "llama", "default", tokens + runs, kinds, scores, 1, 2, 0, (2,), True, False
+        Path("m.gguf"),
+        {},
+        "llama",
+        "default",
+        tokens + runs,
+        kinds,
+        scores,
+        1,
+        2,
+        0,
+        (2,),
+        True,
+        False,
     )
     # Other tokens say in which order, so that not most of them have one score.
     more = [f"x{'x' * n}" for n in range(1, 9)]
     vocabulary = Vocabulary(
-        file,
+        Path("m.gguf"),
+        {},
         "llama",
         "default",
         vocabulary.tokens + more,

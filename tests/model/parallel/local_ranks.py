@@ -13,6 +13,7 @@ from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.parallel.ranks import load_rank
 from rootlace.runtime.model.parallel.shard import Shard
 from tests.model.plans import Blocks, Row, Work, make_plan
@@ -83,7 +84,7 @@ def divided_logprobs(
     def run(rank: int, ranks: LocalRank) -> torch.Tensor:
         shard = Shard(config.spec, rank, count)
         cache = CacheConfig(BLOCK_SIZE, blocks)
-        model = load_rank(config, executor, cache, shard, FLOAT32, "cpu", ranks)
+        model = load_rank(ModelSetup(config, executor, cache, FLOAT32), shard, ranks)
         model.pool.fill(np.nan)
         row, found = Row(Blocks(blocks, BLOCK_SIZE), token_ids), []
         for tokens in (cut, len(token_ids) - cut):

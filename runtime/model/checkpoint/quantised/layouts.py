@@ -218,11 +218,8 @@ class Awq(Layout):
     of 32 bits, in the order 0 2 4 6 1 3 5 7 from the lowest on; zero points likewise."""
 
     marker: ClassVar[str] = ".qweight"
+    codes: ClassVar[str] = "int4"
     group: int | None
-
-    @property
-    def codes(self) -> str:
-        return "int4"
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(8, rows) or _not_whole(2, columns)
@@ -243,11 +240,8 @@ class Floats4(Layout):
     for all weights."""
 
     marker: ClassVar[str] = ".weight_packed"
+    codes: ClassVar[str] = "e2m1"
     form: Literal["mxfp4", "nvfp4"]
-
-    @property
-    def codes(self) -> str:
-        return "e2m1"
 
     @property
     def group(self) -> int:
@@ -272,10 +266,7 @@ class Blocks(Layout):
     """MXFP4 as gpt-oss has it: `Floats4` with each group's bytes apart, and without ".weight"."""
 
     marker: ClassVar[str] = "_blocks"
-
-    @property
-    def codes(self) -> str:
-        return "e2m1"
+    codes: ClassVar[str] = "e2m1"
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(32, columns)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from rootlace.kernels.arrays import as_array, as_tensor
 from rootlace.kernels.codes import Codes
 from rootlace.kernels.weights import CODES, SCALES, Dense, Quantised, Scheme
-from rootlace.runtime.model.checkpoint.quantised.blocks import READERS, BlockCodes
+from rootlace.runtime.model.checkpoint.quantised.blocks import READERS
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     Awq,
     Block,
@@ -30,19 +29,16 @@ from rootlace.runtime.model.gguf.file import Ggml
 # Gguf blocks --------------------------------------------------------------------------------------
 
 
-def _of_blocks(read: Callable[[np.ndarray], BlockCodes], data: torch.Tensor) -> Quantised:
-    """A weight of the blocks of a GGUF file, uint8 [rows, blocks of a row, bytes of a block]."""
-    found = read(as_array(data))
+def of_blocks(kind: str, data: torch.Tensor) -> Quantised:
+    """A weight of a GGUF file's blocks of this type, uint8 [rows, blocks of a row, bytes of a
+    block]."""
+    found = READERS[kind](as_array(data))
     parts = {
         name: as_tensor(np.ascontiguousarray(part))
         for name in ("values", "scales", "offsets", "units", "offset_units")
         if (part := getattr(found, name)) is not None
     }
     return Quantised(Scheme(found.codes, found.group, found.offsets is not None), **parts)
-
-
-QUANTISED = {kind: partial(_of_blocks, read) for kind, read in READERS.items()}
-"""How each type of blocks is taken apart."""
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -72,7 +68,7 @@ def read_weight(layout: Layout, stored: StoredTensors, rows: int, columns: int) 
         case Floats4() | Blocks():
             return _floats4(layout, stored, rows, columns)
         case Ggml():
-            return QUANTISED[layout.type](stored[".weight"])
+            return of_blocks(layout.type, stored[".weight"])
     raise TypeError(f"{layout} has no reader")
 
 
