@@ -100,7 +100,7 @@ def let_go(*memos: dict[Any, Any]) -> None:
             memo.popitem()
 
 
-def _endless(definitions: Mapping[str, Any]) -> set[str]:
+def _endless(definitions: dict[str, Any]) -> set[str]:
     """Names of the definitions that no finite value satisfies, such as a list of at least one item
     of its own kind."""
     left = list(reversed(definitions))  # most refer to later ones
