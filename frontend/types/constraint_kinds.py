@@ -146,13 +146,13 @@ class Remark(NamedTuple):
 @functools.lru_cache(maxsize=128)
 def remarks(schema: str) -> tuple[Remark, ...]:
     """On the keywords of a schema, as JSON text: those that look like misspelt ones, those of
-    older drafts where no draft is named, and those of other specifications, which say nothing.
-    None on a very long one."""
+    older drafts where no draft is named, those of other specifications, which say nothing, and
+    those that close an object without properties. None on a very long one."""
     if len(schema) > _LONG:
         return ()
     try:
         value = msgspec.json.decode(schema)
-        return (*_misspelt(value), *older_keywords(value), *_foreign(value))
+        return (*_misspelt(value), *older_keywords(value), *_foreign(value), *_closed(value))
     except (msgspec.DecodeError, RecursionError):
         return ()
 
@@ -206,6 +206,18 @@ def _foreign(schema: Any) -> Iterator[Remark]:
         if node.get("nullable") is True and without_null:
             says = "says nothing in JSON Schema (OpenAPI 3.0 has it): list null in the type"
             yield Remark(f"{path}.nullable", says, misspelt=False)
+
+
+def _closed(schema: Any) -> Iterator[Remark]:
+    """Yields remarks on objects, below the root, of which {} is the only one.
+
+    Clients that make a schema strict close its dictionaries, too (crewAI 1.15.30, agno 3.1.10).
+    """
+    for path, node in _nodes(schema, "$"):
+        keys = node.get("properties"), node.get("patternProperties")
+        if path != "$" and node.get("additionalProperties") is False and not any(keys):
+            says = "is false beside no properties: {} is the only object (once a dictionary?)"
+            yield Remark(f"{path}.additionalProperties", says, misspelt=False)
 
 
 def names_any(types: Any) -> bool:

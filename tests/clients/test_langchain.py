@@ -51,6 +51,23 @@ def test_a_chat_model(given: dict[str, Any], responses: bool) -> None:
         assert isinstance(structured.invoke("Paris"), City)
 
 
+def test_a_cut_call_is_none(given: dict[str, Any]) -> None:
+    """Of a streamed one LangChain makes a call with half its arguments.
+
+    `findings/cut_calls_that_run.sh` shows it.
+    """
+
+    @tools.tool
+    def calculator(expression: str) -> str:
+        """Computes."""
+        return "42"
+
+    model = langchain.ChatOpenAI(**given, max_tokens=12, disable_streaming="tool_calling")
+    (turn,) = model.bind_tools([calculator], tool_choice="any").stream("What is 12 + 30?")
+    assert turn.response_metadata["finish_reason"] == "length"
+    assert not turn.tool_calls and turn.invalid_tool_calls
+
+
 def test_completions_and_embeddings(given: dict[str, Any]) -> None:
     assert len(langchain.OpenAI(**given, max_tokens=4).batch(["a", "b"])) == 2
     # Its own count of tokens is by OpenAI's vocabulary, which is not ours.

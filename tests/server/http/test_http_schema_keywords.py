@@ -288,6 +288,17 @@ async def test_a_malformed_pattern_of_what_is_not_held_is_told(served: Served) -
         assert told.startswith("tool 'g': json_schema: $.properties.q.pattern 'a(': missing )")
 
 
+async def test_a_dictionary_that_may_be_empty_alone_is_told(served: Served) -> None:
+    """As crewAI 1.15.30 sends `dict[str, int]`: `findings/strict_tools_close_dictionaries.sh`."""
+    path = "/v1/chat/completions"
+    counts = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    schema = {**counts, "properties": {"counts": counts}, "required": ["counts"]}
+    async with served.http.post(path, json=_tools(schema, True, path)) as reply:
+        assert reply.status == 200
+        (told,) = reply.headers.getall("X-Rootlace-Warning")
+        assert told.startswith("tool 'g': json_schema: $.properties.counts.additionalProperties is")
+
+
 async def test_a_pattern_that_only_others_can_search_for_is_none(served: Served) -> None:
     path = "/v1/chat/completions"
     async with served.http.post(path, json=_tools(UNHELD, None, path)) as reply:

@@ -158,6 +158,32 @@ def test_nullable_of_openapi_is_told(schema: Any, told: list[str]) -> None:
     assert not any(one.misspelt for one in found)
 
 
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (
+            {"properties": {"counts": CLOSED}, "additionalProperties": False},
+            ["$.properties.counts.additionalProperties"],
+        ),
+        (
+            {"items": {**CLOSED, "properties": {}, "required": []}},
+            ["$.items.additionalProperties"],
+        ),
+        (CLOSED, []),
+        ({"items": {**CLOSED, "properties": {"a": I}}}, []),
+        ({"items": {**CLOSED, "patternProperties": {"^x": I}}}, []),
+        ({"items": {"type": "object", "additionalProperties": I}}, []),
+    ],
+)
+def test_an_object_that_is_always_empty_is_told(schema: Any, told: list[str]) -> None:
+    found = remarks(json.dumps(schema))
+    assert [one.path for one in found] == told
+    assert not any(one.misspelt for one in found)
+
+
 def test_keywords_of_draft_3_are_told_as_misspelt_ones() -> None:
     told = remarks(json.dumps({"type": "integer", "divisibleBy": 3, "extends": {}}))
     assert {str(one) for one in told} == {
