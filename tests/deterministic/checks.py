@@ -266,11 +266,12 @@ class Ledger:
         if not isinstance(end, Generated):
             self._wrong(sent, "not a result")
         self._check_deadline(sent, op)
-        for index, (output, wanted) in enumerate(zip(end.outputs, expected, strict=True)):
-            if wanted.code:
-                self._wrong(sent, f"it must fail with {wanted.code}")
-            if self._cut_by_pins(prompt, output, wanted):
-                wanted = self._sample(prompt, op, index, len(output.token_ids))
+        for index, output in enumerate(end.outputs):
+            if expected[index].code:
+                self._wrong(sent, f"it must fail with {expected[index].code}")
+            if self._cut_by_pins(prompt, output, expected[index]):
+                expected[index] = self._sample(prompt, op, index, len(output.token_ids))
+            wanted = expected[index]
             got = (list(output.token_ids), output.finish_reason, output.matched, output.text)
             if got != (wanted.ids, wanted.finish, wanted.matched, wanted.text):
                 self._wrong(sent, f"behind {prompt} it was to be {wanted}")
@@ -292,7 +293,7 @@ class Ledger:
             self._world.found.append(Found(sent, branch.tree, prompt, cached))
         if op.stream:
             self._check_chunks(sent, end)
-        first = self._kept(prompt, op, end)
+        first = expected[0]
         content.ids += first.kept
         content.pending = [Piece(first.rest)] if first.rest else []
         if first.text:
@@ -352,9 +353,6 @@ class Ledger:
         room = shape.blocks * shape.block_size - self._pinned - shape.block_size
         early = output.finish_reason == "length" and len(output.token_ids) < len(wanted.ids)
         return early and self._world.pins and length >= room
-
-    def _kept(self, prompt: list[int], op: protocol.Generate, end: Generated) -> reference.Expected:
-        return self._sample(prompt, op, 0, min(self._most(op), len(end.outputs[0].token_ids)))
 
     def _check_chunks(self, sent: Sent, end: Generated) -> None:
         chunks = [event for event in sent.events if isinstance(event, Chunk)]
