@@ -237,19 +237,41 @@ async def test_a_pattern_ends_a_stream(real: Served) -> None:
     assert (reply.status, error["param"]) == (400, "sampling_params.stop_regex[1]")
 
 
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnect_aborts_the_engine_requests(real: Served, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "count"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, 1),
+        ("/generate", {"text": ["a", "b"]}, 2),
+    ],
+)
+async def test_a_disconnect_aborts_the_engine_requests(
+    real: Served, path: str, body: dict[str, Any], count: int, stream: bool, begun: bool
+) -> None:
+    """Before the first token or behind it; only the connection itself tells."""
     engine = engine_of(real)
     engine.paused = True
+    answered = False
+
+    async def ask(client: aiohttp.ClientSession) -> None:
+        nonlocal answered
+        async with client.post(path, json={**body, "stream": stream}) as reply:
+            answered = True
+            await reply.read()
+
     async with aiohttp.ClientSession(real.url) as client:
-        body = {"prompt": ["a", "b"], "n": 2, "stream": stream}
-        task = asyncio.create_task(client.post("/v1/completions", json=body))
-        await until(lambda: len(engine.running) == 4)
+        task = asyncio.create_task(ask(client))
+        await until(lambda: len(engine.running) == count)
+        if begun:
+            engine.step()
+            await until(lambda: answered or not stream)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     await until(lambda: not engine.running)
-    assert len(engine.aborted) == 4
+    assert len(engine.aborted) == count
     assert real.gateway.branch_count == 0  # type: ignore[attr-defined]
 
 
