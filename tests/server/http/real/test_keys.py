@@ -41,8 +41,7 @@ async def test_tenants_are_separate(real: Served) -> None:
         ("/v1/completions", {"prompt": "x", "cache_salt": "t"}),
         ("/v1/completions", {"prompt": "x"}),
     ):
-        async with real.http.post(path, json=body) as reply:
-            assert reply.status == 200
+        assert (await real.post(path, body)).status == 200
     assert [submit.namespace for submit in engine_of(real).submitted] == ["t", "t", ""]
 
 
@@ -53,8 +52,7 @@ async def test_to_explain_the_cache_is_no_request_of_a_quota(keyed: Keyed) -> No
     found = []
     for where in ("/cache/explain", "/cache/explain", "/select", "/select"):
         body = {"prompt": "a"} if "explain" in where else {"text": "a", "choices": ["b"]}
-        async with served.http.post(where, json=body, headers=headers) as reply:
-            found.append(reply.status)
+        found.append((await served.post(where, body, headers=headers)).status)
     assert found == [200, 200, 200, 429]
 
 
@@ -133,8 +131,7 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
     for method, path in (("POST", "/flush_cache"), ("GET", "/metrics")):
         assert (await ask(a, method, path))[0] == 403
     assert not engine.flushes
-    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
-        text = await reply.text()
+    text = (await served.get("/metrics", headers={"x-api-key": "operator"})).text
     prompt = len(reference.encode("hi").ids)
     assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {2 * prompt}.0' in text
     assert 'rootlace_key_usage_total{key="a",kind="completion_tokens"} 6.0' in text
@@ -152,12 +149,10 @@ async def test_marks_of_the_cache_do_not_count_the_prompt_again(keyed: Keyed) ->
         "messages": [{"role": "user", "content": [*text, {"type": "text", "text": " three"}]}],
     }
     headers = {"x-api-key": key}
-    async with served.http.post("/v1/messages", json=body, headers=headers) as reply:
-        assert reply.status == 200, await reply.text()
+    assert (await served.post("/v1/messages", body, headers=headers)).status == 200
     asked = [len(request.token_ids) for request in engine_of(served).submitted]
     assert len(asked) == 3
-    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
-        counted = await reply.text()
+    counted = (await served.get("/metrics", headers={"x-api-key": "operator"})).text
     assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {asked[-1]}.0' in counted
 
 
@@ -173,8 +168,7 @@ async def test_a_key_sees_its_own_part_of_the_tree(keyed: Keyed) -> None:
     engine_of(served).ask = ask  # type: ignore[method-assign]
     for query, shown in (("", ""), ("?namespace=s", "s"), ("?namespace=@b/", "@b/")):
         headers = {"Authorization": f"Bearer {key}"}
-        async with served.http.get(f"/cache/tree{query}", headers=headers) as reply:
-            (node,) = (await reply.json())["nodes"]
+        (node,) = (await served.get(f"/cache/tree{query}", headers=headers)).json()["nodes"]
         assert asked[-1] == f"@a/{shown}" and node["namespace"] == shown
 
 
@@ -263,8 +257,7 @@ async def test_a_report_tells_a_key_the_name_alone_of_its_program(
     for sent, name in ((key, "an:agent"), ("operator", "12:an:agent")):
         headers = {"Authorization": f"Bearer {sent}"}
         body: dict[str, Any] = {"prompt": "one two three"}
-        async with served.http.post("/cache/explain", json=body, headers=headers) as reply:
-            report = await reply.json()
+        report = (await served.post("/cache/explain", body, headers=headers)).json()
         assert report["lost_to"] == name and f"the program {name}." in report["says"]
         body |= {"max_tokens": 1, "return_cache_report": True}
         async with served.http.post("/v1/completions", json=body, headers=headers) as reply:
