@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +137,22 @@ def _cell(details: set[str] | None) -> str:
 
 def _family(module: Any, name: str) -> Family:
     """Of a configuration that a test knows by this name."""
-    own = getattr(module, "CONFIGS", None) or {}
-    if hasattr(module, "stated_by_gguf"):
-        own = module.stated_by_gguf()
-    config = own[name] if name in own else configs()[name]
+    config = _configs_of(module)[name]
     if not isinstance(config, PreTrainedConfig):
         config = config()
     return _families()[config.model_type]
 
 
+@cache
+def _configs_of(module: Any) -> Mapping[str, Any]:
+    """Configurations that a module's tests know, or what makes them."""
+    own = getattr(module, "CONFIGS", None) or {}
+    if hasattr(module, "stated_by_gguf"):
+        own = module.stated_by_gguf()
+    return configs() | own
+
+
+@cache
 def _families() -> dict[str, Family]:
     """By their models' types."""
     return {kind: family for family in families().values() for kind in family.model_types}

@@ -1,42 +1,10 @@
-"""What each layer may import: the table of docs/architecture.md, as `test_layers` checks it."""
+"""What parts of a layer may import; the layers stand in the table of docs/architecture.md."""
 
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 SERVING = {"aiohttp", "tokenizers", "jinja2"}
 
 # Module prefix -> the prefixes of our own modules it may import (itself always).
 MAY_IMPORT: dict[str, set[str]] = {
-    "rootlace.wire": set(),
-    "rootlace.types": {"rootlace.wire.errors", "rootlace.wire.protocol"},
-    # What a run did and when, and the page that draws it: data that every layer above may make.
-    "rootlace.timeline": set(),
-    "rootlace.language": {"rootlace.wire", "rootlace.types", "rootlace.timeline"},
-    # The client starts a runtime as a child process: it may name its configuration, no more.
-    "rootlace.client": {
-        "rootlace.wire",
-        "rootlace.language",
-        "rootlace.runtime.config",
-        "rootlace.runtime.processes",
-        "rootlace.runtime.assets",
-        "rootlace.runtime.model.hub.local",
-    },
-    "rootlace.program": {
-        "rootlace.wire",
-        "rootlace.types",
-        "rootlace.language",
-        "rootlace.client",
-        "rootlace.trace",
-        "rootlace.timeline",
-    },
-    "rootlace.evaluation": {
-        "rootlace.wire",
-        "rootlace.language",
-        "rootlace.client",
-        "rootlace.program",
-    },
-    # Backends without a model, for the tests of programs.
-    "rootlace.testing": {"rootlace.wire", "rootlace.language", "rootlace.client"},
-    # The other interpreter of the language: it knows nothing of runtimes.
-    "rootlace.trace": {"rootlace.wire", "rootlace.language", "rootlace.timeline"},
     # What `import rootlace` gives.
     "rootlace": {
         "rootlace.wire",
@@ -46,127 +14,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.timeline",
         "rootlace.trace",
     },
-    # The command line stands above everything: `rootlace serve` is the gateway.
-    "rootlace.cli": {
-        "rootlace",
-        "rootlace.wire",
-        "rootlace.language",
-        "rootlace.client",
-        "rootlace.program",
-        "rootlace.timeline",
-        "rootlace.evaluation",
-        "rootlace.runtime.config",
-        "rootlace.runtime.processes",
-        "rootlace.runtime.assets",
-        "rootlace.runtime.server.app",
-        "rootlace.runtime.server.auth",
-        "rootlace.runtime.doctor",
-        "rootlace.runtime.model.checkpoint.config",
-        "rootlace.runtime.model.checkpoint.source",
-        "rootlace.runtime.model.hub.local",
-        "rootlace.runtime.model.options",
-        "rootlace.runtime.simulation",
-        "rootlace.runtime.contracts.plan",
-    },
     "rootlace.cli.bench_load": {"rootlace.runtime.simulation"},
-    # Serve applications: the gateway and the engines of a Ray cluster.
-    "rootlace.deploy": {
-        "rootlace.client.runtime",
-        "rootlace.runtime.config",
-        "rootlace.runtime.contracts.block_store",
-        "rootlace.runtime.server.app",
-        "rootlace.runtime.server.http.connections",
-        "rootlace.runtime.model.hub.local",
-        "rootlace.runtime.replicas",
-        "rootlace.wire",
-    },
     "rootlace.runtime": set(),
     "rootlace.runtime.config": set(),
     "rootlace.runtime.processes": {"rootlace.runtime.config"},
     "rootlace.runtime.assets": set(),
-    "rootlace.runtime.contracts": {"rootlace.wire"},
-    "rootlace.runtime.server": {
-        "rootlace.types",
-        "rootlace.wire",
-        "rootlace.runtime.assets",
-        "rootlace.runtime.config",
-        "rootlace.runtime.processes",
-        "rootlace.runtime.contracts",
-        "rootlace.runtime.engine.client",
-        "rootlace.runtime.replicas",
-        "rootlace.runtime.structured",
-        "rootlace.runtime.model.checkpoint.config",
-        "rootlace.runtime.model.checkpoint.source",
-    },
-    # Several engines in the place of one.
-    "rootlace.runtime.replicas": {
-        "rootlace.wire",
-        "rootlace.runtime.cache.journal",
-        "rootlace.runtime.config",
-        "rootlace.runtime.processes",
-        "rootlace.runtime.contracts",
-        "rootlace.runtime.engine.client",
-        "rootlace.runtime.routing",
-    },
-    "rootlace.runtime.engine": {
-        "rootlace.wire",
-        "rootlace.runtime.config",
-        "rootlace.runtime.processes",
-        "rootlace.runtime.contracts",
-        "rootlace.runtime.scheduler",
-        "rootlace.runtime.model",
-        "rootlace.runtime.structured",
-        "rootlace.runtime.cache",
-        "rootlace.runtime.offload",
-        "rootlace.runtime.transfer",
-    },
-    "rootlace.runtime.offload": {"rootlace.runtime.contracts"},
-    # Blocks from one engine to another.
-    "rootlace.runtime.transfer": {
-        "rootlace.wire",
-        "rootlace.runtime.contracts",
-    },
-    "rootlace.runtime.engine.client": {
-        "rootlace.wire",
-        "rootlace.runtime.config",
-        "rootlace.runtime.processes",
-        "rootlace.runtime.contracts",
-    },
-    "rootlace.runtime.scheduler": {
-        "rootlace.wire",
-        "rootlace.runtime.cache",
-        "rootlace.runtime.config",
-        "rootlace.runtime.contracts",
-    },
-    "rootlace.runtime.cache": set(),
-    "rootlace.runtime.routing": {"rootlace.runtime.cache", "rootlace.runtime.contracts"},
-    "rootlace.runtime.simulation": {
-        "rootlace.wire",
-        "rootlace.runtime.cache",
-        "rootlace.runtime.routing",
-        "rootlace.runtime.scheduler",
-        "rootlace.runtime.contracts",
-        "rootlace.runtime.config",
-    },
-    "rootlace.runtime.doctor": {
-        "rootlace.wire",
-        "rootlace.runtime.config",
-        "rootlace.runtime.model",
-        "rootlace.kernels",
-    },
-    "rootlace.runtime.structured": {
-        "rootlace.wire",
-        "rootlace.types",
-        "rootlace.runtime.config",
-        "rootlace.runtime.processes",
-        "rootlace.runtime.contracts",
-    },
-    "rootlace.runtime.model": {
-        "rootlace.wire",
-        "rootlace.runtime.config",
-        "rootlace.runtime.contracts",
-        "rootlace.kernels",
-    },
     # The ranks of a model are processes.
     "rootlace.runtime.model.parallel": {
         "rootlace.wire",
@@ -239,42 +91,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.checkpoint.quantised.layouts",
         "rootlace.kernels.native.build",
     },
-    "rootlace.kernels": set(),
 }
 
 # Module prefix -> third-party packages that it must not import.
 MUST_NOT_IMPORT: dict[str, set[str]] = {
-    "rootlace.wire": HEAVY | SERVING | {"numpy"},
-    "rootlace.types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
-    "rootlace.timeline": HEAVY | SERVING | {"numpy", "zmq"},
-    "rootlace.language": HEAVY | SERVING | {"numpy", "zmq"},
-    "rootlace.client": HEAVY | SERVING | {"numpy"},
-    "rootlace.program": HEAVY | SERVING | {"numpy", "zmq"},
-    "rootlace.evaluation": HEAVY | SERVING | {"numpy", "zmq"},
-    "rootlace.testing": HEAVY | SERVING | {"numpy"},
-    "rootlace.trace": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace": HEAVY | SERVING | {"numpy", "zmq"},
-    "rootlace.cli": HEAVY | SERVING | {"numpy"},
     # Imported when that command runs, which needs the runtime's packages.
     "rootlace.cli.bench_load": HEAVY | {"numpy"},
-    "rootlace.deploy": HEAVY | {"numpy", "zmq"},
     "rootlace.runtime": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.processes": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.assets": HEAVY | SERVING | {"numpy"},
-    "rootlace.runtime.contracts": HEAVY | SERVING | {"zmq"},
-    "rootlace.runtime.server": HEAVY,
-    "rootlace.runtime.engine": {"aiohttp", "transformers", "triton"},
-    "rootlace.runtime.engine.client": HEAVY | SERVING,
-    "rootlace.runtime.scheduler": HEAVY | SERVING | {"zmq"},
-    "rootlace.runtime.cache": HEAVY | SERVING | {"zmq", "msgspec"},
-    "rootlace.runtime.replicas": HEAVY | SERVING,
-    "rootlace.runtime.offload": HEAVY | SERVING | {"zmq"},
-    "rootlace.runtime.transfer": HEAVY | SERVING,
-    "rootlace.runtime.routing": HEAVY | SERVING | {"zmq"},
-    "rootlace.runtime.simulation": HEAVY | SERVING | {"zmq"},
-    "rootlace.runtime.structured": HEAVY | {"aiohttp"},
-    "rootlace.runtime.model": {"aiohttp", "transformers", "zmq"},
     "rootlace.runtime.model.parallel": {"aiohttp", "transformers", "zmq"},
     "rootlace.runtime.model.parallel.shard": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
@@ -289,6 +116,4 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.checkpoint.quantised.blocks": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.model.checkpoint.quantised.reading": {"aiohttp", "transformers", "zmq"},
     "rootlace.runtime.model.gguf": HEAVY | SERVING | {"numpy"},
-    "rootlace.runtime.doctor": {"aiohttp", "zmq"},
-    "rootlace.kernels": {"aiohttp", "zmq", "transformers", "safetensors", "msgspec"},
 }

@@ -10,13 +10,14 @@ import torch
 from rootlace.kernels.native.library import NativeOutOfMemory
 from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.doctor import ceilings, report
+from rootlace.runtime.doctor import report
 from rootlace.runtime.doctor.ceilings import read_machine
 from rootlace.runtime.doctor.report import examine
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from tests.cli.test_doctor import make_quick
 from tests.model.checkpoints import configs
 from tests.model.eagle_heads import save_head_for
 from tests.model.quantised_checkpoints import gptq, quantised
@@ -27,10 +28,7 @@ from tests.tiny_model import make_tiny_model
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "SIDE", 32)
-    monkeypatch.setattr(ceilings, "ATTENDED", 32)
-    monkeypatch.setattr(report, "SECONDS", 0.0)
-    monkeypatch.setattr(report, "READ_BYTES", 1 << 16)
+    make_quick(monkeypatch)
 
 
 @pytest.fixture

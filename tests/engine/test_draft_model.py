@@ -271,7 +271,7 @@ def played(
         clock=lambda: model.now,
         drafts=drafts,
     )
-    for turn in range(6):
+    for turn in range(4):
         for row in range(rows):
             harness.add([*PROMPTS[0], turn, row], greedy(150, ignore_eos=True))
         harness.finish()

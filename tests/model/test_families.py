@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,8 @@ from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
 from tests.model.hub_keys import HUB_KEYS
 from tests.model.plans import Blocks, Row, Work, make_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Kernels = Literal["auto", "reference"]
 KERNELS: tuple[Kernels, ...] = ("auto", "reference")
@@ -170,15 +171,6 @@ HARMLESS = {
     "no_such_key": None,
     "sliding_window": None,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models of a few thousand numbers are quickest without company."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def changed(value: object) -> list[Any]:

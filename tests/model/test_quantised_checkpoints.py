@@ -1,7 +1,7 @@
 """Quantised checkpoints: weights and log-probabilities are those that their formats mean."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ from tests.model.checkpoints import configs, reference, reference_logprobs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.model.quantised_checkpoints import WEIGHTS, Write, edit, quantised
 from tests.model.weight_sizes import num_bytes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 TOKENS = [5, 150, 7, 32, 9, 11, 4, 77, 3, 60, 198, 41]
@@ -100,15 +102,6 @@ DENSE_TYPES = {
 }
 """Types of the checkpoints, and of scales with them; else float32. With zero points, results are
 exact for scales of 16 bits, as all checkpoints have them."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models of a few thousand numbers are quickest without company."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def made(name: str, folder: Path, family: str = "qwen2", **options: Any) -> tuple[Path, Path]:

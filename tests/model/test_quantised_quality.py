@@ -1,6 +1,6 @@
 """What quantisation costs a trained model: as much as in the reference implementation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from tests.model.test_quantised_checkpoints import (
     floats,
     ints,
 )
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WINDOW, WINDOWS = 128, 6
 SCORED = SamplingParams(temperature=0.0, max_tokens=1, logprobs=True, seed=0)
@@ -52,14 +54,6 @@ OTHERS: dict[str, Scheme] = {
     "NVFP4": FORMATS["ct-nvfp4"],
 }
 """Schemes that are compared with transformers on the weights that they stand for."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,7 @@ def test_requests_that_wait_together_keep_apart(policy) -> None:
     }
     world.drain()
     assert world.stats["computed_tokens"] >= 3 * len(PROMPT)
-    for rid in rids:
-        world.expect_cold(world.jobs[rid])
+    world.expect_cold(*(world.jobs[rid] for rid in rids))
 
 
 def test_a_plan_names_the_adapter_of_each_row() -> None:

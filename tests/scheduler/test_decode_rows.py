@@ -51,8 +51,7 @@ def test_plans_under_way_stay_as_they_are(overlap: bool, block_size: int) -> Non
         for old in kept[-3:]:
             old.expect_unchanged()
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 @OVERLAP
@@ -68,8 +67,7 @@ def test_a_decode_step_touches_no_table(overlap: bool) -> None:
     # Room for 32 blocks: of 149 steps one or two find none.
     assert len(decode) - 4 <= same < len(decode)
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 def test_rows_that_pause_come_back_with_their_own_tables() -> None:
@@ -79,8 +77,7 @@ def test_rows_that_pause_come_back_with_their_own_tables() -> None:
         world.submit(random.Random(seed).choices(range(100), k=9), 40)
     world.drain()
     assert world.stats["retractions"], "nobody was preempted: the test tests nothing"
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 @OVERLAP

@@ -102,8 +102,7 @@ def test_texts_are_looked_at_rarely_where_that_saved_nothing_lately(rows: int) -
     world.submit([*PROMPT, 0], 500, ignore_eos=True)
     world.drain()
     assert world.stats["steps"] - before < 100 and world.stats["accepted_tokens"] > 400
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 def test_one_row_of_a_batch_is_drafted_for_where_nothing_was_earned() -> None:
@@ -129,8 +128,7 @@ def test_one_row_of_a_batch_is_drafted_for_where_nothing_was_earned() -> None:
         world.step()
     assert world.stats["steps"] - before < 100 and world.stats["accepted_tokens"] > 300
     world.drain()
-    for rid in rids:
-        world.expect_cold(world.jobs[rid])
+    world.expect_cold(*(world.jobs[rid] for rid in rids))
 
 
 def test_who_has_no_draft_while_texts_rest_misses_no_step() -> None:

@@ -125,8 +125,7 @@ def test_the_output_is_what_it_is_without(
             top_logprobs=1,
         )
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
     world.expect_empty()
 
 
@@ -424,8 +423,7 @@ def test_who_stands_by_misses_a_step_that_counts() -> None:
             world.step()
         assert (max(missed) > 0) == bool(others)
         world.drain()
-        for job in world.jobs.values():
-            world.expect_cold(job)
+        world.expect_cold(*world.jobs.values())
 
 
 def test_a_row_stands_by_where_that_saves_more_than_the_token_it_misses() -> None:
@@ -455,8 +453,7 @@ def test_a_step_has_so_many_drafted_tokens_at_most() -> None:
         if plan is not None:
             most = max(most, len(plan.samples) - plan.num_rows)
     assert 9 * (MAX_DRAFTED // 9) - 9 <= most <= MAX_DRAFTED
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 def test_it_goes_on_behind_what_another_engine_generated() -> None:

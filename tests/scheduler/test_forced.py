@@ -222,8 +222,7 @@ def test_samples_of_one_prompt_compute_what_is_forced_once() -> None:
     plan = world.step()
     assert plan is not None and plan.num_tokens == 1 + 20 + 3
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 def test_a_jump_never_computes_again_what_the_sequence_has() -> None:

@@ -70,8 +70,7 @@ def test_tokens_that_are_told_early_have_their_scores(overlap: bool, seed: int) 
         for _ in range(4):
             world.step()
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
     assert max(len(job.updates) for job in world.jobs.values()) > 2, "nothing was told early"
 
 
@@ -92,8 +91,7 @@ def test_who_waits_for_blocks_has_been_told_all(overlap: bool) -> None:
                 waited += 1
                 assert sequence.emitted == sequence.length
     assert waited > 5
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 @OVERLAP

@@ -108,8 +108,7 @@ def test_penalties_and_masks_of_the_host_are_late_and_automata_are_not() -> None
         assert samples[rids["stepped"]].mask is None
     world.land()
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 def test_without_automata_on_the_device_every_constraint_is_late() -> None:

@@ -22,8 +22,7 @@ def test_nobody_is_preempted_before_the_step_under_way_says_who_ends() -> None:
     launched(world)
     world.drain()
     assert world.jobs[long].finish == "length" and world.stats["retractions"] == 0
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
 
 
 @pytest.mark.parametrize("block_size", [1, 4])

@@ -91,8 +91,7 @@ def test_chained_forks_of_partial_blocks_within_a_step() -> None:
     plan = world.step()
     assert plan is not None and len(plan.copies) and len(plan.duplicate_tokens)
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())
     world.expect_empty()
 
 

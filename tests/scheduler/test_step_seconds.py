@@ -387,5 +387,4 @@ def test_whatever_is_cut_nothing_else_comes_out(seed: int) -> None:
         for _ in range(dice.randrange(3)):
             world.step()
     world.drain()
-    for job in world.jobs.values():
-        world.expect_cold(job)
+    world.expect_cold(*world.jobs.values())

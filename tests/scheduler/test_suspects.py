@@ -116,8 +116,7 @@ def test_who_was_in_a_dead_engines_step_is_alone_until_there(overlap: bool) -> N
             lengths[int(rid)].append((int(length), plan.num_rows))
     assert [rows for length, rows in lengths[rids[1]]][:5] == [1] * 5
     assert lengths[rids[1]][4] == (9, 1) and lengths[rids[0]][0] == (5, 2)
-    for rid in rids:
-        world.expect_cold(world.jobs[rid])
+    world.expect_cold(*(world.jobs[rid] for rid in rids))
 
 
 def test_strangers_wait_while_suspects_are_computed() -> None:
@@ -153,8 +152,7 @@ def test_who_was_cleared_streams_while_suspects_are_computed() -> None:
         first = next(at for at, row in enumerate(rows) if suspect in row)
         assert rows[first] == [suspect]
     world.drain()
-    for rid in rids:
-        world.expect_cold(world.jobs[rid])
+    world.expect_cold(*(world.jobs[rid] for rid in rids))
     world.expect_empty()
 
 
@@ -162,8 +160,7 @@ def test_suspects_without_room_beside_others_are_computed() -> None:
     world = World(num_blocks=16, max_step_tokens=16)
     rids = [world.submit(ids(30, i), 20, suspected=1) for i in range(5)]
     world.drain()
-    for rid in rids:
-        world.expect_cold(world.jobs[rid])
+    world.expect_cold(*(world.jobs[rid] for rid in rids))
     world.expect_empty()
 
 

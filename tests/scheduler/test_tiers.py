@@ -69,8 +69,7 @@ def test_others_are_admitted_while_the_first_ones_blocks_are_read(policy, other)
         assert world.step() is not None
     assert world.jobs[rids[0]].finish is None and world.scheduler.kv.tiering.fetching.waiting
     world.drain()
-    for rid in rids:
-        world.expect_cold(world.jobs[rid])
+    world.expect_cold(*(world.jobs[rid] for rid in rids))
     assert world.jobs[rids[0]].cached == 32
     world.expect_empty()
 
@@ -84,8 +83,7 @@ def test_the_room_of_those_whose_blocks_are_read_is_left_to_them() -> None:
     assert world.scheduler.plan() is None
     world.drain()
     assert world.jobs[rids[0]].cached == 32
-    for rid in rids:
-        world.expect_cold(world.jobs[rid])
+    world.expect_cold(*(world.jobs[rid] for rid in rids))
 
 
 def test_no_more_overtake_one_whose_blocks_are_read_than_may_overtake_any() -> None:

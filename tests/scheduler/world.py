@@ -338,8 +338,12 @@ class World:
     def match(self, tokens: list[int], namespace: str = "") -> int:
         return self.scheduler.kv.tree.match(namespace, np.array(tokens, np.int32))
 
-    def expect_cold(self, job: Job) -> None:
-        """The output is what the request would have got with nobody else there, token by token."""
+    def expect_cold(self, *jobs: Job) -> None:
+        """The output is what each request would have got with nobody else there, by token."""
+        for job in jobs:
+            self._expect_cold(job)
+
+    def _expect_cold(self, job: Job) -> None:
         cold = self.cold(job.prompt, job.params, job.constrain, job.adapter, job.max_length)
         assert job.finish == cold.finish, job
         if cold.finish == "error":

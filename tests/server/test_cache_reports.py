@@ -107,8 +107,7 @@ async def test_over_http(serve: Serve, stories: Tokenizer) -> None:
     )
     assert status == 200 and explained == report
     assert engine.explained[-1][1] == "s"
-    async with served.http.get("/cache/tree?namespace=s&limit=5") as tree:
-        page = await tree.json()
+    page = (await served.get("/cache/tree?namespace=s&limit=5")).json()
     assert page["nodes"][0]["head_text"] == "<s> Once upon a time there was"
     assert page["nodes"][0]["namespace"] == "s"
 
@@ -122,11 +121,9 @@ async def test_prompts_that_could_share_more(serve: Serve, stories: Tokenizer) -
         body = {"prompt": f"{name} asked. {tale}", "max_tokens": 1, "return_cache_report": True}
         _, reply = await ask(served, "/v1/completions", body)
         said = reply["usage"]["cache_reports"][0]["advice"]
-    async with served.http.get("/cache/lint") as reply:
-        (finding,) = (await reply.json())["findings"]
+    (finding,) = (await served.get("/cache/lint")).json()["findings"]
     assert finding["says"] == said and finding["ours"].strip() == "Tom"
-    async with served.http.get("/cache/lint?namespace=s") as reply:
-        assert await reply.json() == {"findings": []}
+    assert (await served.get("/cache/lint?namespace=s")).json() == {"findings": []}
 
 
 async def test_what_is_explained_is_what_would_be_sent(serve: Serve, stories: Tokenizer) -> None:

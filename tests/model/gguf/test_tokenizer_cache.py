@@ -109,14 +109,17 @@ def test_a_damaged_file_is_made_again(folder: Path, read: list[Path]) -> None:
     first = asked(source())
     (path,) = folder.iterdir()
     whole = path.read_bytes()
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-        assert asked(source()) == first, at
-        assert path.read_bytes() == whole, at
-    for size in range(len(whole)):
-        path.write_bytes(whole[:size])
-        assert asked(source()) == first, size
-    assert len(read) == 1 + 2 * len(whole)
+    header = struct.Struct("<III")
+    behind_facts = header.size + header.unpack(whole[: header.size])[1]
+    edges = {behind_facts - 1, behind_facts, len(whole) - 1}
+    places = sorted({*range(header.size + 1), *edges, *range(0, len(whole), 11)})
+    for at in places:
+        flipped = whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :]
+        for damaged in (flipped, whole[:at]):
+            path.write_bytes(damaged)
+            assert asked(source()) == first, at
+            assert path.read_bytes() == whole, at
+    assert len(read) == 1 + 2 * len(places)
 
 
 def test_where_none_can_be_kept(

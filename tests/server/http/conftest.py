@@ -1,7 +1,9 @@
 """A served fake gateway and clients for it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import openai
@@ -10,6 +12,18 @@ from aiohttp import web
 
 from rootlace.runtime.server.http.app import make_runner
 from tests.server.http.fake_gateway import FakeGateway, stand_in
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    def json(self) -> Any:
+        return json.loads(self.text)
 
 
 @dataclass
@@ -27,6 +41,16 @@ class Served:
         client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
         self.clients.append(client)
         return client
+
+    async def get(self, path: str, **options: Any) -> Reply:
+        """`options`: aiohttp's."""
+        async with self.http.get(path, **options) as reply:
+            return Reply(reply.status, reply.headers, await reply.text())
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> Reply:
+        """`body` becomes JSON; `options`: aiohttp's."""
+        async with self.http.post(path, json=body, **options) as reply:
+            return Reply(reply.status, reply.headers, await reply.text())
 
 
 async def stop(served: Served) -> None:

@@ -196,10 +196,8 @@ async def test_refusals(serve: Serve, tmp_path: Path) -> None:
     with pytest.raises(openai.BadRequestError, match="endpoint"):
         await client.batches.create(endpoint="/v1/responses", **given)
     for path in ("/v1/files/..%2Flock/content", "/v1/batches/x"):
-        async with served.http.get(path) as reply:
-            assert reply.status == 404
-    async with served.http.post("/v1/files", json={}) as reply:
-        assert reply.status == 415
+        assert (await served.get(path)).status == 404
+    assert (await served.post("/v1/files", {})).status == 415
     assert list((tmp_path / "files").iterdir()) == []
 
 

@@ -21,8 +21,7 @@ async def test_pages_are_kept_out_by_default(served: Served) -> None:
         assert "--cors-origins https://page.example" in await reply.text()
     # What needs no preflight would cost, though its reply could not be read.
     headers = {"Origin": "https://page.example"}
-    async with served.http.post("/generate", json={"text": "a"}, headers=headers) as reply:
-        assert reply.status == 403
+    assert (await served.post("/generate", {"text": "a"}, headers=headers)).status == 403
     assert not served.gateway.sessions
 
 
@@ -75,8 +74,7 @@ async def test_a_front_says_for_whom_it_asks_and_nobody_else_does(serve: Serve) 
         (knows, [], "127.0.0.1"),
         (alone, from_source([], "203.0.113.5", ""), "127.0.0.1"),
     ):
-        async with served.http.post("/generate", json={"text": "a"}, headers=headers) as reply:
-            assert reply.status == 200
+        assert (await served.post("/generate", {"text": "a"}, headers=headers)).status == 200
         assert served.gateway.sources[-1].partition("#")[0] == said
     rebound = from_source([("Host", "page.example")], "203.0.113.5", "s")
     async with knows.http.get("/version", headers=rebound) as reply:
@@ -118,8 +116,7 @@ async def test_pages_that_may_ask(serve: Serve, allowed: str) -> None:
 async def test_host_names(serve: Serve, config: dict[str, Any], host: str, status: int) -> None:
     """A page whose name is made to resolve to this machine must not read what is served here."""
     served = await serve(FakeGateway(**config))
-    async with served.http.get("/health", headers={"Host": host}) as reply:
-        assert reply.status == status
+    assert (await served.get("/health", headers={"Host": host})).status == status
 
 
 async def test_pages_are_kept_out_of_a_public_server_without_a_key(serve: Serve) -> None:
@@ -131,6 +128,5 @@ async def test_pages_are_kept_out_of_a_public_server_without_a_key(serve: Serve)
         ({"Host": "server.example"}, 200),
     )
     for headers, status in pages:
-        async with served.http.post("/flush_cache", headers=headers) as reply:
-            assert reply.status == status, headers
+        assert (await served.post("/flush_cache", headers=headers)).status == status, headers
     assert served.gateway.flushed == 2

@@ -339,9 +339,7 @@ async def test_calls_among_text_are_of_the_tools(
     form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
     for choice in ({}, AUTO.get(path, {"tool_choice": "auto"})):
         body = {"model": "fake", **offered(path, strict, choice, stream)}
-        async with served.http.post(path, json=body) as reply:
-            assert reply.status == 200, await reply.text()
-            await reply.read()
+        assert (await served.post(path, body)).status == 200
         sent = served.gateway.last_generate.constraint
         assert sent is not None and (sent.kind, sent.strict) == ("structural_tag", False)
         assert json.loads(sent.source) == {"type": "structural_tag", "format": form}

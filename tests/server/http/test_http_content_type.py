@@ -44,5 +44,4 @@ async def test_a_body_of_no_type_is_taken_by_the_paths_of_ollama_alone(
     served: Served, path: str, body: bytes, status: int
 ) -> None:
     """From what is no browser; without a body there is nothing to say the type of."""
-    async with served.http.post(path, data=body, skip_auto_headers=["Content-Type"]) as reply:
-        assert reply.status == status, await reply.text()
+    assert (await served.post(path, data=body, skip_auto_headers=["Content-Type"])).status == status

@@ -31,8 +31,7 @@ async def test_keys_come_and_go_while_it_runs(serve: Serve, path: Path) -> None:
 
     async def status(key: str, where: str = "/v1/models") -> int:
         headers = {"Authorization": f"Bearer {key}"}
-        async with served.http.get(where, headers=headers) as reply:
-            return reply.status
+        return (await served.get(where, headers=headers)).status
 
     second = run(path, "add", "second", "--namespace", "shared", "--tokens-per-minute", "9")
     other = first.rpartition("-")[0] + "-" + second.rpartition("-")[2]

@@ -110,21 +110,16 @@ async def test_options_and_history(served: Served) -> None:
 
 async def test_what_is_served(served: Served) -> None:
     for path in ("/api/tags", "/api/ps"):
-        async with served.http.get(path) as reply:
-            assert [model["model"] for model in (await reply.json())["models"]] == ["fake"]
+        assert [model["model"] for model in (await served.get(path)).json()["models"]] == ["fake"]
     assert not (await running(served))["size"]  # there are no files
-    async with served.http.post("/api/show", json={"model": "fake"}) as reply:
-        shown = await reply.json()
+    shown = (await served.post("/api/show", {"model": "fake"})).json()
     assert shown["template"] == FakeChat.source and "completion" in shown["capabilities"]
-    async with served.http.get("/api/version") as reply:
-        assert (await reply.json())["version"]
+    assert (await served.get("/api/version")).json()["version"]
 
 
 async def running(served: Served) -> Any:
-    async with served.http.get("/api/ps") as reply:
-        (model,) = (await reply.json())["models"]
-    async with served.http.get("/api/tags") as reply:
-        assert model.items() >= (await reply.json())["models"][0].items()
+    (model,) = (await served.get("/api/ps")).json()["models"]
+    assert model.items() >= (await served.get("/api/tags")).json()["models"][0].items()
     return model
 
 
@@ -149,8 +144,7 @@ async def details(served: Served, path: Path) -> tuple[dict[str, Any], dict[str,
     """Of the model at `path`: what lists say of it, and `model_info`."""
     gateway = served.gateway
     gateway.model_info = msgspec.structs.replace(gateway.model_info, path=str(path))
-    async with served.http.post("/api/show", json={"model": "fake"}) as reply:
-        shown = await reply.json()
+    shown = (await served.post("/api/show", {"model": "fake"})).json()
     assert (await running(served))["details"] == shown["details"]
     return shown["details"], shown["model_info"]
 

@@ -156,8 +156,7 @@ async def test_what_is_shown_of_a_model(serve: Serve) -> None:
         gateway = smol(**config)
         gateway.chat = ChatTemplate(source)  # type: ignore[assignment]
         served = await serve(gateway)
-        async with served.http.post("/api/show", json={"model": "fake"}) as reply:
-            shown = (await reply.json())["capabilities"]
+        shown = (await served.post("/api/show", {"model": "fake"})).json()["capabilities"]
         assert {one for one in shown if one.startswith("tools")} == able
 
 
@@ -172,8 +171,7 @@ async def test_they_are_refused_if_the_server_is_to(serve: Serve, path: str) -> 
     assert status == 400 and "no place for calls and results" in text
     # What has none of them is served.
     body = {"model": "fake", "messages": [USER], "max_tokens": 9, "stream": False}
-    async with served.http.post("/v1/chat/completions", json=body) as reply:
-        assert reply.status == 200
+    assert (await served.post("/v1/chat/completions", body)).status == 200
 
 
 async def test_a_template_of_its_own_for_tools(serve: Serve) -> None:
@@ -189,7 +187,6 @@ async def test_a_template_of_its_own_for_tools(serve: Serve) -> None:
     gateway.script = script
     for tools in ([OPENAI], None):
         body = {"model": "fake", "messages": [USER], "tools": tools}
-        async with served.http.post("/v1/chat/completions", json=body) as reply:
-            assert reply.status == 200
+        assert (await served.post("/v1/chat/completions", body)).status == 200
     assert seen[0] == json.dumps([OPENAI]) + "Rome?"
     assert seen[1].endswith("<|im_start|>user\nRome?<|im_end|>\n<|im_start|>assistant\n")

@@ -24,18 +24,15 @@ async def test_the_page_may_load_nothing_from_elsewhere(served: Served) -> None:
 
 
 async def test_what_the_browser_has_is_not_sent_again(served: Served) -> None:
-    async with served.http.get("/page/main.js") as reply:
-        tag = reply.headers["ETag"]
+    tag = (await served.get("/page/main.js")).headers["ETag"]
     async with served.http.get("/page/main.js", headers={"If-None-Match": tag}) as reply:
         assert reply.status == 304 and await reply.read() == b""
-    async with served.http.get("/page/main.js", headers={"If-None-Match": '"old"'}) as reply:
-        assert reply.status == 200
+    assert (await served.get("/page/main.js", headers={"If-None-Match": '"old"'})).status == 200
 
 
 @pytest.mark.parametrize("name", ["none.js", "..%2f__init__.py", "%2e%2e%2f__init__.py"])
 async def test_no_other_file(served: Served, name: str) -> None:
-    async with served.http.get(f"/page/{name}") as reply:
-        assert reply.status == 404
+    assert (await served.get(f"/page/{name}")).status == 404
 
 
 async def test_the_page_needs_no_key_and_what_it_asks_does(serve: Serve) -> None:
@@ -47,5 +44,4 @@ async def test_the_page_needs_no_key_and_what_it_asks_does(serve: Serve) -> None
         ("/openapi.json", 200),
         ("/v1/models", 401),
     ):
-        async with served.http.get(path) as reply:
-            assert reply.status == status
+        assert (await served.get(path)).status == status

@@ -89,10 +89,8 @@ async def test_an_item_that_was_cut_is_incomplete(
         "well", "well, let me see what there is"
     )
     body = {"input": "x", "tools": [TOOL], **given}
-    async with served.http.post("/v1/responses", json=body) as reply:
-        whole = await reply.json()
-    async with served.http.post("/v1/responses", json={**body, "stream": True}) as reply:
-        lines = (await reply.text()).splitlines()
+    whole = (await served.post("/v1/responses", body)).json()
+    lines = (await served.post("/v1/responses", {**body, "stream": True})).text.splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line[:5] == "data:"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     for last, items in ((whole, whole["output"]), (events[-1]["response"], done)):
@@ -176,8 +174,7 @@ async def test_what_a_response_was_made_from(served: Served) -> None:
     assert (items[2].arguments, items[2].call_id) == ('{"x":1}', items[3].call_id)
     assert items[3].output == "3" and len({item.id for item in items}) == 4
     path = f"/v1/responses/{second.id}/input_items"
-    async with served.http.get(path, params={"limit": 1, "after": items[3].id}) as reply:
-        page = await reply.json()
+    page = (await served.get(path, params={"limit": 1, "after": items[3].id})).json()
     assert (page["object"], page["has_more"]) == ("list", True)
     assert page["first_id"] == page["last_id"] == page["data"][0]["id"] == items[2].id
 
@@ -213,8 +210,7 @@ async def test_allowed_tools(served: Served) -> None:
             "tool_choice": {"type": "allowed_tools", "allowed_tools": inner},
         }
         for path, asked in (("/v1/responses", body), ("/v1/chat/completions", chat)):
-            async with served.http.post(path, json=asked) as reply:
-                assert reply.status == 200
+            assert (await served.post(path, asked)).status == 200
             offered = served.gateway.chat.last["tools"]
             assert [tool["function"]["name"] for tool in offered] == ["g"]
             sent = served.gateway.last_generate.constraint
@@ -337,8 +333,7 @@ async def test_refused_values_name_those_that_there_are(
 async def test_a_salt_is_kept_apart(served: Served) -> None:
     """Nobody goes on from a response, and sees what it holds, with another salt."""
     body = {"input": "x", "cache_salt": "mine"}
-    async with served.http.post("/v1/responses", json=body) as reply:
-        first = (await reply.json())["id"]
+    first = (await served.post("/v1/responses", body)).json()["id"]
     for salt, status in (("mine", 200), ("other", 404), (None, 404)):
         more = {"input": "y", "cache_salt": salt, "previous_response_id": first}
         async with served.http.post("/v1/responses", json=more) as reply:

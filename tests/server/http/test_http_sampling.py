@@ -241,8 +241,7 @@ def said(name: str, **given: float) -> dict[str, Any]:
 
 
 async def params_of(served: Served, name: str, **given: float) -> SamplingParams:
-    async with served.http.post(CALLS[name][0], json=said(name, **given)) as reply:
-        assert reply.status == 200, await reply.text()
+    assert (await served.post(CALLS[name][0], said(name, **given))).status == 200
     return served.gateway.last_generate.params
 
 
@@ -380,8 +379,7 @@ def test_numbers_that_are_no_integers_stay_what_they_are() -> None:
 
 async def test_the_responses_say_what_they_were_sampled_with(serve: Serve) -> None:
     served = await serve(gateway_of(**QWEN))
-    async with served.http.post("/v1/responses", json=CALLS["responses"][1]) as reply:
-        found = await reply.json()
+    found = (await served.post("/v1/responses", CALLS["responses"][1])).json()
     assert (found["temperature"], found["top_p"]) == (0.7, 0.8)
 
 
@@ -391,13 +389,10 @@ async def test_servers_say_what_is_in_force(serve: Serve) -> None:
         "default_sampling": QWEN,
         "default_sampling_from": dict.fromkeys(QWEN, FILE),
     }
-    async with served.http.get("/get_model_info") as reply:
-        assert (await reply.json()).items() >= expected.items()
-    async with served.http.get("/v1/models") as reply:
-        (card,) = (await reply.json())["data"]
+    assert (await served.get("/get_model_info")).json().items() >= expected.items()
+    (card,) = (await served.get("/v1/models")).json()["data"]
     assert card.items() >= expected.items()
-    async with served.http.post("/api/show", json={"model": "fake"}) as reply:
-        lines = (await reply.json())["parameters"].splitlines()
+    lines = (await served.post("/api/show", {"model": "fake"})).json()["parameters"].splitlines()
     assert dict(line.split() for line in lines) == {
         "temperature": "0.7",
         "top_p": "0.8",

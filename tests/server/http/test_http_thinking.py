@@ -51,8 +51,7 @@ async def asked(serve: Serve, source: str, path: str, **more: Any) -> tuple[str,
     gateway.chat = ChatTemplate(source)  # type: ignore[assignment]
     served: Served = await serve(gateway)
     body = {"model": "fake", "stream": False, **USUAL[path], **more}
-    async with served.http.post(path, json=body) as reply:
-        assert reply.status == 200, await reply.text()
+    assert (await served.post(path, body)).status == 200
     text = "".join(part.text for part in gateway.last_parts if isinstance(part, Text))
     if not text:  # a response's are tokens
         text = bytes(i for part in gateway.last_parts for i in part.ids if i < 256).decode()
@@ -186,8 +185,7 @@ async def test_thoughts_before_a_constrained_answer_are_read(
         and "12" in (text if not stream else text.replace('"1"', '"12"'))
     )
     if path == CHAT and not stream:
-        async with served.http.post(path, json=body) as reply:
-            whole = await reply.json()
+        whole = (await served.post(path, body)).json()
         message = whole["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("let me see", "12")
         assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 10

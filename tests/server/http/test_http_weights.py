@@ -30,8 +30,7 @@ async def test_an_explanation_is_told_by_one_field(served: Served) -> None:
                 error = (await reply.json())["error"]
         assert (reply.status, error["param"]) == (400, "x")
     for body in (b"[1]", b"{", b'{"messages":'):
-        async with served.http.post("/cache/explain", data=body, headers=headers) as reply:
-            assert reply.status == 400
+        assert (await served.post("/cache/explain", data=body, headers=headers)).status == 400
 
 
 def test_a_wrong_row_is_told_by_one_field() -> None:

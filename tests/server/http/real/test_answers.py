@@ -153,14 +153,12 @@ async def test_native_logprobs_from_a_start(real: Served) -> None:
         "logprob_start_len": 2,
         "return_text_in_logprobs": True,
     }
-    async with real.http.post("/generate", json=body) as reply:
-        meta = (await reply.json())["meta_info"]
+    meta = (await real.post("/generate", body)).json()["meta_info"]
     assert [text for _, _, text in meta["input_token_logprobs"]] == list("cdef")
     assert all(logprob < 0 for logprob, _, _ in meta["input_token_logprobs"])
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (6, 0)
     del body["logprob_start_len"]
-    async with real.http.post("/generate", json=body) as reply:
-        meta = (await reply.json())["meta_info"]
+    meta = (await real.post("/generate", body)).json()["meta_info"]
     assert [text for _, _, text in meta["input_token_logprobs"]] == list("abcdef")
     beyond = {**body, "logprob_start_len": 7, "stream": True, "stream_options": {}}
     async with real.http.post("/generate", json=beyond) as reply:
@@ -202,8 +200,7 @@ async def test_spans(real: Served) -> None:
         ("/v1/chat/completions", {"messages": asked, "top_p": 0.5}, 200),
         ("/v1/completions", {"prompt": "x" * 600}, 400),
     ):
-        async with real.http.post(url + path, json=body, headers=headers) as reply:
-            assert reply.status == status
+        assert (await real.post(url + path, body, headers=headers)).status == status
     await runner.cleanup()
     real.gateway.spans.flush()  # type: ignore[attr-defined]
     chat, failed = exporter.get_finished_spans()
@@ -237,19 +234,41 @@ async def test_a_pattern_ends_a_stream(real: Served) -> None:
     assert (reply.status, error["param"]) == (400, "sampling_params.stop_regex[1]")
 
 
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnect_aborts_the_engine_requests(real: Served, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "count"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, 1),
+        ("/generate", {"text": ["a", "b"]}, 2),
+    ],
+)
+async def test_a_disconnect_aborts_the_engine_requests(
+    real: Served, path: str, body: dict[str, Any], count: int, stream: bool, begun: bool
+) -> None:
+    """Before the first token or behind it; only the connection itself tells."""
     engine = engine_of(real)
     engine.paused = True
+    answered = False
+
+    async def ask(client: aiohttp.ClientSession) -> None:
+        nonlocal answered
+        async with client.post(path, json={**body, "stream": stream}) as reply:
+            answered = True
+            await reply.read()
+
     async with aiohttp.ClientSession(real.url) as client:
-        body = {"prompt": ["a", "b"], "n": 2, "stream": stream}
-        task = asyncio.create_task(client.post("/v1/completions", json=body))
-        await until(lambda: len(engine.running) == 4)
+        task = asyncio.create_task(ask(client))
+        await until(lambda: len(engine.running) == count)
+        if begun:
+            engine.step()
+            await until(lambda: answered or not stream)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     await until(lambda: not engine.running)
-    assert len(engine.aborted) == 4
+    assert len(engine.aborted) == count
     assert real.gateway.branch_count == 0  # type: ignore[attr-defined]
 
 
@@ -257,8 +276,7 @@ async def test_tokenize(real: Served, reference: FastTokenizer) -> None:
     async with real.http.post("/tokenize", json={"prompt": "<|user|>é"}) as reply:
         assert (await reply.json())["tokens"] == reference.encode("<|user|>é").ids
     chat = {"messages": [{"role": "user", "content": "hi"}]}
-    async with real.http.post("/tokenize", json=chat) as reply:
-        found = await reply.json()
+    found = (await real.post("/tokenize", chat)).json()
     assert found["tokens"] == reference.encode("<|user|>hi<|end|><|assistant|>").ids
     async with real.http.post("/detokenize", json={"tokens": found["tokens"]}) as reply:
         assert await reply.json() == {"prompt": "<|user|>hi<|end|><|assistant|>"}
@@ -290,8 +308,7 @@ async def test_adapters(real: Served) -> None:
     await client.chat.completions.create(model="tiny", messages=messages, extra_body=extra)
     await client.embeddings.create(model="tiny:short", input="a")
     body = {"text": ["a", "b"], "lora_path": [None, "formal"]}
-    async with real.http.post("/generate", json=body) as response:
-        assert response.status == 200
+    assert (await real.post("/generate", body)).status == 200
     found = [request.adapter for request in engine.submitted]
     assert found == ["formal", "short", "short", "", "formal"]
     for model, adapter, status, param in (
@@ -314,6 +331,5 @@ async def test_a_pause(real: Served) -> None:
         ("/pause_generation", "paused", True),
         ("/continue_generation", "ok", False),
     ):
-        async with real.http.post(path, json={"mode": "in_place"}) as reply:
-            assert await reply.json() == {"status": status}
+        assert (await real.post(path, {"mode": "in_place"})).json() == {"status": status}
         assert engine_of(real).paused is paused

@@ -58,8 +58,7 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
         assert np.allclose(item.embedding, vector / np.linalg.norm(vector))
     assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, ids))
     of_ids = {"input": list(ids[0]), "pooling": "mean", "normalize": False, "dimensions": 2}
-    async with real.http.post("/v1/embeddings", json=of_ids) as response:
-        (item,) = (await response.json())["data"]
+    (item,) = (await real.post("/v1/embeddings", of_ids)).json()["data"]
     assert np.allclose(item["embedding"], made_up_vector(ids[0], "mean")[:2])
     real.gateway.own_pooling = "mean"  # type: ignore[attr-defined]
     (item,) = (await client.embeddings.create(model="tiny", input=[*ids[:1]])).data
@@ -137,8 +136,7 @@ async def test_a_head_of_one_label_behind_the_question_of_rerankers(
     info = served.gateway.model_info
     served.gateway.model_info = msgspec.structs.replace(info, labels=1, path="/x")
     body = {"query": "q", "documents": ["a"], "instruction": "Which?"}
-    async with served.http.post("/v1/rerank", json=body) as reply:
-        assert (await reply.json())["method"] == "cross-encoder"
+    assert (await served.post("/v1/rerank", body)).json()["method"] == "cross-encoder"
     (request,) = engine_of(served).submitted
     text = reference.decode(request.token_ids.tolist(), skip_special_tokens=False)
     assert "<Instruct>: Which?\n\n<Query>: q\n\n<Document>: a<|end|><|assistant|>" in text

@@ -39,8 +39,7 @@ async def test_a_response_keeps_its_branch(real: Served, reference: FastTokenize
     assert engine.released == names
     # What is not kept, or not shared, holds nothing.
     for more in ({"store": False}, {"cache": {"share": False}}):
-        async with real.http.post("/v1/responses", json={"input": "hi", **more}) as reply:
-            assert reply.status == 200
+        assert (await real.post("/v1/responses", {"input": "hi", **more})).status == 200
     assert not any(request.program for request in engine.submitted[2:])
     assert gateway.session_count == gateway.branch_count == 0  # type: ignore[attr-defined]
 
@@ -82,8 +81,7 @@ async def test_a_response_outlives_pressure_on_the_cache(real: Served, kept: boo
         await client.responses.delete(first.id)
     for row in range(9):
         body = {"input_ids": [row] * 60, "sampling_params": {"max_new_tokens": 0}}
-        async with real.http.post("/generate", json=body) as reply:
-            assert reply.status == 200
+        assert (await real.post("/generate", body)).status == 200
     more = {"previous_response_id": first.id} if kept else {}
     second = await client.responses.create(input="a story, please", **more, **ask)  # type: ignore[call-overload]
     assert first.usage is not None and engine.world.scheduler.stats()["evicted_blocks"] > 0
@@ -157,8 +155,7 @@ async def test_a_session_of_one_line(real: Served) -> None:
     engine.script = lambda message: [7, 8, 9]
 
     async def post(path: str, **body: Any) -> Any:
-        async with real.http.post(path, json=body) as reply:
-            return await reply.json()
+        return (await real.post(path, body)).json()
 
     name = await post("/open_session", capacity_of_str_len=100, streaming=True)
 
@@ -188,8 +185,7 @@ async def test_a_session_of_one_line(real: Served) -> None:
 
 
 async def test_what_is_held_goes_with_its_model(real: Served) -> None:
-    async with real.http.post("/v1/responses", json={"input": "a"}) as reply:
-        assert reply.status == 200
+    assert (await real.post("/v1/responses", {"input": "a"})).status == 200
     gateway: Any = real.gateway
     assert gateway.branch_count == 1
     gateway.close()

@@ -1,6 +1,7 @@
 """Keys and namespaces over the real gateway: what each may see, do and use."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.contracts.messages import GetPins, TreeNode, TreePage
-from rootlace.runtime.server.auth import new_key, write_keys
+from rootlace.runtime.server.auth import KeyEntry, new_key, write_keys
 from rootlace.runtime.server.http.admin import OwnNumbers
 from rootlace.wire.protocol import CacheReport
 from rootlace.wire.sampling import PLAIN, Cache, Handling
@@ -19,6 +20,20 @@ from tests.server.http.conftest import Serve, Served
 from tests.server.http.real.served import engine_of, serve_real
 from tests.waiting import until
 
+Keyed = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture
+def keyed(folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path) -> Keyed:
+    """Starts a server that lets in who has one of the keys of these entries."""
+
+    async def start(*entries: KeyEntry, **options: str) -> Served:
+        path = str(tmp_path / "keys.json")
+        write_keys(path, entries)
+        return await serve_real(folder, serve, reference, keys_file=path, **options)
+
+    return start
+
 
 async def test_tenants_are_separate(real: Served) -> None:
     for path, body in (
@@ -26,39 +41,27 @@ async def test_tenants_are_separate(real: Served) -> None:
         ("/v1/completions", {"prompt": "x", "cache_salt": "t"}),
         ("/v1/completions", {"prompt": "x"}),
     ):
-        async with real.http.post(path, json=body) as reply:
-            assert reply.status == 200
+        assert (await real.post(path, body)).status == 200
     assert [submit.namespace for submit in engine_of(real).submitted] == ["t", "t", ""]
 
 
-async def test_to_explain_the_cache_is_no_request_of_a_quota(
-    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "keys.json")
+async def test_to_explain_the_cache_is_no_request_of_a_quota(keyed: Keyed) -> None:
     key, entry = new_key("a", requests_per_minute=1)
-    write_keys(path, [entry])
-    served = await serve_real(folder, serve, reference, keys_file=path)
+    served = await keyed(entry)
     headers = {"Authorization": f"Bearer {key}"}
     found = []
     for where in ("/cache/explain", "/cache/explain", "/select", "/select"):
         body = {"prompt": "a"} if "explain" in where else {"text": "a", "choices": ["b"]}
-        async with served.http.post(where, json=body, headers=headers) as reply:
-            found.append(reply.status)
+        found.append((await served.post(where, body, headers=headers)).status)
     assert found == [200, 200, 200, 429]
 
 
 async def test_who_opens_many_sessions_closes_nobody_elses(
-    folder: str,
-    serve: Serve,
-    reference: FastTokenizer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rootlace.runtime.server.http.sglang_sessions.MAX_SESSIONS", 4)
-    path = str(tmp_path / "keys.json")
     made = [new_key(name) for name in "ab"]
-    write_keys(path, [entry for _, entry in made])
-    served = await serve_real(folder, serve, reference, keys_file=path)
+    served = await keyed(*(entry for _, entry in made))
     engine = engine_of(served)
 
     async def ask(key: str, where: str, **body: Any) -> Any:
@@ -88,14 +91,12 @@ async def test_who_opens_many_sessions_closes_nobody_elses(
 
 
 async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
-    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+    keyed: Keyed, reference: FastTokenizer
 ) -> None:
-    path = str(tmp_path / "keys.json")
     made = [new_key(name) for name in "ab"]
     made.append(new_key("c", namespace="shared", tokens_per_minute=1))
     made[1] = new_key("b", max_priority=3, max_pins=2)
-    write_keys(path, [entry for _, entry in made])
-    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    served = await keyed(*(entry for _, entry in made), api_key="operator")
     engine = engine_of(served)
 
     async def ask(key: str, method: str, where: str, body: dict[str, Any] | None = None) -> Any:
@@ -130,21 +131,16 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
     for method, path in (("POST", "/flush_cache"), ("GET", "/metrics")):
         assert (await ask(a, method, path))[0] == 403
     assert not engine.flushes
-    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
-        text = await reply.text()
+    text = (await served.get("/metrics", headers={"x-api-key": "operator"})).text
     prompt = len(reference.encode("hi").ids)
     assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {2 * prompt}.0' in text
     assert 'rootlace_key_usage_total{key="a",kind="completion_tokens"} 6.0' in text
     assert 'rootlace_key_usage_total{key="c",kind="refused"} 1.0' in text
 
 
-async def test_marks_of_the_cache_do_not_count_the_prompt_again(
-    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "keys.json")
+async def test_marks_of_the_cache_do_not_count_the_prompt_again(keyed: Keyed) -> None:
     key, entry = new_key("a")
-    write_keys(path, [entry])
-    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    served = await keyed(entry, api_key="operator")
     mark = {"cache_control": {"type": "ephemeral"}}
     text = [{"type": "text", "text": text, **mark} for text in ("one and", " two and")]
     body = {
@@ -153,22 +149,16 @@ async def test_marks_of_the_cache_do_not_count_the_prompt_again(
         "messages": [{"role": "user", "content": [*text, {"type": "text", "text": " three"}]}],
     }
     headers = {"x-api-key": key}
-    async with served.http.post("/v1/messages", json=body, headers=headers) as reply:
-        assert reply.status == 200, await reply.text()
+    assert (await served.post("/v1/messages", body, headers=headers)).status == 200
     asked = [len(request.token_ids) for request in engine_of(served).submitted]
     assert len(asked) == 3
-    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
-        counted = await reply.text()
+    counted = (await served.get("/metrics", headers={"x-api-key": "operator"})).text
     assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {asked[-1]}.0' in counted
 
 
-async def test_a_key_sees_its_own_part_of_the_tree(
-    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "keys.json")
+async def test_a_key_sees_its_own_part_of_the_tree(keyed: Keyed) -> None:
     key, entry = new_key("a")
-    write_keys(path, [entry])
-    served = await serve_real(folder, serve, reference, keys_file=path, cache_reports="all")
+    served = await keyed(entry, cache_reports="all")
     asked: list[str | None] = []
 
     async def ask(kind: type, namespace: str | None, under: int, limit: int) -> TreePage:
@@ -178,8 +168,7 @@ async def test_a_key_sees_its_own_part_of_the_tree(
     engine_of(served).ask = ask  # type: ignore[method-assign]
     for query, shown in (("", ""), ("?namespace=s", "s"), ("?namespace=@b/", "@b/")):
         headers = {"Authorization": f"Bearer {key}"}
-        async with served.http.get(f"/cache/tree{query}", headers=headers) as reply:
-            (node,) = (await reply.json())["nodes"]
+        (node,) = (await served.get(f"/cache/tree{query}", headers=headers)).json()["nodes"]
         assert asked[-1] == f"@a/{shown}" and node["namespace"] == shown
 
 
@@ -192,18 +181,14 @@ OTHERS: dict[str, list[list[int]]] = {
 }
 
 
-async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(
-    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
-) -> None:
+async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(keyed: Keyed) -> None:
     """Node ids and request ids of the engine would count what all keys do together."""
-    path = str(tmp_path / "keys.json")
     key, entry = new_key("b")
-    write_keys(path, [entry])
     headers = {"Authorization": f"Bearer {key}"}
 
     async def seen(others: list[list[int]]) -> list[Any]:
         """What `b` sees after each of its requests, between those of `a`."""
-        served = await serve_real(folder, serve, reference, keys_file=path)
+        served = await keyed(entry)
         world = World()
 
         async def ask(kind: type, *fields: Any) -> Any:
@@ -261,25 +246,18 @@ async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(
 
 
 async def test_a_report_tells_a_key_the_name_alone_of_its_program(
-    folder: str,
-    serve: Serve,
-    reference: FastTokenizer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def evicted(prompt: np.ndarray) -> CacheReport:
         return CacheReport(1, len(prompt) - 1, "evicted", lost=1, lost_to="12:an:agent")
 
     monkeypatch.setattr(fake_engine, "made_up_report", evicted)
-    path = str(tmp_path / "keys.json")
     key, entry = new_key("a")
-    write_keys(path, [entry])
-    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    served = await keyed(entry, api_key="operator")
     for sent, name in ((key, "an:agent"), ("operator", "12:an:agent")):
         headers = {"Authorization": f"Bearer {sent}"}
         body: dict[str, Any] = {"prompt": "one two three"}
-        async with served.http.post("/cache/explain", json=body, headers=headers) as reply:
-            report = await reply.json()
+        report = (await served.post("/cache/explain", body, headers=headers)).json()
         assert report["lost_to"] == name and f"the program {name}." in report["says"]
         body |= {"max_tokens": 1, "return_cache_report": True}
         async with served.http.post("/v1/completions", json=body, headers=headers) as reply:
@@ -297,14 +275,10 @@ def test_numbers_of_its_own() -> None:
     assert (numbers.told(2), numbers.told(3)) == (80, None)
 
 
-async def test_a_key_sees_its_own_counters_and_no_path(
-    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
-) -> None:
+async def test_a_key_sees_its_own_counters_and_no_path(keyed: Keyed, folder: str) -> None:
     """What another key's requests add to global counters would tell what that key does."""
-    path = str(tmp_path / "keys.json")
     made = {name: new_key(name) for name in "ab"}
-    write_keys(path, [entry for _, entry in made.values()])
-    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    served = await keyed(*(entry for _, entry in made.values()), api_key="operator")
     keys = {name: key for name, (key, _) in made.items()} | {"operator": "operator"}
 
     async def ask(name: str, where: str, **body: Any) -> Any:
