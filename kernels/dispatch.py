@@ -6,9 +6,9 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference import REFERENCE

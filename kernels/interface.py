@@ -2,15 +2,15 @@
 
 One function per operation. `kernels/reference/` is the specification (each file states its
 formula) and the CPU path; an accelerated set replaces functions one by one
-(`dataclasses.replace(REFERENCE, rope=...)`) and is tested against it.
+(`msgspec.structs.replace(REFERENCE, rope=...)`) and is tested against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from rootlace.kernels.weights import Weight
 
 
-@dataclass(frozen=True)
-class AttentionBatch:
+class AttentionBatch(msgspec.Struct, frozen=True):
     """One step's rows, as host numbers, the same for every layer.
 
     Row r owns the flat tokens `row_start[r] : row_start[r + 1]`, the last ones of its
@@ -71,8 +70,7 @@ class PlanAttention(Protocol):
     ) -> HostPlan: ...
 
 
-@dataclass(frozen=True)
-class KVScales:
+class KVScales(msgspec.Struct, frozen=True):
     """Factors of one layer's stored keys and values: float32 [Nk] each."""
 
     k: Tensor
@@ -88,8 +86,7 @@ def slot_bytes(bits: int, heads: int, dim: int) -> int:
     return -(-4 * words // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass(frozen=True)
-class KVCodes:
+class KVCodes(msgspec.Struct, frozen=True):
     """Stored keys and values are integers of `bits`, 8 or 4, of so many KV heads, with scales of
     their own in the cache: uint8 [B, S, 1, W], a row of W bytes for each slot
     (`reference/kv_cache.py`)."""
@@ -181,8 +178,7 @@ Array: TypeAlias = Any
 """A tensor; NumPy's array for the kernels of `HostSampling`."""
 
 
-@dataclass(frozen=True)
-class LogitEdits:
+class LogitEdits(msgspec.Struct, frozen=True):
     """What is done to logits [R, V] before sampling, in this order:
 
     bias, bans, mask, penalties (formulas: `reference/sampling.py`). Lists are in compressed rows:
@@ -199,7 +195,7 @@ class LogitEdits:
     seen_start: Array | None = None  # [R+1] int32
     seen_token: Array | None = None  # [P] int32, tokens of the prompt or the output
     seen_count: Array | None = None  # [P] int32, how often in the output
-    penalties: Mapping[str, Array] = field(default_factory=dict)  # [R] float64 each
+    penalties: Mapping[str, Array] = msgspec.field(default_factory=dict)  # [R] float64 each
 
 
 class EditLogits(Protocol):
@@ -213,8 +209,7 @@ Choice = Literal["greedy", "random", "cut"]
 selects launches, never results."""
 
 
-@dataclass(frozen=True)
-class PickRows:
+class PickRows(msgspec.Struct, frozen=True):
     """What each of R rows is sampled with.
 
     `params` maps the name of each sampling parameter that acts on logits, whatever the tokens
@@ -264,8 +259,7 @@ class ScoreTokens(Protocol):
     def __call__(self, logits: Tensor, tokens: Tensor, top: int) -> Scores: ...
 
 
-@dataclass(frozen=True)
-class HostSampling:
+class HostSampling(msgspec.Struct, frozen=True):
     """What samples from logits in main memory: `EditLogits`, `PickTokens` and `ScoreTokens` of
     NumPy's arrays."""
 
@@ -274,8 +268,7 @@ class HostSampling:
     score_tokens: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-@dataclass(frozen=True)
-class AutomatonTables:
+class AutomatonTables(msgspec.Struct, frozen=True):
     """Automata on a device. Their states are numbered through; state 0 is the dead one, from which
     nothing is allowed, mask 0 the one that allows nothing.
 
@@ -310,8 +303,7 @@ class StepAutomata(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-@dataclass(frozen=True)
-class KernelSet:
+class KernelSet(msgspec.Struct, frozen=True):
     """The operations of a decoder, for one kind of device. `weights`: the kinds of weights that
     `linear` multiplies by (`Weight.kind`)."""
 

@@ -7,15 +7,15 @@ kinds that it can. A new code is a line of `CODES`, and its kernels beside the r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
 
+import msgspec
 import torch
+from msgspec.structs import asdict, replace
 
 from rootlace.kernels.codes import TABLES, Codes
 
 
-@dataclass(frozen=True)
-class CodeType:
+class CodeType(msgspec.Struct, frozen=True):
     """How codes are stored.
 
     With `table`, two share a byte: the code of input 2i is the lower half of byte i, and stands for
@@ -40,8 +40,7 @@ SCALES = (torch.float32, torch.float16, torch.bfloat16)
 INTEGER_SCALES = (torch.uint8, torch.int8)
 
 
-@dataclass(frozen=True)
-class Dense:
+class Dense(msgspec.Struct, frozen=True):
     """x W^T + bias, with W [outputs, inputs] in the activations' type."""
 
     matrix: torch.Tensor
@@ -57,8 +56,7 @@ class Dense:
         return self.matrix.shape[0], self.matrix.shape[1]
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(msgspec.Struct, frozen=True):
     """What stored codes mean: a weight is what its code stands for, times the scale of its group
     (`group` consecutive inputs of one output; None: all of them), plus, with `offsets`, the group's
     offset. Weights with zero points have offsets, of -zero point x scale."""
@@ -68,8 +66,7 @@ class Scheme:
     offsets: bool = False
 
 
-@dataclass(frozen=True)
-class Quantised:
+class Quantised(msgspec.Struct, frozen=True):
     """Codes and scales of a W [outputs, inputs], by a `scheme`:
 
         W[o, i] = code(values[o, i]) * scale[o, i // group] + offset[o, i // group]
@@ -154,8 +151,7 @@ class Quantised:
         return self.shape[1] if self.scheme.group is None else self.scheme.group
 
 
-@dataclass(frozen=True)
-class Stacked:
+class Stacked(msgspec.Struct, frozen=True):
     """Weights of unlike schemes for the same inputs: their outputs one behind the other."""
 
     parts: tuple[Dense | Quantised, ...]
@@ -211,7 +207,7 @@ def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
         name: tensor if name == "order" else _bytes(tensor).index_select(0, rows).view(tensor.dtype)
         for name, tensor in _fields(weight)
     }
-    return replace(weight, **chosen)  # type: ignore[arg-type]
+    return replace(weight, **chosen)
 
 
 def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
@@ -242,7 +238,7 @@ def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
     there = {
         name: part.contiguous().view(getattr(weight, name).dtype) for name, part in parts.items()
     }
-    return replace(weight, **there)  # type: ignore[arg-type]
+    return replace(weight, **there)
 
 
 def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantised | None:
@@ -263,7 +259,7 @@ def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantis
             return None
         both = (_bytes(tensor), _bytes(beside))
         parts[name] = tensor if name == "order" else torch.cat(both).view(tensor.dtype)
-    return replace(one, **parts)  # type: ignore[arg-type]
+    return replace(one, **parts)
 
 
 def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
@@ -274,10 +270,9 @@ def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _fields(part: Dense | Quantised) -> Iterator[tuple[str, torch.Tensor]]:
-    for field in fields(part):
-        value = getattr(part, field.name)
+    for name, value in asdict(part).items():
         if isinstance(value, torch.Tensor):
-            yield field.name, value
+            yield name, value
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

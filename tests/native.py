@@ -5,11 +5,11 @@ import fcntl
 import functools
 import platform
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import HostSampling, KernelSet
 from rootlace.kernels.native import library

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import LOAD, SAVE
@@ -19,8 +20,7 @@ from tests.simulated_store import SimulatedStore
 _BASE = 0x9E3779B97F4A7C15 | 1
 
 
-@dataclass(frozen=True)
-class CostModel:
+class CostModel(msgspec.Struct, frozen=True):
     """Seconds of a step, linear in what it does.
 
     On the device: `step + token * (tokens computed) + context * (sum of the rows' context lengths)

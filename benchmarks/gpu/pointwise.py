@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from benchmarks.gpu.paged import BF16, BLOCK_SIZE, FP8
@@ -167,7 +167,7 @@ def _row_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         "top-p 0.9": ("cut", {"params": {**neutral.params, "top_p": per_row(0.9)}}),
     }
     for name, (choice, change) in changes.items():
-        pick = dataclasses.replace(neutral, **change)
+        pick = msgspec.structs.replace(neutral, **change)
         yield Case(f"pick_tokens, {name}", size, raw.nbytes, _picks(raw, pick, choice))
     tokens = drawn(0, vocab, rows)
     yield Case("token_logprobs", size, raw.nbytes, lambda k: k.token_logprobs(raw, tokens))

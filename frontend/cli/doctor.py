@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -413,9 +413,9 @@ def models(as_json: bool, weight_cache: str, delete_packed: bool) -> None:
     if as_json:
         told = {
             "free": free,
-            "models": [asdict(one) for one in found],
+            "models": [msgspec.structs.asdict(one) for one in found],
             "packaged": [_told(one) for one in packaged],
-            "packed": [asdict(one) for one in packed],
+            "packed": [msgspec.structs.asdict(one) for one in packed],
         }
         click.echo(json.dumps(told, indent=1))
         return

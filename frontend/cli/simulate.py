@@ -415,8 +415,7 @@ def _run(
 
 def _replay_texts(file: Path) -> list[dict[str, Any]]:
     """Print what drafts save on recorded texts, and return the figures of each price."""
-    from dataclasses import asdict
-
+    from msgspec.structs import asdict
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table

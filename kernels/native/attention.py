@@ -7,10 +7,11 @@ the kernels' own affair (`src/kv_layout.h`).
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from rootlace.kernels.interface import AttentionBatch, HostPlan, KernelSet, KVScaling

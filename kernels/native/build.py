@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+
+import msgspec
 
 # Processor ----------------------------------------------------------------------------------------
 #
@@ -31,8 +32,7 @@ from pathlib import Path
 ROOT = Path(os.sep)
 
 
-@dataclass(frozen=True)
-class InstructionSet:
+class InstructionSet(msgspec.Struct, frozen=True):
     """`name` is what `rl_instructions` says, `flags` are those of /proc/cpuinfo that a processor
     with it has, `target` those that tell a compiler to use it and no more."""
 
@@ -62,8 +62,7 @@ INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _AR
 """Instruction sets by `platform.machine()`, the best first."""
 
 
-@dataclass(frozen=True)
-class Processor:
+class Processor(msgspec.Struct, frozen=True):
     """`has`: the instruction sets of its architecture that it says it has, `lacks` the others; the
     best first. `told`: whether the system says what it has; else `lacks` are those that it may
     lack."""
@@ -188,8 +187,7 @@ class NativeUnavailable(Exception):
     """The native kernels cannot be compiled or loaded here; the message says why."""
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(msgspec.Struct, frozen=True):
     path: str
     program: str
     """The file that `path` leads to."""

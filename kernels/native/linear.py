@@ -10,12 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from rootlace.kernels.arrays import as_array
@@ -171,8 +172,7 @@ class Arena:
         return taken
 
 
-@dataclass(frozen=True)
-class Packer:
+class Packer(msgspec.Struct, frozen=True):
     """Packs weights for activations in `dtype`, float32 or bfloat16. Raises ValueError for another
     one.
 
@@ -187,7 +187,7 @@ class Packer:
     library: ctypes.CDLL
     team: Team
     dtype: torch.dtype
-    arena: Arena = field(default_factory=Arena)
+    arena: Arena = msgspec.field(default_factory=Arena)
     """Allocates packed weights."""
     path_of: ChoosePath = lambda outputs, inputs, gated: ProductPath.BEST
 

@@ -6,9 +6,9 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import msgspec
 import numpy as np
 
 # Control groups -----------------------------------------------------------------------------------
@@ -89,8 +89,7 @@ def mapped(size: int, parts: int = 0) -> np.ndarray:
 ROOT = Path(os.sep)
 
 
-@dataclass(frozen=True)
-class Core:
+class Core(msgspec.Struct, frozen=True):
     """A core, and those of its hardware threads that this process may run on."""
 
     threads: tuple[int, ...]
@@ -100,8 +99,7 @@ class Core:
     """An efficiency core: the processor has faster ones."""
 
 
-@dataclass(frozen=True)
-class Cores:
+class Cores(msgspec.Struct, frozen=True):
     """`quota`: seconds of processor time that the control groups grant per second; None: all."""
 
     all: tuple[Core, ...]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from rootlace.kernels.codes import Codes
@@ -51,8 +51,7 @@ class Epilogue(enum.IntEnum):
         return self in (Epilogue.FLOAT32, Epilogue.ADD)
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(msgspec.Struct, frozen=True):
     """W [outputs, inputs] as `src/linear.cpp` reads it. `schemes`: of codes, None for numbers."""
 
     memory: np.ndarray  # uint8

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 from rootlace.kernels.interface import Choice, HostSampling, LogitEdits, PickRows
 from rootlace.kernels.native.library import Edits, Team
@@ -69,7 +70,7 @@ class NativeSampling:
             kept += values
             numbers = array("q", penalties)
             given.penalties = numbers.buffer_info()[0]
-        for name, values in vars(edits).items():
+        for name, values in asdict(edits).items():
             if name == "penalties" or values is None:
                 continue
             kept.append(np.ascontiguousarray(values, np.float32 if name == "bias" else np.int32))

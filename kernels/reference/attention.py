@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import AttentionBatch, HostPlan, KVCodes, KVScales, KVScaling
 from rootlace.kernels.reference.kv_cache import dequantise
@@ -64,8 +66,7 @@ FIRST_LOOK = 32
 """Blocks of neighbouring tables that are compared at first; then twice as many, and so on."""
 
 
-@dataclass(frozen=True)
-class SharedRun:
+class SharedRun(msgspec.Struct, frozen=True):
     """Rows `begin : end` have the blocks `low : high` of their tables in common."""
 
     begin: int
@@ -180,8 +181,7 @@ SHORT_EXTEND = 8
 """On a CPU a row with no more new tokens, if it is not alone, counts as so many decode rows."""
 
 
-@dataclass(frozen=True)
-class DecodeGroup:
+class DecodeGroup(msgspec.Struct, frozen=True):
     """`count` rows of one token each: the (ordered) tokens `start : start + count`."""
 
     start: int
@@ -190,8 +190,7 @@ class DecodeGroup:
     mask: torch.Tensor | None  # [count, 1, 1, S] additive, None where no row is padded
 
 
-@dataclass(frozen=True)
-class SharedGroup:
+class SharedGroup(msgspec.Struct, frozen=True):
     """The flat tokens `start : stop`, one per row, all see the keys in `slots`."""
 
     start: int
@@ -199,8 +198,7 @@ class SharedGroup:
     slots: torch.Tensor  # [S] int64
 
 
-@dataclass(frozen=True)
-class ExtendChunk:
+class ExtendChunk(msgspec.Struct, frozen=True):
     """Queries `start : stop` (ordered tokens) over the gathered keys `first : last`."""
 
     start: int
@@ -210,8 +208,7 @@ class ExtendChunk:
     mask: torch.Tensor  # [stop - start, last - first] additive
 
 
-@dataclass(frozen=True)
-class ExtendRow:
+class ExtendRow(msgspec.Struct, frozen=True):
     slots: torch.Tensor  # [S] int64
     chunks: list[ExtendChunk]
 

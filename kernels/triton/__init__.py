@@ -3,7 +3,7 @@
 Importing this imports triton; `kernels.dispatch` does so on a GPU only.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton import (

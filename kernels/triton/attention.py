@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 import triton
@@ -111,8 +112,7 @@ MAX_HEAD_DIM = 256
 """A tile of queries and its sums are held in registers."""
 
 
-@dataclass(frozen=True)
-class AttentionRules:
+class AttentionRules(msgspec.Struct, frozen=True):
     """How attention is cut into work items. None: as suits the model and the device."""
 
     split: SplitRule | None = None
@@ -146,8 +146,7 @@ class AttentionPlan:
         return BoundPlan(self, tensors)
 
 
-@dataclass(frozen=True)
-class BoundPlan:
+class BoundPlan(msgspec.Struct, frozen=True):
     """A plan whose arrays are on the device, as `paged_attention` takes it."""
 
     plan: AttentionPlan

@@ -29,8 +29,7 @@ Layout, int32, everything in one array that may grow at its end only:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import torch
 
@@ -47,8 +46,7 @@ from rootlace.kernels.triton.launching import TYPE_NAMES, Launch, settings
 # The constants come from counting bytes; no GPU has measured them yet.
 
 
-@dataclass(frozen=True)
-class SharingRule:
+class SharingRule(msgspec.Struct, frozen=True):
     """`node_bytes` a node must save beyond its partial results, `step_bytes` all of them together.
 
     The second is what the memory delivers while the launch starts and drains (about 2 us at
@@ -64,8 +62,7 @@ class SharingRule:
     unit: int = 128
 
 
-@dataclass(frozen=True)
-class SharedRange:
+class SharedRange(msgspec.Struct, frozen=True):
     """Rows `begin : end` share the keys of the positions `low : high`; `saved` positions are read
     less often. `outer`: no other range holds these rows and more."""
 
@@ -176,8 +173,7 @@ FIELDS = 8
 MERGE_FIELDS = 4
 
 
-@dataclass(frozen=True)
-class TileShape:
+class TileShape(msgspec.Struct, frozen=True):
     """One specialisation of the kernel.
 
     `block_m` pairs (query token, query head of the group) by `block_n` keys, and how it is
@@ -194,8 +190,7 @@ class TileShape:
         return max(self.block_m // group, 1)
 
 
-@dataclass(frozen=True)
-class ExtendLaunch:
+class ExtendLaunch(msgspec.Struct, frozen=True):
     """The items that one specialisation works on, int32 [I, 8]. An item is:
 
     row of the block tables, first flat token, number of tokens (at most a tile's), position of the
@@ -207,8 +202,7 @@ class ExtendLaunch:
     items: np.ndarray
 
 
-@dataclass(frozen=True)
-class ExtendPlan:
+class ExtendPlan(msgspec.Struct, frozen=True):
     """What `extend_attention` needs to know on the host.
 
     `launches` are large tiles and small ones; either may have no items. `merges` int32 [M, 4] says
@@ -355,8 +349,7 @@ def _shape(launch: Launch) -> TileShape:
 HEADER = 8
 
 
-@dataclass(frozen=True)
-class SplitRule:
+class SplitRule(msgspec.Struct, frozen=True):
     """How a row's context is cut: into at most `most` parts of at least `least` positions."""
 
     least: int
@@ -381,8 +374,7 @@ def split_rule(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) 
     return SplitRule(least=min(max(least, 128), 256), most=max(128 // num_kv_heads, 8))
 
 
-@dataclass(frozen=True)
-class DecodePlan:
+class DecodePlan(msgspec.Struct, frozen=True):
     """What the launches need on the host; all else is in `numbers` (see the module)."""
 
     numbers: np.ndarray
@@ -402,8 +394,7 @@ def items_at(rows: int) -> int:
     return -(-(HEADER + 3 * rows + 1) // FIELDS) * FIELDS
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(msgspec.Struct, frozen=True):
     """The rows of a step as plain numbers, int64 [R] each."""
 
     token: np.ndarray

@@ -30,11 +30,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import torch
 import triton
 import triton.language as tl
@@ -48,8 +48,7 @@ DEFAULT = "default"
 Key = int | str | bool
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """Sizes of a kernel's blocks by the names of its parameters, and how it is compiled."""
 
     blocks: Mapping[str, int]

@@ -12,10 +12,10 @@ import time
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache.node import Node
@@ -173,8 +173,7 @@ class LazyKeys:
 # Journal ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """Digests (uint64) of prefixes added since the last change, and of prefixes removed.
 
     `fresh`: all earlier changes are void. `blocks`: count of full blocks in the tree; None:
@@ -288,8 +287,7 @@ class Cause(NamedTuple):
     expired: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Eviction:
+class Eviction(msgspec.Struct, frozen=True, eq=False):
     """Evicted `tokens` from position `start` on; `digest` is that of the tokens before."""
 
     start: int

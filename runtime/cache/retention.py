@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache.node import Node
@@ -24,8 +25,7 @@ LOOKED_AT = 256
 """Entries checked per step: held tokens return to the queue each time, however short their time."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Expiring:
+class _Expiring(msgspec.Struct, frozen=True, eq=False):
     """`tokens` of which those from position `start` on expire."""
 
     namespace: Hashable

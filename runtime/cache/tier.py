@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 # Wear of a disk -----------------------------------------------------------------------------------
 
 
@@ -50,8 +52,7 @@ _REMEMBERED = 4
 _MOST_REMEMBERED = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(msgspec.Struct, frozen=True):
     """Identity of a block: `key` names its prefix (`prefix_keys`), `owner` its namespace."""
 
     key: bytes

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from rootlace.wire.protocol import SamplingParams
 
@@ -27,8 +29,7 @@ class BadCost(ValueError):
     """A cost model that cannot be used; the message names the figure and the reason."""
 
 
-@dataclass(frozen=True)
-class StepCost:
+class StepCost(msgspec.Struct, frozen=True):
     """Seconds of a step, linear in the work:
 
     `step + prefill * (prompt tokens computed) + decode * (decode rows)
@@ -50,10 +51,9 @@ class StepCost:
     score: float = 0.0
 
     def __post_init__(self) -> None:
-        for part in fields(self):
-            value = getattr(self, part.name)
+        for name, value in asdict(self).items():
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise BadCost(f"{part.name} must be a number of seconds, not {value}")
+                raise BadCost(f"{name} must be a number of seconds, not {value}")
         if self.max_step_tokens < 1 or self.step + self.prefill <= 0:
             raise BadCost("a step must take time and have room for a token")
 
@@ -111,8 +111,7 @@ class MaskRow:
     address: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, eq=False)
-class SteppedAutomaton:
+class SteppedAutomaton(msgspec.Struct, frozen=True, eq=False):
     """A complete automaton over tokens, which a device advances by itself.
 
     `key` is unique in the process. Tokens of one class do the same to every state; -1 is forbidden.
@@ -131,14 +130,12 @@ class SteppedAutomaton:
         return sum(part.nbytes for part in parts)
 
 
-@dataclass(frozen=True, slots=True)
-class AutomatonState:
+class AutomatonState(msgspec.Struct, frozen=True):
     automaton: SteppedAutomaton
     state: int
 
 
-@dataclass(slots=True)
-class SampleRow:
+class SampleRow(msgspec.Struct):
     """A row for which a next token is sampled; never changed once made.
 
     Not frozen, as creation would be ten times slower, once per row and step.
@@ -173,8 +170,7 @@ class SampleRow:
     back: int = 0
 
 
-@dataclass(frozen=True)
-class PromptScoreRow:
+class PromptScoreRow(msgspec.Struct, frozen=True):
     """A request for log-probabilities of tokens, given by the flat tokens before each.
 
     These tokens were not sampled: they are of the prompt, or forced by a constraint.
@@ -188,8 +184,7 @@ class PromptScoreRow:
     top_logprobs: int
 
 
-@dataclass(frozen=True)
-class PooledRow:
+class PooledRow(msgspec.Struct, frozen=True):
     """A request for the final hidden states of the `count` flat tokens from `flat_start` on.
 
     With `labels`: for the scores that a classifier's head gives each token.
@@ -200,8 +195,7 @@ class PooledRow:
     labels: bool = False
 
 
-@dataclass(slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct):
     """One step: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
 
     Never changed once made; not frozen, for the reason of `SampleRow`.
@@ -222,24 +216,24 @@ class StepPlan:
     # the
     # array, and later entries change while the steps are in flight.
     block_tables: np.ndarray
-    copies: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    copies: np.ndarray = msgspec.field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[C, 3] int32: source block, destination block, rows from 0."""
-    duplicate_tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    duplicate_tokens: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     """[D] int32, indices into the flat tokens."""
-    duplicate_slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    duplicate_slots: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """[D] int64."""
-    samples: list[SampleRow] = field(default_factory=list)
+    samples: list[SampleRow] = msgspec.field(default_factory=list)
     """In the order of the rows; those of drafted rows come last, row by row."""
     wait_for_masks: Callable[[], None] | None = None
     """Waits until masks being filled on another thread are filled; None if none are."""
-    prompt_scores: list[PromptScoreRow] = field(default_factory=list)
-    pooled: list[PooledRow] = field(default_factory=list)
-    feeds: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    prompt_scores: list[PromptScoreRow] = msgspec.field(default_factory=list)
+    pooled: list[PooledRow] = msgspec.field(default_factory=list)
+    feeds: np.ndarray = msgspec.field(default_factory=lambda: np.empty((0, 2), np.int32))
     """[F, 2] int32: flat token feeds[i, 0] is the result of sample feeds[i, 1] of the plan before.
 
     `token_ids` has no meaning at these tokens.
     """
-    adapters: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    adapters: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     """[R] int32: the number of each row's adapter, -1: none. Empty: no row has one."""
     common_blocks: np.ndarray | None = None
     """[R-1] int32: shared leading blocks of rows r and r + 1, full blocks before both rows' new
@@ -247,7 +241,7 @@ class StepPlan:
 
     While the object stays the same, rows and shared blocks stay the same. None: unknown.
     """
-    rids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    rids: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """[R] int64: request ids of the rows; the same object while rows stay the same."""
     forecast: float = 0.0
     """Seconds that the step should take; 0 while nothing was measured."""
@@ -269,8 +263,7 @@ class StepPlan:
         return len(self.context_len)
 
 
-@dataclass(frozen=True)
-class TokenScores:
+class TokenScores(msgspec.Struct, frozen=True):
     """Log-probabilities of n tokens and, per token, the best k alternatives (ids [n,k], values)."""
 
     logprobs: np.ndarray  # [n] float32
@@ -290,8 +283,7 @@ class TokenScores:
         return TokenScores(self.logprobs[count:], self.top_ids[count:], self.top_logprobs[count:])
 
 
-@dataclass(slots=True)
-class StepResult:
+class StepResult(msgspec.Struct):
     """The executor's results: one token per `plan.samples`, and requested scores.
 
     `scores[i]` belongs to `samples[i]` (None unless its params ask for logprobs). Log-probabilities
@@ -307,14 +299,13 @@ class StepResult:
     token_ids: np.ndarray  # [S] int32
     scores: list[TokenScores | None]
     prompt_scores: list[TokenScores]
-    pooled: list[np.ndarray] = field(default_factory=list)
+    pooled: list[np.ndarray] = msgspec.field(default_factory=list)
 
 
 # Draft model --------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class DraftRow:
+class DraftRow(msgspec.Struct):
     """A sequence that a draft model drafts `count` tokens for.
 
     `token_ids`: all its tokens (int32, prompt then output, which starts at `prompt_len`). `table`
@@ -331,8 +322,7 @@ class DraftRow:
     compute: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDrafts:
+class ModelDrafts(msgspec.Struct, frozen=True):
     """The drafts of some rows, and what they took.
 
     `computed` tokens in the first step, of `seconds`, then `steps` further ones of one token for

@@ -9,8 +9,8 @@ import ctypes
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -36,8 +36,7 @@ from rootlace.runtime.model.kv_pool import main_memory
 # What the system tells of this machine.
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """Memory in bytes, that of the control groups where they grant less."""
 
     processor: Processor
@@ -64,24 +63,21 @@ def read_machine() -> Machine:
 # What a step of a model computes and reads.
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """A request in a step: its `new` tokens are the last of `context`."""
 
     new: int
     context: int
 
 
-@dataclass(frozen=True)
-class Elements:
+class Elements(msgspec.Struct, frozen=True):
     """Bytes per number: in weights, and in the KV cache with its scales."""
 
     weight: int
     kv: float
 
 
-@dataclass(frozen=True)
-class StepWork:
+class StepWork(msgspec.Struct, frozen=True):
     """Flops of products, flops of attention, and bytes read."""
 
     products: float
@@ -146,8 +142,7 @@ TRIES = 2
 """Tries, at least. The first one, which maps memory and wakes threads, does not count."""
 
 
-@dataclass(frozen=True)
-class Ceilings:
+class Ceilings(msgspec.Struct, frozen=True):
     """FLOP/s of a product, of attention; bytes/s of reading."""
 
     product_rate: float

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import psutil
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.arrays import torch_dtype
 from rootlace.kernels.dispatch import kernels_for, why_not_triton
@@ -96,8 +99,7 @@ CONTEXT = 1024
 """Tokens of context that each of these requests has."""
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """Tokens that fit: into the context, into the KV cache, into one step."""
 
     context: int
@@ -105,14 +107,12 @@ class Room:
     step: int
 
 
-@dataclass(frozen=True)
-class FirstToken:
+class FirstToken(msgspec.Struct, frozen=True):
     prompt: int
     seconds: float
 
 
-@dataclass(frozen=True)
-class Decoding:
+class Decoding(msgspec.Struct, frozen=True):
     """`requests` at once, each of `context` tokens, give `tokens_per_second` all together."""
 
     requests: int
@@ -120,8 +120,7 @@ class Decoding:
     tokens_per_second: float
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     first_tokens: tuple[FirstToken, ...]
     decoding: tuple[Decoding, ...]
 
@@ -300,16 +299,14 @@ Progress = Callable[[str, float], None]
 """Called with what is done now, and with the share of the whole that is done."""
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     name: str
     capability: str
     memory_total: int
     memory_available: int
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """FLOP/s by dtype and by what computed ("native", "torch"), and bytes/s; what could not be
     measured is left out or None. `foreign_cores`: how many cores other programs kept busy
     meanwhile; far above 0 the figures are too low."""
@@ -320,8 +317,7 @@ class Measured:
     foreign_cores: float
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """Bytes: of the weights, of the KV cache, of what is free for both. `cache_tokens`: what the
     cache holds. `fits`: there is room for the weights and for one block."""
 
@@ -332,8 +328,7 @@ class Memory:
     fits: bool
 
 
-@dataclass(frozen=True)
-class ModelReport:
+class ModelReport(msgspec.Struct, frozen=True):
     """`kernels`: what this model runs on, with why not on better ones. `ceilings` are this model's,
     `forecast` follows from them; None where the model does not fit, its weights are quantised, or a
     ceiling could not be measured."""
@@ -348,8 +343,7 @@ class ModelReport:
     forecast: Forecast | None
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     machine: Machine
     gpu: Gpu | None
     """None where the device asked for is the CPU."""
@@ -360,8 +354,8 @@ class Report:
     """What could not be measured, and why: a line for each."""
 
     def to_json(self) -> dict[str, Any]:
-        kernels = replace(self.kernels, library=None)
-        found = asdict(replace(self, kernels=kernels))
+        kernels = dataclasses.replace(self.kernels, library=None)
+        found = msgspec.to_builtins(replace(self, kernels=kernels))
         del found["kernels"]["library"]
         machine, processor = found["machine"], self.machine.processor
         machine["cores"]["usable"] = self.machine.cores.usable
@@ -541,8 +535,7 @@ TOKENS = 4096
 """A model fits if its weights do and a cache of so many tokens, as `rootlace serve` has them."""
 
 
-@dataclass(frozen=True)
-class CachedModel:
+class CachedModel(msgspec.Struct, frozen=True):
     """`weights` (of the files) and `needs` (in memory, on a CPU) in bytes; `refused`: why it cannot
     be served, and then neither its context nor its needs are known."""
 
@@ -555,8 +548,7 @@ class CachedModel:
     refused: str | None = None
 
 
-@dataclass(frozen=True)
-class PackedModel:
+class PackedModel(msgspec.Struct, frozen=True):
     """Packed weights that a start has kept (`--weight-cache`) in a file of so many bytes."""
 
     model: str

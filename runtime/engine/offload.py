@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache.tier import HourlyBytes, Label, Tier
@@ -44,8 +44,7 @@ DISK_BUFFER_BYTES = 256 << 20
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class OpenTiers:
+class OpenTiers(msgspec.Struct, frozen=True):
     """Open offload levels of an engine. `disk`, `folder` and `transfer`: None if absent.
 
     `adapters`: digests of adapter contents, by name.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import psutil
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(os.sep)
 
 
-@dataclass(frozen=True)
-class MainMemory:
+class MainMemory(msgspec.Struct, frozen=True):
     """Bytes."""
 
     total: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,8 +42,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 """A and B, float32."""
 
 
-@dataclass(frozen=True)
-class LowRank:
+class LowRank(msgspec.Struct, frozen=True):
     """What is added to a product of x: (x a^T) b^T; the adapter's scale is in `b`. A part of
     several modules has the ranks of all of them side by side."""
 
@@ -51,8 +50,7 @@ class LowRank:
     b: torch.Tensor  # [outputs, rank]
 
 
-@dataclass(frozen=True)
-class Adapter:
+class Adapter(msgspec.Struct, frozen=True):
     """By layer, what is added to the products that it changes: names of `layer_parts`, with those
     of each expert."""
 
@@ -159,8 +157,7 @@ def _as_named(spec: ModelSpec, stored: Mapping[str, torch.Tensor]) -> WeightName
     return max((spec.names, *spec.names.others), key=found)
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(msgspec.Struct, frozen=True):
     """An adapter that is read: its tensors, and the names that its modules begin with."""
 
     config: AdapterConfig

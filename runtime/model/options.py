@@ -5,13 +5,16 @@ Imports no torch, so that an option that does not fit is refused at once.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig, check_config
@@ -135,7 +138,7 @@ def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig
 def draft_executor(executor: ExecutorConfig, draft: ModelConfig) -> ExecutorConfig:
     """How the draft model is loaded: as the model, where that fits it."""
     quantised = draft.quantisation is not None
-    return replace(
+    return dataclasses.replace(
         executor,
         model=executor.draft_model,
         draft_model="",
@@ -201,8 +204,7 @@ IGNORED = names(
 """Keys that say nothing about what an adapter computes."""
 
 
-@dataclass(frozen=True)
-class AdapterConfig:
+class AdapterConfig(msgspec.Struct, frozen=True):
     """An adapter called `name`, of the folder that `file` is in.
 
     A module's rank and alpha are those of the first pattern that matches the end of its name, or

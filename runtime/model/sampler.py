@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import (
     Array,
@@ -153,8 +155,7 @@ _RECORD = np.dtype(
 )
 
 
-@dataclass(frozen=True)
-class SamplingPlan:
+class SamplingPlan(msgspec.Struct, frozen=True):
     """Host work of sampling the rows of one step. `arrays` are what is read on the device, whose
     contents differ from step to step; all else says what is launched."""
 

@@ -19,7 +19,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -172,14 +171,13 @@ class Table(msgspec.Struct, array_like=True):
     remarks: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A file that was mapped to be read only: it may be deleted, but not be written to."""
 
     path: Path
     table: Table
     memory: mmap.mmap
-    damage: threading.Event = field(default_factory=threading.Event)
+    damage: threading.Event = msgspec.field(default_factory=threading.Event)
     """Set when `verify` finds that an array is not what was written."""
 
     @classmethod
@@ -380,8 +378,7 @@ SHARE = 4
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CacheFile:
+class CacheFile(msgspec.Struct, frozen=True):
     """A file of the folder. `used`: when a start last mapped it, in seconds since 1970."""
 
     path: Path
@@ -389,8 +386,7 @@ class CacheFile:
     used: float
 
 
-@dataclass(frozen=True)
-class WeightCache:
+class WeightCache(msgspec.Struct, frozen=True):
     """Files of packed weights, by their keys. `most_bytes`: what all of them may take; None: a
     share of the disk. `least_bytes`: checkpoints of fewer are packed at each start."""
 

@@ -22,9 +22,9 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 # Folder -------------------------------------------------------------------------------------------
@@ -37,8 +37,7 @@ _NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}-[0-9]+")
 """Other folders may belong to other programs."""
 
 
-@dataclass(frozen=True)
-class TierFolder:
+class TierFolder(msgspec.Struct, frozen=True):
     """A folder owned by this process while `lock` (a descriptor) is open, and its byte limit."""
 
     path: Path
@@ -162,8 +161,7 @@ class DamagedBlock(Exception):
     """Raised when a slot does not hold the block that was written."""
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """A block that an earlier process wrote."""
 
     slot: int

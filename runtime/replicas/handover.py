@@ -46,8 +46,7 @@ HAND_OVER_SECONDS = 10.0
 _PROMPT_ALONE = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 
-@dataclass(frozen=True)
-class Apart:
+class Apart(msgspec.Struct, frozen=True):
     """The last `prefill` of the engines compute prompts for the others: those of which nobody else
     has all but `least_tokens` tokens. What they hand over, `by` some way, takes `memory_bytes` at
     most: of a common memory, or of each engine's."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -300,8 +299,7 @@ class Meeting:
         self.context.destroy(linger=1000)
 
 
-@dataclass(frozen=True, eq=False)
-class RemotePlace:
+class RemotePlace(msgspec.Struct, frozen=True, eq=False):
     """An `EngineLauncher` whose engines are started elsewhere, and come when they are ready.
 
     `number` is the replica's. `wanted`: whether requests wait for the next engine. `on_leaving` is

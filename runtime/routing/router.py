@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache.journal import (
@@ -30,8 +31,7 @@ from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
 # Offload levels -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """Reads of a prompt's blocks before number `end` by `replicas` (bits): (level, count) pairs."""
 
     end: int
@@ -197,8 +197,10 @@ Later requests overtake it in long queues.
 """
 
 
-@dataclass(frozen=True)
-class RouterConfig:
+EMPTY = 0.125
+
+
+class RouterConfig(msgspec.Struct, frozen=True):
     """Configuration of a `Router`.
 
     `block_size`: block of the reported prefixes. `capacity`: tokens of a replica's KV pool. `cost`:
@@ -212,7 +214,7 @@ class RouterConfig:
     capacity: int
     cost: StepCost
     spread: float = 8.0
-    empty: float = 0.125
+    empty: float = EMPTY
     most_entries: int = MOST_ENTRIES
     digest_key: bytes = b""
     space_of: Callable[[Hashable], bytes] = kv_space

@@ -13,10 +13,11 @@ import math
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.contracts.plan import StepCost
@@ -32,8 +33,7 @@ from rootlace.wire.protocol import CacheReport
 BY_ORDER = attrgetter("order")
 
 
-@dataclass(frozen=True)
-class Headroom:
+class Headroom(msgspec.Struct, frozen=True):
     """Bounds of `reserve` in tokens, and the factor by which `reserve` shrinks per step."""
 
     least: float = 8.0
@@ -257,8 +257,7 @@ class Turns:
         return (rows[at:] + rows[:at])[: -(-len(rows) // parts)]
 
 
-@dataclass(slots=True)
-class StepBudget:
+class StepBudget(msgspec.Struct):
     """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
 
     The level of steps with prompts is in `seconds`, not in `cost`. `cost` None: the tokens alone

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache import BlockPool, Node
@@ -31,8 +32,7 @@ _LAST, _COMPUTED, _RID = attrgetter("last"), attrgetter("computed"), attrgetter(
 # Order --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DepthFirst:
+class DepthFirst(msgspec.Struct, frozen=True):
     """Sequences ordered so that paths sharing a node are neighbours, at every depth.
 
     `common[i]`: leading tokens that sequences i and i + 1 share in the tree.

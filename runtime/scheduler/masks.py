@@ -10,10 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakSet
 
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow

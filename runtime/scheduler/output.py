@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.matcher import Matcher
@@ -225,8 +225,7 @@ class Suspects:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Rollback:
+class Rollback(msgspec.Struct, frozen=True):
     """The constraint drops tokens: the sequence continues from `length` tokens."""
 
     length: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.contracts.plan import PRIOR, StepPlan
 from rootlace.runtime.scheduler.request import Work

@@ -6,12 +6,14 @@ Sections: pooling, request state, limits, in-flight step, counters.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.cache import Node
 from rootlace.runtime.contracts.matcher import Matcher
@@ -76,8 +78,7 @@ Place = tuple[str, ...]
 """Who asks: key or address, then what `EngineRequest.origin` says; "" where nothing is said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """Why a request ends; fields as in `EngineOutput`."""
 
     finish: str
@@ -438,8 +439,7 @@ class RequestState:
 # Limits -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Which requests the engine can serve at all.
 
     `capacity`: tokens the KV pool holds. `vocab_size`: 0 allows any token id. `labels`, `adapters`:
@@ -453,12 +453,11 @@ class Limits:
     labels: int | None = None
     adapters: tuple[str, ...] = ()
     pinned: int = 0
-    max_length: int = field(init=False)
-    """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
 
-    def __post_init__(self) -> None:
-        free = self.capacity - self.pinned
-        object.__setattr__(self, "max_length", min(self.context_length, free + 1))
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
+        return min(self.context_length, self.capacity - self.pinned + 1)
 
     def beside(self, pinned: int) -> Limits:
         """The limits while `pinned` more tokens of the pool are unavailable."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import replace
 from operator import add
+
+from msgspec.structs import replace
 
 from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig, SchedulerConfig

@@ -7,8 +7,9 @@ import logging
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from rootlace.runtime.server.auth import Asker
 from rootlace.runtime.server.sequence import TokenSequence
@@ -20,8 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Deadline:
+class Deadline(msgspec.Struct, frozen=True):
     """`at` this time of the loop's clock, `seconds` after it was set."""
 
     at: float
@@ -31,8 +31,7 @@ class Deadline:
         return DeadlineExceeded.after(self.seconds)
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """One thing to do on a branch: an operation or, with op 0, an answer to another branch.
 
     `run` returns the terminal event, or None where op is 0. `always` work runs on a broken branch

@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -252,8 +251,7 @@ _Owner = tuple[str, str]
 """Whose prompts may share KV: a namespace and an adapter."""
 
 
-@dataclass(frozen=True)
-class _Prompt:
+class _Prompt(msgspec.Struct, frozen=True):
     tokens: np.ndarray
     prints: list[int]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rootlace.runtime.config import OWN_CONFIGS, GatewayConfig
 from rootlace.runtime.model.checkpoint.source import (
@@ -49,8 +50,7 @@ _ELSEWHERE = frozenset(
 _ELSEWHERE_BEGIN, _ELSEWHERE_END = ("output_",), ("_token_id",)
 
 
-@dataclass(frozen=True)
-class ModelTexts:
+class ModelTexts(msgspec.Struct, frozen=True):
     """A model's files on texts and tokens, read. `sampling`: the defaults of sampling parameters,
     and where each comes from."""
 

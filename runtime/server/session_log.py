@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from rootlace.runtime.contracts.messages import EngineOutput, decode_from_engine
 from rootlace.runtime.contracts.messages import encode as encode_update
@@ -43,8 +44,7 @@ Progress = dict[int, tuple[int, int]]
 """Of one generation's samples: characters and tokens of the chunks that the client has."""
 
 
-@dataclass(frozen=True)
-class GenerationLog:
+class GenerationLog(msgspec.Struct, frozen=True):
     """One `Generate`: what the engine told of its samples before, what the client has of that, and
     what is to be called when the engine tells more of a sample."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+
+import msgspec
 
 from rootlace.runtime.server.tool_parsers.base import possible_begin
 from rootlace.runtime.structured.regex.nfa import flat, repeats
@@ -62,16 +63,14 @@ class Found(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class _Reads:
+class _Reads(msgspec.Struct, frozen=True):
     """One character of `ranges`, then `following`."""
 
     ranges: Ranges
     following: int
 
 
-@dataclass(frozen=True)
-class _Condition:
+class _Condition(msgspec.Struct, frozen=True):
     """`following` where the character before (`behind`) or after is one of set number `number`, or,
     `negative`, is none of them; at the text's ends there is no character."""
 

@@ -18,11 +18,11 @@ import codecs
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -51,8 +51,7 @@ class Piece(NamedTuple):
     special: bool = False
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """Pieces as one string. `borders[i]` is where run i ends; neighbours differ in `special`."""
 
     text: str
@@ -121,8 +120,7 @@ _BREAKING = re.compile(rf"[\s{SPACE}，。！？；：、]")
 """What a break may consist of."""
 
 
-@dataclass(frozen=True)
-class _Atom:
+class _Atom(msgspec.Struct, frozen=True):
     """An added token found in text[start:end] (white space it swallows included)."""
 
     token: AddedToken

@@ -9,9 +9,9 @@ import functools
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -25,8 +25,7 @@ SPACE = "\u2581"  # how SentencePiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-@dataclass(frozen=True)
-class AddedToken:
+class AddedToken(msgspec.Struct, frozen=True):
     """A token beside the model's own; the flags are those of `tokenizer.json`."""
 
     id: int
@@ -150,8 +149,7 @@ def _decoder_kind(spec: dict[str, Any] | None) -> tuple[Kind, bool]:
 # What a tokenizer does to a text before it looks for tokens, and what it puts around them.
 
 
-@dataclass(frozen=True)
-class Dummy:
+class Dummy(msgspec.Struct, frozen=True):
     """The dummy prefix: where it is added, and whether also before a text that has a space."""
 
     where: Literal["never", "first", "always"] = "never"

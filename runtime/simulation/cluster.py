@@ -9,16 +9,17 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.messages import Below, EngineOutput
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import PrefixIndex
-from rootlace.runtime.routing.router import Router, RouterConfig
+from rootlace.runtime.routing.router import EMPTY, Router, RouterConfig
 from rootlace.runtime.simulation.engine import Machine, NamedPolicy, SimulatedEngine, Times
 from rootlace.runtime.simulation.study import PERCENTILES, percentiles
 from rootlace.runtime.simulation.trace import SHARED_BY, Workload
@@ -28,7 +29,7 @@ class Exact:
     """Our own router. Chooses a replica for each request of a workload as it arrives, and is told
     of first tokens, ends, and what caches hold."""
 
-    empty = RouterConfig.empty
+    empty = EMPTY
 
     def __init__(self, workload: Workload, machine: Machine, engines: list[SimulatedEngine]):
         size = workload.granularity
@@ -313,8 +314,7 @@ class Group:
 # Some of the simulated replicas compute prompts alone, and hand their KV to those that decode.
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """What KV travels over. Each replica sends and receives one prompt's at a time, of
     `token_bytes` for each token; who receives it has it `latency` seconds after the last byte."""
 
@@ -327,8 +327,7 @@ class Link:
         return tokens * self.token_bytes / self.bytes_per_second
 
 
-@dataclass(frozen=True)
-class Apart:
+class Apart(msgspec.Struct, frozen=True):
     """So many replicas compute `prefill` alone: prompts of which every one of the others lacks at
     least `least_tokens`."""
 
@@ -376,8 +375,7 @@ def receive(engine: SimulatedEngine, workload: Workload, number: int, units: int
 # Cluster ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ClusterReport:
+class ClusterReport(msgspec.Struct, frozen=True):
     """What a router made of a workload. Times in seconds; percentiles are (p50, p90, p99).
 
     `imbalance`: how many times the mean of all replicas' busy seconds the busiest one has.
@@ -407,7 +405,7 @@ class ClusterReport:
     read_back: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        row = {name: getattr(self, name) for name in self.__struct_fields__}
         for name in ("ttft", "tpot"):
             row[name] = {f"p{p}": value for p, value in zip(PERCENTILES, row[name], strict=True)}
         return row

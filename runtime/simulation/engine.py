@@ -6,7 +6,6 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -31,8 +30,7 @@ class BadPolicy(ValueError):
     """No such policy; the message says which there are."""
 
 
-@dataclass(frozen=True)
-class NamedPolicy:
+class NamedPolicy(msgspec.Struct, frozen=True):
     """A policy of the scheduler, how often it lets a request be overtaken, and what is evicted."""
 
     name: str
@@ -86,8 +84,7 @@ _ROOM = 8192
 """Tokens that may wait to be written."""
 
 
-@dataclass(frozen=True)
-class Below:
+class Below(msgspec.Struct, frozen=True):
     """A level of so many `tokens`, of each of which reading or writing takes `token_seconds`."""
 
     name: str
@@ -189,8 +186,7 @@ def read_cost(given: str) -> StepCost:
         raise BadCost(f"{path}: {error}") from error
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(msgspec.Struct, frozen=True):
     """When each part of a step is ready, in seconds from its beginning."""
 
     total: float
@@ -251,8 +247,7 @@ STOP = 2**31 - 1
 """The unit that ends a request."""
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """What the requests run on: tokens of KV memory, rows, what steps cost, and what is below that
     memory, the fastest first."""
 

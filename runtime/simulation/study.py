@@ -8,11 +8,11 @@ import re
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.plan import StepCost
@@ -124,8 +124,7 @@ def _keep_nearest(
     return found
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What became of a run's requests. Arrays over all of them, NaN or -1 for those refused (prompt
     and output do not fit into the cache).
 
@@ -240,8 +239,7 @@ def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
 PERCENTILES = (50, 90, 99)
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """One policy on one cache size. Times in seconds; percentiles are (p50, p90, p99).
 
     `hit_rate`: of the prompt tokens of the requests that were served, `read_back` those of them
@@ -271,7 +269,7 @@ class Report:
     read_back: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        row = {name: getattr(self, name) for name in self.__struct_fields__}
         for name in ("ttft", "tpot", "waiting"):
             row[name] = {f"p{p}": value for p, value in zip(PERCENTILES, row[name], strict=True)}
         return row
@@ -320,8 +318,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what runs now, and how many of all runs' requests have ended, of how many."""
 
 
-@dataclass(frozen=True)
-class Study:
+class Study(msgspec.Struct, frozen=True):
     """`clairvoyant` has the bound in order of arrival for each of `sizes` (tokens)."""
 
     workload: Workload

@@ -20,6 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache.suffix_index import SuffixIndex
@@ -39,8 +40,7 @@ class BadTrace(ValueError):
     """A trace that cannot be read; the message names file and line."""
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True, dict=True):
     """N requests in order of arrival.
 
     `arrivals` (float64 [N]) are seconds since the first; `prompt_tokens` and `output_tokens` int64
@@ -222,8 +222,7 @@ FIRST_OUTPUT = 1 << 30
 """Units from here on are outputs: one id per request, so nothing ever matches them."""
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """How a trace is played.
 
     `rate` divides the time between arrivals. The trace is played `repeat` times, one after the
@@ -376,8 +375,7 @@ def _ids(path: Path, number: int, record: Any, name: str) -> list[int]:
     return ids
 
 
-@dataclass(frozen=True)
-class Drafted:
+class Drafted(msgspec.Struct, frozen=True):
     """What drafts save at a price: `speedup` counts decode steps alone, one request at a time.
 
     `right` and `wrong`: drafted tokens by source.

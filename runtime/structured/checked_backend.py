@@ -11,10 +11,10 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -253,8 +253,7 @@ _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap
 _NOT_NUMBER = [bytes((byte,)) for byte in range(256) if byte not in NUMBER_BYTES]
 
 
-@dataclass(frozen=True, eq=False)
-class CheckedGrammar:
+class CheckedGrammar(msgspec.Struct, frozen=True, eq=False):
     """The texts of `inner` that a verifier accepts; see `contracts.matcher.Grammar`."""
 
     inner: Grammar

@@ -7,8 +7,8 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
@@ -250,8 +250,7 @@ class LLGuidanceGrammar:
             raise InvalidConstraint(reason(trial))
 
 
-@dataclass(frozen=True, slots=True)
-class _Forced:
+class _Forced(msgspec.Struct, frozen=True):
     """The tokens that are forced where these questions have these answers."""
 
     answers: list[tuple[list[int] | None, bool]]

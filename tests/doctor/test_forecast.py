@@ -1,12 +1,12 @@
 """Forecasts from given ceilings, against numbers worked out by hand."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.runtime.doctor.ceilings import Ceilings, Elements, Row, StepWork, step_work
 from rootlace.runtime.doctor.report import (

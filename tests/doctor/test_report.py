@@ -1,11 +1,12 @@
 """A model's memory, as the doctor foresees it and as the executor then has it."""
 
+import dataclasses
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.native.library import NativeOutOfMemory
 from rootlace.kernels.native.packed import FLOAT32
@@ -37,7 +38,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def settings(model: Path | str = "", **more: object) -> ExecutorConfig:
-    return replace(ExecutorConfig(str(model), device="cpu", threads=1), **more)
+    return dataclasses.replace(ExecutorConfig(str(model), device="cpu", threads=1), **more)
 
 
 def test_a_machine_without_a_model() -> None:
@@ -70,7 +71,7 @@ def test_the_executor_takes_what_was_foreseen(
 def test_a_draft_model_takes_its_part(model: Path) -> None:
     native_library()
     alone = settings(model, kv_memory_bytes=1 << 20)
-    for executor in (alone, replace(alone, draft_model=str(model))):
+    for executor in (alone, dataclasses.replace(alone, draft_model=str(model))):
         found = examine(executor, lambda *_: None).model
         runner = ModelRunner.load(executor, CacheConfig(), max_step_tokens=64, max_running=4)
         assert found is not None
@@ -87,7 +88,7 @@ def test_a_head_takes_its_part(model: Path, tmp_path: Path) -> None:
     head = save_head_for(model, tmp_path / "head")
     alone = settings(model, kv_memory_bytes=1 << 20, dtype="float32")
     for quantize in ("none", "int8"):
-        executor = replace(alone, draft_model=str(head), quantize=quantize)
+        executor = dataclasses.replace(alone, draft_model=str(head), quantize=quantize)
         found = examine(executor, lambda *_: None).model
         runner = ModelRunner.load(executor, CacheConfig(), max_step_tokens=64, max_running=4)
         assert found is not None
@@ -156,7 +157,7 @@ def test_quantised_weights_take_what_is_stored(tmp_path: Path) -> None:
 
 def test_rounded_weights_take_less(model: Path) -> None:
     dense = examine(settings(model), lambda *_: None).model
-    asked = replace(settings(model), quantize="int4")
+    asked = dataclasses.replace(settings(model), quantize="int4")
     found = examine(asked, lambda *_: None).model
     assert dense is not None and found is not None and found.forecast is None
     assert found.memory.weights < dense.memory.weights
@@ -166,7 +167,7 @@ def test_what_serving_would_refuse(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no such folder"):
         examine(settings(tmp_path / "nothing"), lambda *_: None)
     with pytest.raises(InvalidRequest, match="npu"):
-        examine(replace(settings(), device="npu"), lambda *_: None)
+        examine(dataclasses.replace(settings(), device="npu"), lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar, Literal
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -95,9 +96,9 @@ class Engine:
         store = HostStore(slots, disk.block_bytes, 0.0)
         wear = HourlyBytes(None, lambda: 0.0)
         host = Level("host", Tier(slots), store, wear, disk.block_bytes)
-        tiers = dataclasses.replace(below.tiers, levels=(host, disk))
+        tiers = msgspec.structs.replace(below.tiers, levels=(host, disk))
         mover = BlockMover(self.runner.kv_cache, [store, below.disk], self.runner.work)
-        return dataclasses.replace(below, tiers=tiers, mover=mover)
+        return msgspec.structs.replace(below, tiers=tiers, mover=mover)
 
     @property
     def tiering(self):
@@ -339,8 +340,8 @@ def test_the_version_of_transformers_counts_where_it_computes(
     runner = ModelRunner.load(given.executor, given.cache, 512, 16)
     own, found = runner.config, []
     for modules in (None, SimpleNamespace(architecture="")):
-        runner.config = dataclasses.replace(
-            own, spec=dataclasses.replace(own.spec, transformers=modules)
+        runner.config = msgspec.structs.replace(
+            own, spec=msgspec.structs.replace(own.spec, transformers=modules)
         )
         for version in ("1", "2"):
             monkeypatch.setattr(importlib.metadata, "version", lambda _, version=version: version)

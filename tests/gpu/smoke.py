@@ -13,7 +13,6 @@ compare tokens with the CPU's in float32. `--rehearse` runs the same on a CPU, k
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import shutil
@@ -27,6 +26,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("as a server runs", {}),
@@ -129,7 +130,7 @@ class Bench:
         kernels = REFERENCE if plain else with_reference(TRITON, groups)
         if kernels.plan_attention is REFERENCE.plan_attention:
             fixed, _ = fixed_kernels(128)
-            kernels = dataclasses.replace(
+            kernels = msgspec.structs.replace(
                 kernels,
                 plan_attention=fixed.plan_attention,
                 paged_attention=fixed.paged_attention,
@@ -327,14 +328,14 @@ def llama_1b(bench: Bench) -> dict[str, Any]:
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """`value` with all tensors in its dataclasses and containers on `device`."""
+    """`value` with all tensors in its structs and containers on `device`."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {f.name: _moved(getattr(value, f.name), device) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **parts)
+    if isinstance(value, msgspec.Struct):
+        parts = {n: _moved(one, device) for n, one in msgspec.structs.asdict(value).items()}
+        return msgspec.structs.replace(value, **parts)
     if isinstance(value, dict):
         return {key: _moved(one, device) for key, one in value.items()}
     if isinstance(value, tuple):

@@ -3,12 +3,12 @@
 Caches are NaN where nothing may be read, memory that kernels write to is NaN beforehand.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import KernelSet
 from tests.kernels.cases import (

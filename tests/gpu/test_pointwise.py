@@ -1,9 +1,8 @@
 """Kernels around attention at real shapes: the cases' own formulas in float64."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import KernelSet, slot_bytes
 from tests.kernels.cases import poisoned_memory

@@ -1,10 +1,10 @@
 """Products with quantised weights of real shapes, against float64."""
 
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict, replace
 
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference.layers import dequantise
@@ -19,9 +19,9 @@ ROWS = [1, 17, 64, 200]
 
 
 def moved(weight: Quantised, device: torch.device) -> Quantised:
-    parts = {field.name: getattr(weight, field.name) for field in fields(weight)}
-    found = {name: p.to(device) for name, p in parts.items() if isinstance(p, torch.Tensor)}
-    return replace(weight, **found)  # type: ignore[arg-type]
+    parts = asdict(weight).items()
+    found = {name: p.to(device) for name, p in parts if isinstance(p, torch.Tensor)}
+    return replace(weight, **found)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[0].codes}-{form[0].group}")

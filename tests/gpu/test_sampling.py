@@ -3,9 +3,9 @@
 (The reference itself is compared with loops over rows and tokens in `tests/model/test_sampler.py`.)
 """
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -52,7 +52,7 @@ def edits_of(vocab: int, rows: int, masked: bool, listed: bool) -> LogitEdits:
     edits = LogitEdits()
     if masked:
         row = torch.from_numpy(random.integers(-1, 8, rows).astype(np.int32))
-        edits = dataclasses.replace(edits, mask_table=masks_of(vocab), mask_row=row)
+        edits = msgspec.structs.replace(edits, mask_table=masks_of(vocab), mask_row=row)
     if not listed:
         return edits
 
@@ -68,7 +68,7 @@ def edits_of(vocab: int, rows: int, masked: bool, listed: bool) -> LogitEdits:
     bias = random.normal(0, 5, len(bias_token)).astype(np.float32)
     bias[::7] = -np.inf
     seen_start, seen_token = lists(min(vocab // 2, 900))
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         edits,
         bias_start=bias_start,
         bias_token=torch.from_numpy(bias_token),
@@ -160,9 +160,9 @@ def test_pick_tokens(
     # Alone, and into a given place.
     for row in (0, 4 % len(expected), len(expected) - 1):
         alone = with_tensors(
-            dataclasses.replace(there, mask_table=None), lambda t, at=row: t[at : at + 1]
+            msgspec.structs.replace(there, mask_table=None), lambda t, at=row: t[at : at + 1]
         )
-        alone = dataclasses.replace(alone, mask_table=there.mask_table)
+        alone = msgspec.structs.replace(alone, mask_table=there.mask_table)
         out = torch.full((1,), 77, dtype=torch.int32, device=device)
         kernels.pick_tokens(given[row : row + 1], alone, choice, out)
         assert out.item() == expected[row]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import AttentionBatch, KVCodes, KVScales, KVScaling
 from rootlace.kernels.reference.kv_cache import dequantise, quantise
@@ -23,8 +24,7 @@ EXACT_BYTES = 1 << 28
 """Scores that the exact formula holds at once, float64."""
 
 
-@dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(msgspec.Struct, frozen=True):
     """What is attended. `rows` are (new tokens, context) each, new ones included.
 
     `shared` are (first row, behind the last, tokens), outer before inner: these rows have the
@@ -43,8 +43,7 @@ class AttentionCase:
     shared: tuple[tuple[int, int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class AttentionTensors:
+class AttentionTensors(msgspec.Struct, frozen=True):
     """A case on a device. Slots that hold no token of a row are NaN in both caches."""
 
     case: AttentionCase
@@ -232,11 +231,13 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The dataclass `value` with every tensor changed, those in mappings too."""
+    """The struct `value` with every tensor changed, those in mappings too."""
 
     def changed(part: Any) -> Any:
         if isinstance(part, dict):
             return {name: changed(each) for name, each in part.items()}
         return change(part) if isinstance(part, torch.Tensor) else part
 
-    return replace(value, **{name: changed(part) for name, part in vars(value).items()})
+    return replace(
+        value, **{name: changed(part) for name, part in msgspec.structs.asdict(value).items()}
+    )

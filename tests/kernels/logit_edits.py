@@ -1,10 +1,10 @@
 """Biases, bans, masks and penalties of random rows."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import LogitEdits
 from rootlace.runtime.model.sampler import PENALTIES

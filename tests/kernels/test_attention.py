@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -139,7 +140,7 @@ def test_parts_of_a_context_merge_by_log_sum_exp() -> None:
     for block in batch.block_tables[0, :2]:
         half = AttentionBatch(
             **{
-                **vars(batch),
+                **msgspec.structs.asdict(batch),
                 "block_tables": np.array([[block]]),
                 "context_len": np.array([16], dtype=np.int32),
             }

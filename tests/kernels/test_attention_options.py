@@ -1,10 +1,9 @@
 """Reference attention with a scale, a soft cap and fp8 caches, against the formula in float64."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.reference import REFERENCE, attention
 from rootlace.kernels.reference.attention import from_e4m3

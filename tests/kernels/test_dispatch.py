@@ -1,11 +1,11 @@
 """Which kernels a device gets, and that the CPU never imports triton."""
 
-import dataclasses
 import importlib.metadata
 import logging
 import subprocess
 import sys
 
+import msgspec
 import pytest
 import torch
 
@@ -82,10 +82,10 @@ def test_the_reference_computes_the_operations_asked_for_and_no_others() -> None
     assert with_reference(TRITON, ()) is TRITON
     mixed = with_reference(TRITON, ["attention", "sampling"])
     replaced = {"plan_attention", "paged_attention", "pick_tokens"}
-    for field in dataclasses.fields(TRITON):
-        of = REFERENCE if field.name in replaced else TRITON
-        assert getattr(mixed, field.name) is getattr(of, field.name) or field.name == "name"
+    for name in TRITON.__struct_fields__:
+        of = REFERENCE if name in replaced else TRITON
+        assert getattr(mixed, name) is getattr(of, name) or name == "name"
     every = with_reference(TRITON, OPERATIONS)
-    assert dataclasses.replace(every, name=REFERENCE.name) == REFERENCE
+    assert msgspec.structs.replace(every, name=REFERENCE.name) == REFERENCE
     with pytest.raises(ValueError, match=r"unknown operations \['magic'\].*attention"):
         with_reference(TRITON, ["magic"])

@@ -1,11 +1,11 @@
 """Products with dense and quantised weights against float64."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.layers import (

@@ -1,10 +1,10 @@
 """Plans of decode steps where the tokens of the step before are not known yet."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.contracts.plan import AutomatonState, SampleRow, StepPlan, StepResult
 from rootlace.wire.protocol import SamplingParams

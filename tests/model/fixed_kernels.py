@@ -3,11 +3,12 @@ arrays whose places do not change, as the accelerated sets have it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import AttentionBatch, HostPlan, KernelSet
 from rootlace.kernels.reference import REFERENCE

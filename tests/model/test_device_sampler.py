@@ -4,13 +4,13 @@ host."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference import REFERENCE

@@ -3,13 +3,14 @@
 Whatever way a step takes, it finds what the plain executor finds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import AutomatonState, ExecutorLost, StepPlan, StepResult

@@ -3,12 +3,12 @@
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants, file_download
+from msgspec.structs import replace
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.hub import download

@@ -1,11 +1,11 @@
 """A cache of int8 or int4: the runner with it, on the CPU."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import LlamaConfig
 
 from rootlace.kernels.interface import KVCodes

@@ -1,8 +1,8 @@
 """Masks that are filled while the model runs."""
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -55,7 +55,7 @@ def test_sampling_waits_for_masks_after_the_forward_pass(
     )
     blocks = Blocks(8, runner.block_size)
     work = [Work(Row(blocks, [5, 6, 7]), mask=mask) for mask in (alone, MaskRow(table, 1), None)]
-    plan = dataclasses.replace(make_plan(work), wait_for_masks=wait)
+    plan = msgspec.structs.replace(make_plan(work), wait_for_masks=wait)
     result = runner.run(plan)
     assert events == ["forward", "wait"]
     assert result.token_ids[:2].tolist() == [32 * 3 + 2, 32 * 5 + 7]

@@ -1,10 +1,10 @@
 """What is cached of latent attention: one vector of a token in each layer, and nothing else."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from rootlace.kernels.native.packed import FLOAT32

@@ -1,11 +1,11 @@
 """Steps launched ahead, on tokens that are not known yet, equal steps run one by one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import (

@@ -1,13 +1,13 @@
 """Mixtures of experts: who is chosen, and sums that do not depend on a token's company."""
 
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.reference.layers import quantise
 from rootlace.kernels.weights import Dense, Scheme, Weight

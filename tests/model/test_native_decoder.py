@@ -6,13 +6,13 @@ Every slot that is not part of a sequence is NaN before a test begins: reading o
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable

@@ -3,14 +3,15 @@
 Every slot that is not part of a sequence is NaN before a test begins: reading one would show.
 """
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import Gemma2Config, PreTrainedModel
 
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
@@ -36,12 +37,11 @@ Kernels = Literal["native", "reference"]
 KERNELS: tuple[Kernels, ...] = ("native", "reference")
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(msgspec.Struct, frozen=True):
     folder: Path
     reference: PreTrainedModel
     kernels: Kernels = "reference"
-    known: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)
+    known: dict[tuple[int, ...], np.ndarray] = msgspec.field(default_factory=dict)
     """Of both kinds of kernels: what they are asked for is the same."""
 
     def logprobs(self, token_ids: list[int]) -> np.ndarray:

@@ -1,12 +1,12 @@
 """Weights that are rounded while they are read (`quantize`)."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dense, dequantise, quantise

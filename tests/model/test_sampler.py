@@ -1,11 +1,11 @@
 """The sampler against a plain float64 loop per row, and its promises about batches and seeds."""
 
-import dataclasses
 import importlib
 import itertools
 import math
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -66,7 +66,7 @@ def edited(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
     """The logits after everything that the rows ask for, mask and bans among it."""
     plan = Sampler(VOCAB, KERNELS, HostMasks(VOCAB)).plan(rows, len(rows))
     arrays = plan.arrays
-    names = {field.name for field in dataclasses.fields(LogitEdits)} & arrays.keys()
+    names = {*LogitEdits.__struct_fields__} & arrays.keys()
     penalties = {name: array for name, array in arrays.items() if name.endswith("_penalty")}
     edits = {name: arrays[name] for name in names}
     edit = LogitEdits(penalties=penalties, **edits)
@@ -289,13 +289,13 @@ def test_greedy_under_masks_and_bans(seed: int) -> None:
         words = words[: generator.choice([3, len(words)])]
         banned = tuple(generator.choice(VOCAB, 3).tolist()) + ((best,) if i % 3 == 0 else ())
         mask = MaskRow(Table(words, 2**41 + i), 0) if i % 4 < 2 else words
-        rows.append(dataclasses.replace(make_row(cold, banned=banned), mask=mask))
+        rows.append(msgspec.structs.replace(make_row(cold, banned=banned), mask=mask))
         if i % 5 == 0:
             logits[i, int(generator.choice(np.flatnonzero(~bits)))] = float("nan")
     expected = []
     for row, values in zip(rows, logits, strict=True):
         words = row.mask.table.rows[0] if isinstance(row.mask, MaskRow) else row.mask
-        plain = dataclasses.replace(row, mask=words)
+        plain = msgspec.structs.replace(row, mask=words)
         finite = np.where(np.isnan(values.numpy()), -np.inf, values.numpy())
         x = reference_logits(finite, plain)
         expected.append(x.index(max(x)) if max(x) > -math.inf else NO_TOKEN)
@@ -313,7 +313,7 @@ def test_a_row_that_is_not_filled_is_not_read() -> None:
     words = np.full(VOCAB // 32 + 1, -1, np.int32)
     row = make_row(SamplingParams(temperature=0.0))
     with pytest.raises(RuntimeError, match="not filled"):
-        sample(make_logits(1), [dataclasses.replace(row, mask=MaskRow(Table(words, 2**42), 1))])
+        sample(make_logits(1), [msgspec.structs.replace(row, mask=MaskRow(Table(words, 2**42), 1))])
 
 
 def test_rows_with_nothing_to_sample() -> None:

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import asdict, fields, replace
 
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.native.packed import FLOAT32
@@ -37,8 +38,7 @@ TOKENS = [5, 150, 7, 32, 9, 11, 4, 77]
 DECODERS = {"reference": interface.SUPPORT, "native": native_decoder.SUPPORT}
 
 
-@dataclass(frozen=True)
-class WithSinks(ModelSpec):
+class WithSinks(ModelSpec, frozen=True):
     """A feature that no decoder has heard of."""
 
     sinks: bool = False
@@ -52,8 +52,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 
 def with_sinks(config: ModelConfig, sinks: bool) -> ModelConfig:
-    values = {field.name: getattr(config.spec, field.name) for field in fields(config.spec)}
-    return replace(config, spec=WithSinks(**values, sinks=sinks))
+    return replace(config, spec=WithSinks(**asdict(config.spec), sinks=sinks))
 
 
 def load(config: ModelConfig, kernels: str, weights_of: Any = load_weights) -> LoadedModel:
@@ -135,8 +134,7 @@ def test_what_the_native_decoder_refuses(config: ModelConfig, path: str) -> None
 
 
 def test_a_part_of_another_type(config: ModelConfig) -> None:
-    @dataclass(frozen=True)
-    class Experts:
+    class Experts(msgspec.Struct, frozen=True):
         count: int
 
     spec = replace(config.spec, mlp=Experts(8))  # type: ignore[arg-type]
@@ -187,9 +185,9 @@ def test_codes_without_native_kernels_become_numbers(
 def paths(spec: Any, prefix: str = "") -> Iterator[tuple[str, bool]]:
     """Every field's path, and whether it has a default, which every decoder knows."""
     for field in fields(spec):
-        yield prefix + field.name, field.default is not MISSING
+        yield prefix + field.name, field.default is not msgspec.NODEFAULT
         value = getattr(spec, field.name)
-        if is_dataclass(value):
+        if isinstance(value, msgspec.Struct):
             yield from paths(value, f"{prefix}{field.name}.")
 
 
@@ -224,7 +222,8 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         path, value = self._prefix + name, getattr(self._value, name)
         self._seen.add(path)
-        return Recorder(value, self._seen, f"{path}.") if is_dataclass(value) else value
+        is_part = isinstance(value, msgspec.Struct)
+        return Recorder(value, self._seen, f"{path}.") if is_part else value
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -1,12 +1,12 @@
 """The text model of checkpoints of models that see gives transformers' log-probabilities."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from transformers import (
     Gemma3Config,
     LlavaConfig,

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -79,7 +80,9 @@ def test_experts_whose_columns_are_sorted(tmp_path: Path, monkeypatch: pytest.Mo
 
     def counted(packer: Packer, weight: Weight, *, gated: bool = False) -> Packed:
         found = pack(packer, weight, gated=gated)
-        packed[0] += sum(getattr(part, "nbytes", 0) for part in vars(found).values())
+        packed[0] += sum(
+            getattr(part, "nbytes", 0) for part in msgspec.structs.asdict(found).values()
+        )
         return found
 
     config = configs()["qwen3_moe"]

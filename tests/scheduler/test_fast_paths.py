@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -50,9 +49,9 @@ def sequence(rid: int, params: SamplingParams, matcher: object = None) -> Reques
 
 
 def expect_equal(ours: SampleRow, theirs: SampleRow) -> None:
-    for field in fields(SampleRow):
-        a, b = getattr(ours, field.name), getattr(theirs, field.name)
-        assert np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b, field.name
+    for name in SampleRow.__struct_fields__:
+        a, b = getattr(ours, name), getattr(theirs, name)
+        assert np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b, name
 
 
 ROWS = st.lists(

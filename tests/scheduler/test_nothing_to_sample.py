@@ -1,7 +1,6 @@
 """A row without any token to sample ends alone, with an error; nothing is appended."""
 
-import dataclasses
-
+import msgspec
 import numpy as np
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
@@ -27,7 +26,7 @@ def test_minus_one_ends_the_request_alone() -> None:
         result = executor.run(plan)
         if first:
             nothing = [s.prompt_len == 5 for s in plan.samples]
-            result = dataclasses.replace(
+            result = msgspec.structs.replace(
                 result, token_ids=np.where(nothing, -1, result.token_ids).astype(np.int32)
             )
         first = False

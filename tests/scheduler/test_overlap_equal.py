@@ -1,11 +1,11 @@
 """With and without steps planned ahead the same comes out, sooner."""
 
 import contextlib
-import dataclasses
 import random
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -116,11 +116,11 @@ def test_the_simulated_executor_notices_wrong_sources() -> None:
         world.executor.collect(world.flights[1])
 
     def replaced(plan: StepPlan, **fields: object) -> StepPlan:
-        return dataclasses.replace(plan, **fields)  # type: ignore[arg-type]
+        return msgspec.structs.replace(plan, **fields)  # type: ignore[arg-type]
 
     def resourced(plan: StepPlan) -> StepPlan:
-        samples = [dataclasses.replace(sample, source=0) for sample in plan.samples]
-        return dataclasses.replace(plan, samples=samples)
+        samples = [msgspec.structs.replace(sample, source=0) for sample in plan.samples]
+        return msgspec.structs.replace(plan, samples=samples)
 
     spoilt(lambda plan: plan)
     for change in (

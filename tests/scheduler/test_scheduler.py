@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -423,7 +424,7 @@ def test_the_simulated_memory_notices_bad_plans() -> None:
         plan = world.scheduler.plan()
         assert plan is not None and len(plan.copies) == 1
         fields = {name: make(plan) for name, make in change.items()}
-        world.executor.run(dataclasses.replace(plan, **fields))
+        world.executor.run(msgspec.structs.replace(plan, **fields))
 
     spoilt()
     for change in (

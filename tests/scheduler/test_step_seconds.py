@@ -6,10 +6,11 @@ Time is that of the simulated executor, so that a slow machine changes nothing.
 import random
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest, Pooling

@@ -1,9 +1,8 @@
 """Simulated replicas that compute prompts alone, beside others that decode."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.cluster import Apart, Cluster, ClusterReport, Link, lacks, receive

@@ -15,8 +15,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.block_store import TransferConfig
@@ -249,8 +250,7 @@ class EngineLauncher(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class ReplicaContext:
+class ReplicaContext(msgspec.Struct, frozen=True):
     """The engine is number `replica` of `replicas`; all report their caches by digests of one key.
 
     `on_report` receives the engine's reports on cache and steps. `on_death` receives requests that

@@ -288,8 +288,7 @@ def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
     return [requests[at] for part in sorted(path[0][1], key=_PRICE) for at in part.requests]
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """Requests that are computed without others between them, their tokens, and their number."""
 
     tokens: int

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
+
+import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
@@ -115,8 +117,7 @@ def _module_of(folder: Path, architecture: str, likely: str) -> bytes | None:
 # Config -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(msgspec.Struct, frozen=True):
     """A model. `spec` is what its decoder computes; `checkpoint_dtype` is torch's name of
     the type that weights which are not quantised are stored in, None where the configuration does
     not say; `quantisation` is how others are stored, None where there are none. `allow_pickle`:

@@ -16,9 +16,10 @@ Imports no torch, nor what reads weights: a head that is refused is refused at o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.quantised.layouts import Expected
@@ -41,8 +42,7 @@ INTEGERS = frozenset({"I32", "I64"})
 """Types of `d2t`."""
 
 
-@dataclass(frozen=True)
-class HeadSource(FolderSource):
+class HeadSource(FolderSource, frozen=True):
     """The folder of a head, whose layer is configured as that of a Llama."""
 
     layer: Mapping[str, Any]
@@ -51,8 +51,7 @@ class HeadSource(FolderSource):
         return {**self.layer, "architectures": ["LlamaForCausalLM"]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig(ModelConfig):
+class HeadConfig(ModelConfig, frozen=True, kw_only=True):
     """`spec`: a Llama with the head's one layer, the model's vocabulary and its context. `layers`:
     those of the model before which its hidden states are taken, in the order of `fc`. What a draft
     goes on from is normed with `norm_output`; what is added to attention's output is normed with
@@ -144,9 +143,8 @@ def read_head(folder: Path, model: ModelConfig, ignored: Collection[str]) -> Hea
     size = config.get("draft_vocab_size", SIZE.or_none(), None) or own.vocab_size
     if size > own.vocab_size:
         _refuse(file, "draft_vocab_size", size, f"at most the model's {own.vocab_size}")
-    known = {one.name: getattr(read, one.name) for one in fields(read)}
     return HeadConfig(
-        **{**known, "spec": replace(own, max_context=spec.max_context)},
+        **{**asdict(read), "spec": replace(own, max_context=spec.max_context)},
         layers=tuple(layers),
         draft_vocab_size=size,
         norm_before_residual=config.flag("norm_before_residual", False),

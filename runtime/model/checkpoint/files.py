@@ -12,12 +12,13 @@ import mmap
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS, Expected, Shape, Storage
@@ -75,8 +76,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class _TensorPlace:
+class _TensorPlace(msgspec.Struct, frozen=True):
     """Where a tensor lies in a file. `blocks` are those of its rows, which a GGUF file stores as
     bytes: how many, and of how many bytes; None: it has numbers."""
 
@@ -276,8 +276,7 @@ KV_SCALE = "self_attn.kv_scale"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class OpenedCheckpoint:
+class OpenedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that has the tensors which are `expected` of a model, by their names; its spec,
     with the checkpoint's names; the modules of its embedding and head, which are one where they
     are tied."""

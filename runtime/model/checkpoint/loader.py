@@ -9,10 +9,11 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+import msgspec
 import torch
+from msgspec.structs import asdict, replace
 
 from rootlace.kernels.arrays import as_tensor
 from rootlace.kernels.native.machine import mapped
@@ -51,8 +52,7 @@ from rootlace.wire.errors import InvalidRequest
 OWN_MAPPING = 4 << 20
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """What is wanted of a part: its `rows`, by their places in the file, and its `columns` (None:
     all, as they are), and its `bias`."""
 
@@ -69,8 +69,7 @@ class Selection:
         return [row - start for row in self.rows if row in own]
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(msgspec.Struct, frozen=True):
     """Places weights: converts type and device, joins what is fused. With a `shard`, layers have
     what this rank has of them."""
 
@@ -335,9 +334,9 @@ def _ordered(rows: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
 
 
 def _placed(weight: Quantised, device: torch.device) -> Quantised:
-    parts = {field.name: getattr(weight, field.name) for field in fields(weight)}
-    there = {n: part.to(device) for n, part in parts.items() if isinstance(part, torch.Tensor)}
-    return replace(weight, **there)  # type: ignore[arg-type]
+    parts = asdict(weight).items()
+    there = {name: part.to(device) for name, part in parts if isinstance(part, torch.Tensor)}
+    return replace(weight, **there)
 
 
 # Loader -------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
@@ -278,8 +279,7 @@ _GGUF_KEYS = {
 """GGUF's names for some keys of `config.json`."""
 
 
-@dataclass(frozen=True)
-class FolderSource:
+class FolderSource(msgspec.Struct, frozen=True, dict=True):
     """A model folder. Nothing is read before it is asked for."""
 
     path: Path

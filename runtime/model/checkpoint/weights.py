@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.model.families.spec import Attention, Experts, Latent, ModelSpec
 
@@ -30,16 +31,14 @@ codes."""
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class ExpertWeights:
+class ExpertWeights(msgspec.Struct, frozen=True):
     """The MLP of one expert. Shapes: H hidden, I inner."""
 
     gate_up: Weight  # [2I, H]
     down: Weight  # [H, I]
 
 
-@dataclass(frozen=True)
-class LayerWeights:
+class LayerWeights(msgspec.Struct, frozen=True, weakref=True):
     """One decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I inner, E experts.
 
     `gate_up` and `down` of a layer with experts are those of the MLP that all tokens have."""
@@ -61,7 +60,7 @@ class LayerWeights:
     k_norm: torch.Tensor | None = None  # [D], or of all heads [K]
     sinks: torch.Tensor | None = None  # [Nq]
     correction: torch.Tensor | None = None  # float32 [E]
-    norm_biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    norm_biases: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
     """Biases [H] by the field of their norm."""
 
     def norm(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -130,8 +129,7 @@ class Blocks(NamedTuple):
     data: np.ndarray
 
 
-@dataclass(frozen=True)
-class ModelWeights:
+class ModelWeights(msgspec.Struct, frozen=True):
     """A whole decoder. Shapes: V tokens of the vocabulary, H hidden."""
 
     embedding: torch.Tensor  # [V, H]
@@ -163,8 +161,7 @@ class ModelWeights:
             yield self.head
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A field of `LayerWeights` as the checkpoint has it: `modules` of so many `rows` each, joined.
     `columns` None: a vector. `transposed`: stored with the columns as rows. `count`: of so many
     experts, or heads, in one module. `bare`: a tensor has the name of the module, with no ".weight"

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 
 from rootlace.kernels.interface import AttentionBatch, KernelSet
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 # Decoders -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AdaptedRows:
+class AdaptedRows(msgspec.Struct, frozen=True):
     """The rows of activations that go through one adapter, by its number: of all tokens, and of
     the wanted ones."""
 
@@ -55,8 +54,7 @@ Groups: TypeAlias = "Sequence[tuple[int, torch.Tensor]]"
 """The rows (int64) that go through each adapter, by its number."""
 
 
-@dataclass(frozen=True)
-class StepInput:
+class StepInput(msgspec.Struct, frozen=True):
     """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""
 
     token_ids: torch.Tensor  # [T] int64
@@ -197,8 +195,7 @@ NOT_FED = -1
 """Stands for a token that the step before does not have to find."""
 
 
-@dataclass(frozen=True)
-class StepInputBuilder:
+class StepInputBuilder(msgspec.Struct, frozen=True, dict=True):
     """Works out, once per step, everything that is the same for all layers."""
 
     spec: ModelSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from rootlace.kernels.interface import KVCodes
@@ -84,8 +84,7 @@ def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(msgspec.Struct, frozen=True):
     """What a step of a head has in place of embeddings: `residual`, float32 [T, H], and the
     `inputs` of the first layer's products, of the decoder's dtype. The step leaves `wanted`,
     float32 [N, H]: the residual stream of the wanted tokens behind the last layer."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rootlace.kernels.native import library as native
@@ -29,8 +29,7 @@ NORMS = ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm")
 """Norms of the residual stream, by the fields of `LayerWeights`."""
 
 
-@dataclass(frozen=True)
-class PackedWeights:
+class PackedWeights(msgspec.Struct, frozen=True):
     """`linears`: the weights of products, of queries, keys and values up to `packing.PARTS`, of
     latent attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned
     positions in the activations' type; norms, sinks and corrections in float32; what `Rotations`
@@ -46,7 +45,7 @@ class PackedWeights:
     embedding_in_head: bool = False
     remarks: tuple[str, ...] = ()
     mapped: int = 0
-    damage: threading.Event = field(default_factory=threading.Event)
+    damage: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 # Stored rows --------------------------------------------------------------------------------------

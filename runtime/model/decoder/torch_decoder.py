@@ -8,8 +8,8 @@ flat, without padding; only attention knows rows. Everything is computed by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -525,8 +525,7 @@ def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x if factor == 1.0 else x.mul_(factor)
 
 
-@dataclass(frozen=True)
-class ReferenceForward:
+class ReferenceForward(msgspec.Struct, frozen=True):
     """A decoder in torch, on any device."""
 
     decoder: StepDecoder

@@ -9,10 +9,11 @@ import ctypes
 import logging
 import sys
 import threading
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import HostSampling
 from rootlace.kernels.native import library as native
@@ -117,8 +118,7 @@ def packer_of(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> Packer:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     """A decoder and its KV cache (on a GPU a tensor). `sampling`: from the decoder's logits;
     `kernels`: the name of what computes; `damage`: see `PackedWeights`; `team`: the threads of
     native kernels."""
@@ -128,7 +128,7 @@ class LoadedModel:
     pool: Any
     sampling: HostSampling
     kernels: str
-    damage: threading.Event = field(default_factory=threading.Event)
+    damage: threading.Event = msgspec.field(default_factory=threading.Event)
     team: Team | None = None
 
 

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -475,8 +476,7 @@ KINDS = PREPARED_KINDS + 1
 """Kinds of steps that there may be graphs of for every bucket: a few more than are prepared."""
 
 
-@dataclass(frozen=True)
-class GpuModel:
+class GpuModel(msgspec.Struct, frozen=True):
     """A model whose weights are where it will run."""
 
     setup: ModelSetup

@@ -14,14 +14,16 @@ What was drafted is computed again behind the model's own features.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
@@ -98,7 +100,7 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
     found = on_cpu(
         replace(
             draft,
-            cache=replace(draft.cache, num_blocks=blocks),
+            cache=dataclasses.replace(draft.cache, num_blocks=blocks),
             weights_of=_reading(checkpoint, config),
         ),
         team=model.team,

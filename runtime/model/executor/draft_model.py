@@ -10,13 +10,15 @@ model has of a block is known here alone: which token's keys and values lie in e
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.contracts.block_store import LOAD
 from rootlace.runtime.contracts.plan import DraftRow, ModelDrafts, SampleRow, StepPlan
@@ -68,7 +70,7 @@ def load_draft(
     """Load the draft model beside `model`, on the same threads, with as many blocks. Raises as
     `on_cpu` does."""
     check_drafted_for(draft, "cpu", native=model.kernels == "native")
-    cache = replace(draft.cache, num_blocks=model.pool.shape[2])
+    cache = dataclasses.replace(draft.cache, num_blocks=model.pool.shape[2])
     found = on_cpu(replace(draft, cache=cache), weight_cache, model.team)
     steps = PlainSteps(found.forward, found.sampling, found.damage)
     length, vocab_size = found.setup.context_length, found.forward.vocab_size

@@ -8,11 +8,11 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable, Processor, read_processor

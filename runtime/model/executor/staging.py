@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -230,8 +231,7 @@ FINE_BUCKETS = 256
 """Up to this size buckets are 8 rows apart, beyond it 32: padding costs little, graphs memory."""
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """Bytes `start : stop` of the buffer, as an array."""
 
     start: int
@@ -352,8 +352,7 @@ class Results:
 # A step of any rows: everything it needs in one piece of device memory of its own, in one copy.
 
 
-@dataclass(frozen=True)
-class MixedStaging:
+class MixedStaging(msgspec.Struct, frozen=True):
     """Lays out steps that are not captured as graphs."""
 
     inputs: StepInputBuilder
@@ -439,8 +438,7 @@ PLAN_NUMBERS_PER_ROW = 4096
 """Room for what an attention plan says of a row besides its blocks."""
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(msgspec.Struct, frozen=True):
     """Where the arrays of a step of `rows` rows lie. `tails` are the attention plans' last arrays,
     the only ones whose length varies from step to step; they have room for the longest."""
 
@@ -450,8 +448,7 @@ class Bucket:
     tails: list[str]
 
 
-@dataclass(frozen=True)
-class StagedDecode:
+class StagedDecode(msgspec.Struct, frozen=True):
     """A step's arrays, on their way to the device."""
 
     plan: StepPlan

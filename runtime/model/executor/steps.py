@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 # Setup --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Beside:
+class Beside(msgspec.Struct, frozen=True):
     """Bytes that a draft model or a head takes beside the model: its `weights`, and a `block` of
     its own for each block of the pool."""
 
@@ -40,8 +39,7 @@ class Beside:
 NOTHING = Beside(0, 0)
 
 
-@dataclass(frozen=True)
-class ModelSetup:
+class ModelSetup(msgspec.Struct, frozen=True, dict=True):
     """A model and how it is to be run. `device`: as torch names it. `weights_of`: gets the weights,
     before they are rounded as `executor` says; None: reads the checkpoint. `ranks`: where `config`
     and weights are one rank's, all. `beside`: what a draft model takes of the memory."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import asdict, replace
 
 from rootlace.kernels.arrays import as_tensor, torch_dtype
 from rootlace.kernels.interface import HostSampling, KernelSet, KVScales, KVScaling
@@ -86,8 +87,8 @@ def _tensors(argument: Any) -> Any:
         return torch.from_numpy(argument)
     if isinstance(argument, dict):
         return {name: _tensors(value) for name, value in argument.items()}
-    if is_dataclass(argument) and not isinstance(argument, type):
-        parts = {one.name: _tensors(getattr(argument, one.name)) for one in fields(argument)}
+    if isinstance(argument, msgspec.Struct):
+        parts = {name: _tensors(value) for name, value in asdict(argument).items()}
         return replace(argument, **parts)
     return argument
 

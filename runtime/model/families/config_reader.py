@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import msgspec
 
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.sampling import TUNED
@@ -88,8 +89,7 @@ ONLY: dict[str, Any] = {
 """Keys of which one value is supported, where a family does not read them."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """A kind of values that a key may have, and its name in messages."""
 
     words: str

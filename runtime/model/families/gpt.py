@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rootlace.runtime.model.families.config_reader import COUNT, FLAG, SIZE, TEXT, ConfigReader
 from rootlace.runtime.model.families.reading import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
@@ -54,8 +55,7 @@ COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys for the number of experts."""
 
 
-@dataclass(frozen=True, eq=False)
-class Family:
+class Family(msgspec.Struct, frozen=True, eq=False):
     """Models that one function reads.
 
     `model_types`: transformers' names for configurations of these `architectures`. The tokens begin

@@ -8,8 +8,10 @@ decoder that has never heard of a feature may run every model without it and ref
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import fields, replace
 
 # Support ------------------------------------------------------------------------------------------
 #
@@ -48,11 +50,11 @@ def why_not(spec: Any, support: Support, prefix: str = "") -> str | None:
     for part in fields(spec):
         path, value = prefix + part.name, getattr(spec, part.name)
         knows = support.get(path)
-        if knows is None and (part.default is MISSING or value != part.default):
+        if knows is None and (part.default is msgspec.NODEFAULT or value != part.default):
             return f"{path} {_shown(value)} is not known"
         if knows is not None and not knows(value):
             return f"{path} {_shown(value)} is not supported"
-        if is_dataclass(value):
+        if isinstance(value, msgspec.Struct):
             found = why_not(value, support, f"{path}.")
             if found is not None:
                 return found
@@ -60,7 +62,7 @@ def why_not(spec: Any, support: Support, prefix: str = "") -> str | None:
 
 
 def _shown(value: object) -> str:
-    return type(value).__name__ if is_dataclass(value) else repr(value)
+    return type(value).__name__ if isinstance(value, msgspec.Struct) else repr(value)
 
 
 # Spec ---------------------------------------------------------------------------------------------
@@ -71,8 +73,7 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
 Placement = Literal["before", "after", "around", "once"]
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(msgspec.Struct, frozen=True):
     """The norms of the layers and the one before the head: RMSNorm, or LayerNorm ("layer"), with a
     `bias` or without. `placement` in each residual branch: "before" attention or MLP, "after" it,
     or "around" it, which is both; "once": one norm before attention and MLP, which are `parallel`.
@@ -85,8 +86,7 @@ class Norm:
     bias: bool = False
 
 
-@dataclass(frozen=True)
-class Latent:
+class Latent(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): what is cached of a token is one
     vector, `rank` numbers from which the keys and values of all heads follow, and the rotated
     numbers behind them that all heads' keys have in common. A head's key has `plain` numbers before
@@ -100,8 +100,7 @@ class Latent:
     eps: float
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True):
     """Grouped-query attention. Scores are `scale` times q . k, then, with a `soft_cap` c > 0,
     c * tanh(score / c).
 
@@ -141,8 +140,7 @@ class Attention:
         return 1 if self.latent else 2
 
 
-@dataclass(frozen=True)
-class Mlp:
+class Mlp(msgspec.Struct, frozen=True):
     """down(activation(gate(x)) * up(x)), or if it is not `gated` down(activation(up(x))), with
     `inner_size` numbers in between."""
 
@@ -152,8 +150,7 @@ class Mlp:
     bias: bool = False
 
 
-@dataclass(frozen=True)
-class Experts:
+class Experts(msgspec.Struct, frozen=True):
     """A mixture of experts in place of the MLP of the layers `layers`: of `count` gated MLPs with
     `inner_size` numbers in between, each token has the `chosen` that a router scores best. Their
     outputs are added up, each times its share. Shares are the softmax of all scores, or the
@@ -190,8 +187,7 @@ class Experts:
     shared_gate: bool = False
 
 
-@dataclass(frozen=True)
-class Rope:
+class Rope(msgspec.Struct, frozen=True):
     """Rotary position embedding. `kind` and `parameters` are those of transformers'
     `rope_parameters` ("rope_theta" among them). The first `rotated` numbers of a head are rotated,
     None: all; each with the one half of them further on, or with its neighbour if `neighbours`.
@@ -206,8 +202,7 @@ class Rope:
     local_theta: float = 0.0
 
 
-@dataclass(frozen=True)
-class WeightNames:
+class WeightNames(msgspec.Struct, frozen=True):
     """The modules of a checkpoint; their tensors are `<module>.weight` and `<module>.bias`.
 
     Of layers with experts, `router`, `expert_gate_up` and `expert_down` (with the expert's index in
@@ -249,8 +244,7 @@ class WeightNames:
         return replace(self, parts={**self.parts, **new})
 
 
-@dataclass(frozen=True)
-class TransformersModules:
+class TransformersModules(msgspec.Struct, frozen=True):
     """Layers, embedding and head that are transformers' own modules, of the class `architecture`,
     with `numbers` parameters. A head has keys of `key_size` numbers and values of `value_size`; the
     cache has room for the larger. `norm`, `mlp`, `rope` and `names` of the spec then say nothing,
@@ -262,8 +256,7 @@ class TransformersModules:
     value_size: int
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True):
     """A decoder. `max_context` is the most positions it was made for.
 
     Features besides those of its parts: what the embedding is multiplied by, what each part's
@@ -284,7 +277,7 @@ class ModelSpec:
     attention: Attention
     mlp: Mlp
     rope: Rope
-    names: WeightNames = field(repr=False)
+    names: WeightNames
     tied_embeddings: bool = False
     embedding_multiplier: float = 1.0
     rounded_multiplier: bool = False

@@ -6,10 +6,12 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.model.families.config_reader import (
     IGNORED,
@@ -107,8 +109,7 @@ def _bare(names: WeightNames) -> WeightNames | None:
 # What makes images readable is passed over: without images it changes nothing.
 
 
-@dataclass(frozen=True)
-class TextModel:
+class TextModel(msgspec.Struct, frozen=True):
     """A text model: a family's architecture and `model_type`, and what it has where the file does
     not say, as published files do not where a size is transformers' default."""
 

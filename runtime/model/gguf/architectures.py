@@ -9,8 +9,9 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
@@ -129,8 +130,7 @@ _PATTERN = Kind(
 )
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(msgspec.Struct, frozen=True):
     """`name` and `model_type` are transformers'. `neighbours`: the file has the rows of queries and
     keys in the order in which neighbours are rotated with each other. `shifted_norms`: weights of
     norms have the family's offset in them. `layer_norm_key`: norms are LayerNorm, and this is what
@@ -145,8 +145,8 @@ class Architecture:
     layer_norm_key: str = ""
     latent: bool = False
     read: Callable[[Metadata, Keys], None] = lambda metadata, keys: None
-    keys: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keys: Mapping[str, str] = msgspec.field(default_factory=dict)
+    parts: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
 def _biases(metadata: Metadata, keys: Keys) -> None:

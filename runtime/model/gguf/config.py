@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.families.config_reader import (
@@ -252,8 +254,7 @@ MIXES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
 """Names of mixed files by `general.file_type`."""
 
 
-@dataclass(frozen=True)
-class About:
+class About(msgspec.Struct, frozen=True):
     """What a model's files say of it. `numbers`: how many its weights are, None where nobody can
     tell; `stored`: the type of most of them, or the name of the mix of types. `stated`: short
     values by their keys, as a GGUF file has them; `architecture` is what these begin with."""
@@ -265,8 +266,7 @@ class About:
     stated: dict[str, bool | int | float | str]
 
 
-@dataclass(frozen=True)
-class GgufSource:
+class GgufSource(msgspec.Struct, frozen=True, dict=True, weakref=True):
     """A GGUF file, asked for what `checkpoint.source.FolderSource` is."""
 
     file: GgufFile

@@ -14,10 +14,11 @@ import sys
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     ALL,
@@ -140,8 +141,7 @@ class Texts:
 # How GGUF's tensors store their numbers: in blocks of so many numbers and bytes.
 
 
-@dataclass(frozen=True)
-class TensorType:
+class TensorType(msgspec.Struct, frozen=True):
     """`numbers` of a block, consecutive ones of a row, and the `bytes` that it takes."""
 
     name: str
@@ -267,8 +267,7 @@ _PARTS = 1000
 """More parts than any model has."""
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     """A tensor of a file. `shape` as in PyTorch: GGUF states it the other way around."""
 
     name: str
@@ -289,8 +288,7 @@ class Tensor:
         return f"{self.name} {self.type.name} {list(self.shape)}"
 
 
-@dataclass(frozen=True)
-class GgufFile:
+class GgufFile(msgspec.Struct, frozen=True, weakref=True):
     """`path` is the file that was named, of which the metadata is; `tensors` are those of all its
     parts."""
 
@@ -390,8 +388,7 @@ class GgufFile:
 _READ: WeakValueDictionary[tuple[Path, int, int, int, int], GgufFile] = WeakValueDictionary()
 
 
-@dataclass(frozen=True)
-class _TableEntry:
+class _TableEntry(msgspec.Struct, frozen=True):
     """An entry of the table, at byte `at` of the file; `offset` counts from where tensors begin."""
 
     name: str
@@ -491,8 +488,7 @@ CODES = {
 """Types of blocks that are read, by the codes that they are read as."""
 
 
-@dataclass(frozen=True)
-class Ggml(Layout):
+class Ggml(Layout, frozen=True):
     """A weight in blocks of a `type`."""
 
     type: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from rootlace.runtime.model.gguf.tokenizer import Kind, Vocabulary, tokenizer_json
 from rootlace.wire.errors import UnsupportedModel

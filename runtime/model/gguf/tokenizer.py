@@ -10,7 +10,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
 from pathlib import Path
@@ -92,8 +91,7 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(msgspec.Struct, frozen=True):
     """`metadata` are those of the GGUF file `path`. `kinds` and `scores` are as many as `tokens`;
     scores of `gpt2` mean nothing. `bos` is put before a text if `begins`; `ends` end it. `remarks`
     are for whoever serves the file."""

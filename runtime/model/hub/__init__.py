@@ -7,14 +7,14 @@ are needed, and gets them into the cache that all tools of the hub share. Import
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 _WORD = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[^\s:@]+))?(:(?P<variant>[\w.-]+))?")
 
 
-@dataclass(frozen=True)
-class HubName:
+class HubName(msgspec.Struct, frozen=True):
     """`owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`: a repository, a branch, tag or
     commit of it (None: its main branch), and which of its GGUF files, by the name of a format or
     of the file (None: its safetensors, where it has any)."""

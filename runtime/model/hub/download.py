@@ -11,8 +11,9 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import (
@@ -192,8 +193,7 @@ def download_blob(url: str, sha256: str, size: int, folder: Path) -> None:
 # What is in the cache of the Hugging Face hub's tools on this machine.
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """The files of one commit that are here. `refs`: the branches and tags that lead to it."""
 
     repo: str
@@ -282,16 +282,14 @@ def cached(name: HubName, cache: Path | None = None) -> Snapshot | None:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class HubFile:
+class HubFile(msgspec.Struct, frozen=True):
     """A file as the hub has it. `sha256`: of large files alone."""
 
     size: int
     sha256: str | None
 
 
-@dataclass(frozen=True)
-class Hub:
+class Hub(msgspec.Struct, frozen=True):
     """`endpoint` and `cache` None: those of the hub's own tools (`HF_ENDPOINT`, `HF_HOME`).
     `allow_pickle`: weights may be in files of torch, where there are no others."""
 

@@ -18,7 +18,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import metadata
@@ -133,8 +132,7 @@ def near_name(name: str) -> str | None:
     return known[near[0]] if near else None
 
 
-@dataclass(frozen=True)
-class PackagedFile:
+class PackagedFile(msgspec.Struct, frozen=True, dict=True):
     """Where a model's file is, or will be. `cache` None: the user's folder of models."""
 
     name: str

@@ -6,6 +6,7 @@ It computes what rank 0 says until its parent ends. Whatever fails ends it, and 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import selectors
@@ -15,13 +16,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.arrays import as_array, as_tensor, torch_dtype
 from rootlace.kernels.interface import HostSampling
@@ -71,7 +72,7 @@ def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
 
     if device == "cpu":
         # Of two kinds of products, all ranks take the same one.
-        executor = replace(executor, product_paths="processor")
+        executor = dataclasses.replace(executor, product_paths="processor")
     published = config.published or config.spec
     whole = load_adapters(read_adapters(executor.adapters), published, setup.dtype, device)
     adapters = [share_of(one, shard) for one in whole]
@@ -203,8 +204,7 @@ which follow."""
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LeadingForward:
+class LeadingForward(msgspec.Struct, frozen=True):
     """See `interface.Forward`: a step that all ranks compute. What fails in the middle of a step
     leaves the ranks at different places: then the executor is lost. `labels`: the head's, if it has
     such; every rank then has that head."""
@@ -289,7 +289,7 @@ def lead(setup: ModelSetup) -> tuple[LeadingSteps, LoadedModel]:
         workers = Workers(
             [
                 WorkerConfig(
-                    replace(executor, device=_device_of(device, rank)),
+                    dataclasses.replace(executor, device=_device_of(device, rank)),
                     *(cache, rank, file, _cores_of(rank, count), processes.format_in_force()),
                 )
                 for rank in range(1, count)
@@ -312,7 +312,7 @@ def _device_of(first: str, rank: int) -> str:
 def _share_of(executor: ExecutorConfig, dtype: np.dtype[Any]) -> ExecutorConfig:
     """A rank's configuration: its part of what all have together."""
     count, memory = executor.tensor_parallel, executor.kv_memory_bytes
-    return replace(
+    return dataclasses.replace(
         executor,
         dtype="bfloat16" if dtype == BFLOAT16 else "float32",
         threads=max((executor.threads or usable_cores()) // count, 1),

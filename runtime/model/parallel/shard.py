@@ -14,7 +14,9 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -22,8 +24,7 @@ SUMMED = ("output", "down")
 """The parts of a layer that are divided by their inputs, by the last of their names' words."""
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True):
     """What rank `rank` of `count` has of a model with this `spec`. The numbers have to be divisible
     (`why_not`)."""
 

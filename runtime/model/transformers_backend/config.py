@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,8 +48,7 @@ RECORDED = "rootlace_recorded"
 """The same, with masks that say which window they have."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One layer's attention: queries [T, Nq, D], keys [T, Nk, D] and values [T, Nk, Dv] of all
     tokens of a step. `others` is everything else that the layer says."""
 
@@ -223,8 +222,7 @@ HARMLESS = names(
 """Keywords of attention that say nothing, or that are looked at here."""
 
 
-@dataclass(frozen=True)
-class LayerAttention:
+class LayerAttention(msgspec.Struct, frozen=True):
     """The attention that a layer asks for: sizes and options, no numbers."""
 
     heads: int

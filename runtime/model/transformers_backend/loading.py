@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import torch
 import transformers
+from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from rootlace.kernels.arrays import as_tensor, numpy_dtype, torch_dtype
@@ -38,8 +39,7 @@ from rootlace.wire.errors import UnsupportedModel
 # A decoder of transformers' modules: tokens of all rows as one sequence, attention by rows.
 
 
-@dataclass(frozen=True)
-class TransformersDecoder:
+class TransformersDecoder(msgspec.Struct, frozen=True):
     """See `StepDecoder`. `base` is the model without its head; `codes`, what integers a cache holds
     that does not hold the model's own numbers."""
 

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache import Node, RadixTree
@@ -21,8 +22,7 @@ from rootlace.runtime.contracts.block_store import NO_MOVES, PASS, SAVE, HandedS
 from rootlace.runtime.contracts.messages import adapter_and_namespace, kv_space
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(msgspec.Struct, frozen=True):
     """An offload tier and the place of its blocks; `wear` bounds the writes."""
 
     name: str
@@ -54,8 +54,7 @@ class Level:
         self.store.erase([entry.slot for entry in entries if entry.whole])
 
 
-@dataclass(frozen=True)
-class HandedLevel(Level):
+class HandedLevel(Level, frozen=True):
     """The level of blocks that engines transfer to each other; evicted blocks never go there."""
 
     store: HandedState
@@ -66,8 +65,7 @@ def as_measured(tokens: int) -> float:
     raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Tiers:
+class Tiers(msgspec.Struct, frozen=True):
     """The offload levels, the fastest first.
 
     `space_of`: at most 64 bytes, distinct for each namespace of the tree and each content of an

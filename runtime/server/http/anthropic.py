@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats

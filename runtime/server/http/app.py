@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from rootlace.runtime.server.http import admin, ollama
@@ -50,13 +50,12 @@ BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """What the rows of batches may ask, as requests do."""
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True):
     """What the endpoints of all models of a server share."""
 
     service: BatchService
-    responses: ResponseStore = field(default_factory=ResponseStore)
-    aborts: Aborts = field(default_factory=Aborts)
+    responses: ResponseStore = msgspec.field(default_factory=ResponseStore)
+    aborts: Aborts = msgspec.field(default_factory=Aborts)
 
 
 def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoint]:

@@ -223,8 +223,7 @@ class Row(Body, kw_only=True):
     body: msgspec.Raw
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """Where a row stands in the input."""
 
     number: int

@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
@@ -251,8 +250,7 @@ class Records(Generic[RecordType]):
 # File store ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """What a folder may hold, and for how many seconds. Of files and bytes the last eighth is for
     API keys that have less than the mean."""
 

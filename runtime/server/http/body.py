@@ -9,7 +9,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -39,8 +38,7 @@ log = logging.getLogger(__name__)
 # the OpenAPI document and `docs/api.md` say the same.
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """What becomes of a field, and why. A refused field may still have one of the values `unless`,
     which ask for nothing, or be null, false or an empty text or list."""
 

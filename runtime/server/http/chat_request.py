@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.server.http.body import Body, ignored
 from rootlace.runtime.server.http.constraints import Asked, OfTool, json_source
@@ -37,8 +38,7 @@ from rootlace.wire.sampling import PLAIN, Cache, Handling
 # What later requests of a conversation may go on from: its text so far, and the tokens of that.
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """A prompt: the text of its template and contents, and the tokens of that."""
 
     text: Joined
@@ -109,8 +109,7 @@ def _digest(text: Joined, prompt: int, characters: str) -> bytes:
 # A request for an answer, whichever interface it came by.
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     """A function that the model may call, without arguments where it has no `parameters`.
     `strict`: its arguments fit them in any case (True), as far as that can be held (None), or are
     any object (False)."""
@@ -130,8 +129,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-@dataclass(frozen=True)
-class ToolChoice:
+class ToolChoice(msgspec.Struct, frozen=True):
     """Whether the model may, must or must not call a tool; `name`: it must call this one.
 
     `parallel`: it may make several calls at once. None leaves it to the model where it may call,
@@ -144,24 +142,21 @@ class ToolChoice:
     allowed: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Pinned:
+class Pinned(msgspec.Struct, frozen=True):
     """A conversation is to be pinned up to where `messages` begin to differ from it."""
 
     messages: list[dict[str, Any]]
     cache: Cache
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(msgspec.Struct, frozen=True):
     """The first `end` characters of a prompt are pinned, in the way that `cache` says."""
 
     end: int
     cache: Cache
 
 
-@dataclass(frozen=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True):
     """A conversation and how to go on with it.
 
     `messages` are what chat templates take. `fields` are those of `SamplingParams` that were given,
@@ -173,13 +168,13 @@ class ChatRequest:
 
     messages: list[dict[str, Any]]
     fields: dict[str, Any]
-    names: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = msgspec.field(default_factory=dict)
+    defaults: Mapping[str, Any] = msgspec.field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice()
     constraint: Asked | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    template: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    template: Mapping[str, Any] = msgspec.field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final: bool = False
     reasoning: bool = True
@@ -262,19 +257,16 @@ class Block:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     block: Block
 
 
-@dataclass(frozen=True)
-class More:
+class More(msgspec.Struct, frozen=True):
     block: Block
     text: str
 
 
-@dataclass(frozen=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     block: Block
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -115,8 +114,7 @@ class OfTool(NamedTuple):
     within: str = ""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A constraint and the field that asks for it, which the engine's errors are to name.
 
     `strict`: a keyword of the schema that looks like a misspelt one is an error. `given`: what was

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from importlib import metadata
 from inspect import signature
@@ -43,8 +42,7 @@ PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 """A part of a path that differs."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True, dict=True):
     """`says` is one line for people. `call` is given what its parameters name: the decoded `body`
     and `query`, the `request`, and parts of the path. It gives a `reply`, a `Stream`, or a response
     of aiohttp's. Bodies are JSON where `takes` does not say otherwise, replies where `content` does
@@ -126,8 +124,7 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """A field of a body; `path` is its place, such as `messages[].role`."""
 
     path: str

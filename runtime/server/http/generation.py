@@ -114,8 +114,7 @@ def note_usage(usage: Usage, report: CacheReport | None) -> None:
         seen.reports.append(given | ({"lost": report.lost} if report.lost else {}))
 
 
-@dataclass(frozen=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True):
     """One prompt and how to continue it.
 
     `pins`, at most `MAX_PINS`, are in order; what ends at each of them is computed first. With
@@ -430,8 +429,7 @@ class AnswerDelta:
     begun: Usage | None = None
 
 
-@dataclass(frozen=True)
-class FinalOutput:
+class FinalOutput(msgspec.Struct, frozen=True):
     """The end of all answers, which had so many tokens of thoughts. `cut_calls`: whether the last
     call of each is not whole, because its answer was cut."""
 
@@ -444,8 +442,7 @@ class FinalOutput:
     """What others may go on from."""
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A request that has been understood: what is run, and how its answers are read."""
 
     job: GenerateRequest

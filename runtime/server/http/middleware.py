@@ -13,7 +13,6 @@ import ipaddress
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -284,8 +283,7 @@ _PREFLIGHT_SECONDS = "600"
 _EXPOSED = "X-Request-Id, X-Rootlace-Cache, X-Rootlace-Warning, Retry-After, X-Should-Retry"
 
 
-@dataclass(frozen=True)
-class Pages:
+class Pages(msgspec.Struct, frozen=True):
     """Which origins may ask ("*": any), and the host names by which the server may be addressed.
 
     `guarded`: no key keeps strangers out, so pages of other origins are refused. `local`: the

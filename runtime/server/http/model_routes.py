@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from rootlace.runtime.server.auth import caller
 from rootlace.runtime.server.http.admin import (
@@ -80,8 +80,7 @@ class _Named(msgspec.Struct):
 _named = msgspec.json.Decoder(_Named)
 
 
-@dataclass(frozen=True)
-class _Model:
+class _Model(msgspec.Struct, frozen=True):
     """What answers for one loaded model: its endpoints, by method and path."""
 
     endpoints: dict[tuple[str, str], Endpoint]

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -444,8 +443,7 @@ class GenerateLine(Line, Said):
     response: str
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     """A body, checked and understood. `top` is None without log-probabilities."""
 
     model: str

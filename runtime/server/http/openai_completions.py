@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.server.http.body import Body, convert, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
@@ -115,8 +115,7 @@ class CompletionReply(Envelope):
     usage: UsageReply
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """A body, checked and understood. `top` is None without logprobs."""
 
     model: str
@@ -388,8 +387,7 @@ class ChatReply(Envelope):
     usage: UsageReply
 
 
-@dataclass(frozen=True)
-class _Chat:
+class _Chat(msgspec.Struct, frozen=True):
     """A body, checked and understood. `top` is None without logprobs."""
 
     model: str

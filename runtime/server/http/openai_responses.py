@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
 
 import msgspec
@@ -342,8 +341,7 @@ class ResponseReply(ResponseHead):
     usage: ResponseUsage
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     """A body, checked and understood. `before` and `new` are its conversation."""
 
     prepared: Prepared
@@ -353,7 +351,7 @@ class _Request:
     store: bool
     salt: str
     previous: Stored | None
-    items: Items = field(default_factory=Items)
+    items: Items = msgspec.field(default_factory=Items)
 
 
 class Responses:

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -27,8 +26,7 @@ from rootlace.wire.protocol import CacheReport, Generated, Usage, describe
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True):
     """How a stream is written: each payload, and what comes last."""
 
     content_type: str
@@ -94,8 +92,7 @@ class DirectEvents:
             writer.transport.write(chunk)
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True):
     """A reply that is written as it comes: each of `payloads` is an event, then comes the end.
 
     Payloads that are bytes are events already, which are sent together: what the system takes for

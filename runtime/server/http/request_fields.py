@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -113,8 +112,7 @@ MAX_PROMPTS = 4096
 """Also of their samples, together: each is a request of the engine."""
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt; exactly one of the two is set."""
 
     text: str | None = None

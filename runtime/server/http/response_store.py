@@ -50,8 +50,7 @@ pragma user_version = {VERSION};
 """
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """A response as it was kept, oldest first. Messages have numbers, which conversations share."""
 
     id: str
@@ -431,8 +430,7 @@ MAX_RESPONSES = 4096
 MAX_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """A response as it was given, and the conversation up to its end.
 
     Messages are shared with the responses before it; `size` is in bytes and without them. `salt` is

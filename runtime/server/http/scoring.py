@@ -7,7 +7,6 @@ import base64
 import math
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypedDict
 
@@ -243,8 +242,7 @@ class Ranking(msgspec.Struct):
     usage: ScoreUsage
 
 
-@dataclass(frozen=True)
-class _Scored:
+class _Scored(msgspec.Struct, frozen=True):
     """Log-probabilities of the labels behind one text, and the tokens that it took."""
 
     logprobs: tuple[float, ...]

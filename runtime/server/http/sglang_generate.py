@@ -12,11 +12,12 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http import generation
@@ -217,8 +218,7 @@ class Aborts:
 _NAMES = sglang_names()
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """One prompt of a body, checked and understood."""
 
     prompt: Prompt

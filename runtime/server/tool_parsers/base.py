@@ -32,15 +32,13 @@ class Reasoning:
     text: str
 
 
-@dataclass(frozen=True)
-class CallBegin:
+class CallBegin(msgspec.Struct, frozen=True):
     """A tool call begins; what follows until the next one are its arguments."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class CallArguments:
+class CallArguments(msgspec.Struct, frozen=True):
     """More of the JSON text of the last call's arguments."""
 
     text: str
@@ -49,8 +47,7 @@ class CallArguments:
 Delta = Content | Reasoning | CallBegin | CallArguments
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A whole call; `arguments` is JSON text as the model wrote it."""
 
     name: str

@@ -368,8 +368,7 @@ class _Written(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw()
 
 
-@dataclass(frozen=True)
-class _Whole:
+class _Whole(msgspec.Struct, frozen=True):
     name: str
     arguments: str
     has_arguments: bool

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.structured.json_schema.load import (
     EXCLUDED,
@@ -36,8 +39,7 @@ MAX_COMPARED = 64
 """Which options of a `oneOf` exclude each other is found out up to this many of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Atom:
+class Atom(msgspec.Struct, frozen=True):
     located: Located
     negated: bool = False
 
@@ -48,8 +50,7 @@ _Rank = tuple[int, ...]
 the way to the schema. Properties are written in the order of ranks."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """One case of a conjunction.
 
     With `values` the case is exactly these values, which `source` lists. Otherwise the case is the
@@ -71,17 +72,16 @@ class _Option:
     notes: tuple[Residual, ...] = ()
 
 
-@dataclass
-class _Partial:
+class _Partial(msgspec.Struct):
     pending: list[tuple[Atom, _Rank]]
-    done: set[Atom] = field(default_factory=set)
-    choices: list[tuple[list[_Option], _Rank]] = field(default_factory=list)
+    done: set[Atom] = msgspec.field(default_factory=set)
+    choices: list[tuple[list[_Option], _Rank]] = msgspec.field(default_factory=list)
     types: frozenset[str] = ALL_TYPES
     integer: bool = False
-    leaves: list[tuple[Located, dict[str, Any]]] = field(default_factory=list)
-    ranks: list[_Rank] = field(default_factory=list)
+    leaves: list[tuple[Located, dict[str, Any]]] = msgspec.field(default_factory=list)
+    ranks: list[_Rank] = msgspec.field(default_factory=list)
     valued: bool = False
-    notes: set[Residual] = field(default_factory=set)
+    notes: set[Residual] = msgspec.field(default_factory=set)
 
     def fork(
         self, option: _Option, rank: _Rank, rest: list[tuple[list[_Option], _Rank]]

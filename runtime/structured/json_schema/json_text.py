@@ -9,11 +9,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any
+
+import msgspec
 
 from rootlace.runtime.structured.json_schema import pattern
 from rootlace.runtime.structured.json_schema.pattern import NotTranslated, in_all, regex_of_pattern
@@ -76,8 +77,7 @@ def separated(separator: str, gap: Regex) -> Regex:
     return concat(gap, Literal(separator), gap)
 
 
-@dataclass(frozen=True, eq=False)
-class Escapes:
+class Escapes(msgspec.Struct, frozen=True, eq=False):
     """The spellings of characters in a string: characters of `plain` as they are, of `letters` as a
     backslash and a letter, of `coded` as `\\u` and four digits (`capitals`: A to F in either
     case)."""
@@ -267,8 +267,7 @@ _Limit = tuple[str, bool]
 """Digits after a point, and whether the limit itself is included."""
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """A limit as the schema states it (int or finite float), itself included or not."""
 
     value: int | float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import jsonschema
 import jsonschema_rs
 import jsonschema_specifications
+import msgspec
 from jsonschema.exceptions import best_match
+from msgspec.structs import replace
 from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
@@ -87,8 +89,7 @@ def _any_draft() -> Specification[Any]:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A draft. `validator` is jsonschema's class for it."""
 
     number: int  # 4, 6, 7, 2019, 2020
@@ -636,8 +637,7 @@ def evaluated_items(checked: CheckedSchema, root: Located) -> tuple[int | None, 
 # The keywords of a schema that no mask holds.
 
 
-@dataclass(frozen=True, slots=True)
-class Residual:
+class Residual(msgspec.Struct, frozen=True):
     """A keyword that has to be checked: `pointer` is its place in the schema ("#/items/not")."""
 
     pointer: str

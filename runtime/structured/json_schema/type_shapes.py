@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.structured.json_schema.cases import (
     FALSE,
@@ -62,8 +65,7 @@ from rootlace.runtime.structured.regex.syntax import (
 # The parts of a normal form: schemas of one type each.
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """Values of one type, or given values.
 
     `said` is a schema in the keywords of the normal form, in which a part (a property, an item) has
@@ -506,8 +508,7 @@ class Shapes:
         return []
 
 
-@dataclass(frozen=True)
-class _Object:
+class _Object(msgspec.Struct, frozen=True):
     properties: dict[str, Conjunction]
     required: tuple[str, ...]
     patterns: dict[str, Conjunction]

@@ -6,15 +6,16 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 from jsonschema import ValidationError
 from jsonschema.exceptions import best_match
 from jsonschema.validators import extend, validator_for
+from msgspec.structs import replace
 from referencing.jsonschema import lookup_recursive_ref
 
 from rootlace.runtime.structured.json_schema.json_text import (
@@ -179,8 +180,7 @@ Schemas = tuple[Located, ...]
 """The schemas that apply to a value whatever else holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(msgspec.Struct, frozen=True):
     """Why a text was refused.
 
     `length` is how many of the bytes fed led to it (no text that goes on with them is allowed),

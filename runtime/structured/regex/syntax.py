@@ -11,10 +11,10 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
+import msgspec
 import numpy as np
 
 from rootlace.wire.errors import InvalidConstraint
@@ -22,35 +22,30 @@ from rootlace.wire.errors import InvalidConstraint
 LAST = 0x10FFFF
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(msgspec.Struct, frozen=True):
     """This text; the empty one too. A surrogate escape is a byte of a character."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chars:
+class Chars(msgspec.Struct, frozen=True):
     """One character of `ranges`: inclusive code points, ascending, neither overlapping nor
     adjacent, without surrogates. No ranges: nothing matches."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Concat:
+class Concat(msgspec.Struct, frozen=True):
     parts: tuple[Regex, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Either:
+class Either(msgspec.Struct, frozen=True):
     """One of `options`; no options: nothing matches."""
 
     options: tuple[Regex, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True):
     """`item` at least `least` and at most `most` times (None: without bound), which is never
     below `least`."""
 
@@ -59,24 +54,21 @@ class Repeat:
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """Matches the empty text where `item` can (or, `negative`, cannot) match what follows."""
 
     item: Regex
     negative: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LookBehind:
+class LookBehind(msgspec.Struct, frozen=True):
     """Matches the empty text after (or, `negative`, not after) a character of `chars`."""
 
     chars: Chars
     negative: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(msgspec.Struct, frozen=True):
     """A deterministic automaton of characters, which begins in state 0.
 
     `edges[state]`: what is read next and the state behind it; `accepting[state]`: whether a text
@@ -87,8 +79,7 @@ class Graph:
     accepting: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True):
     """The texts of the rule `name` of a grammar. Regular trees have no references."""
 
     name: str

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.plan import MaskRow
@@ -254,8 +254,7 @@ class TokenTable:
 # are.
 
 
-@dataclass(frozen=True)
-class TokenClasses:
+class TokenClasses(msgspec.Struct, frozen=True):
     """`token_class` int32 [vocab_size]: the class of each token; 0 is that of tokens that no state
     allows. `next_state` int32 [num_states, num_classes]: the state after a token of a class, -1
     where it is forbidden. The end of the sequence is not a step of the automaton: forbidden here.

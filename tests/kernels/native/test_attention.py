@@ -7,11 +7,11 @@ NaN before each call.
 import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from rootlace.kernels.dispatch import kernels_for

@@ -2,12 +2,12 @@
 those of integers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.arrays import numpy_dtype
 from rootlace.kernels.native.linear import Epilogue, Packer, Products, prepared

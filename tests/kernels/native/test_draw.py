@@ -1,8 +1,7 @@
 """Tokens drawn in C++ are those of the reference (`tests/model/test_sampler.py` compares both with
 loops over tokens), with large vocabularies, hard cuts and masks."""
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -74,7 +73,7 @@ def test_under_masks(native: HostSampling) -> None:
     asked = rows(count, masks)
     # Some have more than a mask.
     asked = [
-        dataclasses.replace(row, banned=(5, 77)) if i % 4 == 0 else row
+        msgspec.structs.replace(row, banned=(5, 77)) if i % 4 == 0 else row
         for i, row in enumerate(asked)
     ]
     logits = normal(count, vocab, 3.0, seed=1)
@@ -153,7 +152,7 @@ def test_other_parameters_than_the_kernel_reads_are_refused(native: HostSampling
     for params in ({**rows.params, "another": rows.params["top_p"]}, {}):
         with pytest.raises(ValueError, match="the kernel reads"):
             native.pick_tokens(
-                normal(4, 100, 1.0, seed=2), dataclasses.replace(rows, params=params), "cut"
+                normal(4, 100, 1.0, seed=2), msgspec.structs.replace(rows, params=params), "cut"
             )
 
 

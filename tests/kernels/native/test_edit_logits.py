@@ -1,10 +1,9 @@
 """Logits edited in C++ are those of the reference, bit for bit (`tests/model/test_sampler.py`
 compares both with their formulas)."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import EditLogits, LogitEdits
 from rootlace.kernels.native.library import Team

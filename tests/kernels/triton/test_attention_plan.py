@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -244,7 +245,7 @@ def test_rows_that_are_no_family_are_refused() -> None:
     batch = make_batch(np.zeros((2, 4), np.int32), [5, 9], 4)
     with pytest.raises(ValueError, match="1 rows"):
         plan_decode(batch, None, 1, SPLIT, EAGER, TILE)
-    several = AttentionBatch(**{**vars(batch), "row_start": np.array([0, 2, 3])})
+    several = AttentionBatch(**{**msgspec.structs.asdict(batch), "row_start": np.array([0, 2, 3])})
     with pytest.raises(ValueError, match="one new token"):
         plan_decode(several, None, 2, SPLIT, EAGER, TILE)
     with pytest.raises(ValueError, match="context"):

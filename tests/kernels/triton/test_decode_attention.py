@@ -1,10 +1,9 @@
 """Decode attention, interpreted, against attention in float64. Nothing is shared here."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.attention import AttentionRules, paged_attention, plan_attention

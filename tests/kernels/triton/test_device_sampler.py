@@ -1,11 +1,11 @@
 """The sampler finds the same tokens with the Triton kernels as with the reference."""
 
 import importlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton import TRITON

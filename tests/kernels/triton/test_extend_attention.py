@@ -1,11 +1,11 @@
 """The extend kernel, interpreted, against attention in float64."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.triton import attention_plan
 from rootlace.kernels.triton.attention_plan import ExtendPlan, TileShape, plan_extend, tile_shapes

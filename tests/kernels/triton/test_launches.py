@@ -6,11 +6,12 @@ Nothing runs here: launches are written down, on tensors without memory, with th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import (
     AttentionBatch,

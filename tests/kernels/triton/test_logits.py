@@ -2,11 +2,11 @@
 
 import importlib
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.reference.sampling import edit_logits as reference

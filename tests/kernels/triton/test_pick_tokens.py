@@ -3,11 +3,11 @@
 import importlib
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import Choice, PickRows
 from rootlace.kernels.reference.sampling import pick_tokens as reference

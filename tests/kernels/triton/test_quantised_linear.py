@@ -1,9 +1,8 @@
 """Products with weights of every form in Triton, against the dense weights that they stand for."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.triton import TRITON, layers

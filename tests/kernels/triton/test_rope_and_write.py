@@ -1,9 +1,8 @@
 """Norm, rotation and KV write in Triton against float64 and the reference."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.interface import KVScales
 from rootlace.kernels.triton import TRITON

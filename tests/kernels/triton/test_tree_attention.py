@@ -1,10 +1,9 @@
 """Attention of rows that share parts of their contexts, against float64 and the per-row kernel."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.triton.attention import AttentionRules, plan_attention
 from rootlace.kernels.triton.attention_plan import SharingRule, SplitRule

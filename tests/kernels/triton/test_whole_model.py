@@ -3,11 +3,11 @@
 The kernels run where they can: interpreted, or on a GPU by `tests/gpu`.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from rootlace.kernels.triton import TRITON

@@ -1,12 +1,12 @@
 """Models from GGUF files compute what transformers does with the checkpoint they were made of."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV3Config,

@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.native.packed import FLOAT32
 from rootlace.runtime.config import CacheConfig, ExecutorConfig

@@ -1,8 +1,7 @@
 """A plan that another rank reads back has the numbers of the forward pass, and wants the same."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from rootlace.runtime.contracts.plan import PooledRow, StepPlan
 from rootlace.runtime.model.decoder.interface import wanted_tokens

@@ -1,12 +1,12 @@
 """Shards that the tests of the families do not have: heads of keys that several ranks have, weights
 of codes, adapters; and what is refused."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 

@@ -10,9 +10,9 @@ Codes, scales and offsets are the file's. What they stand for is what the `gguf`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from rootlace.kernels.codes import TABLES, Codes
@@ -21,8 +21,7 @@ RawBlocks = np.ndarray
 """uint8 [rows, blocks of a row, bytes of a block]."""
 
 
-@dataclass(frozen=True)
-class BlockCodes:
+class BlockCodes(msgspec.Struct, frozen=True):
     """The parts of `kernels.weights.Quantised`, with `group` inputs to a scale."""
 
     codes: Codes

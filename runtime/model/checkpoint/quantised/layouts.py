@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import msgspec
+
 from rootlace.wire.errors import UnsupportedModel
 
 # Expected -----------------------------------------------------------------------------------------
@@ -27,8 +29,7 @@ SIZES = {"I32": 4, "I64": 8}
 """Bytes of a number of the other types, where it takes more than one."""
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True):
     """A tensor of one of these shapes and types."""
 
     shapes: tuple[Shape, ...]
@@ -49,7 +50,7 @@ EXPONENTS = frozenset({"U8", "F8_E8M0"})
 """Scales that are powers of two: byte b is 2^(b - 127)."""
 
 
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """A way to store a weight."""
 
     marker: ClassVar[str]
@@ -77,8 +78,7 @@ class Layout:
         return {}
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """The weights that share a scale: those of so many rows and columns, None: of all."""
 
     rows: int | None = None
@@ -97,8 +97,7 @@ def blocks(count: int, block: int | None) -> int:
     return 1 if block is None else -(-count // block)
 
 
-@dataclass(frozen=True)
-class Numbers(Layout):
+class Numbers(Layout, frozen=True):
     """A matrix of numbers of eight bits, and scales: floats or powers of two. `block` None: one for
     all weights or one for each row, as the file has it. Integers may have zero points."""
 
@@ -137,8 +136,7 @@ COLUMN_GROUPS = (".weight_g_idx", ".g_idx")
 """Tensors of a module that say which group each of its columns is of."""
 
 
-@dataclass(frozen=True)
-class PackedInts(Layout):
+class PackedInts(Layout, frozen=True):
     """compressed-tensors' integers of four or eight bits: 32 / bits neighbours of a row in a number
     of 32 bits, the first one in the lowest, each plus half of its range. Zero points likewise, but
     those of neighbouring rows; old files have them as they are. With `.weight_g_idx`, column i is
@@ -182,8 +180,7 @@ class PackedInts(Layout):
         return -(-count * self.bits // 32)
 
 
-@dataclass(frozen=True)
-class Gptq(Layout):
+class Gptq(Layout, frozen=True):
     """GPTQ's integers: 32 / bits neighbours of a row in a number of 32 bits, the first one in the
     lowest, and zero points, those of neighbouring rows in a number. `minus_one`: what is stored is
     the zero point less one. Column i is of group g_idx[i]."""
@@ -212,8 +209,7 @@ class Gptq(Layout):
         return {".g_idx": Expected(((columns,),), I32)}
 
 
-@dataclass(frozen=True)
-class Awq(Layout):
+class Awq(Layout, frozen=True):
     """AWQ's integers of four bits in the version `gemm`: eight neighbours of a column in a number
     of 32 bits, in the order 0 2 4 6 1 3 5 7 from the lowest on; zero points likewise."""
 
@@ -233,8 +229,7 @@ class Awq(Layout):
         }
 
 
-@dataclass(frozen=True)
-class Floats4(Layout):
+class Floats4(Layout, frozen=True):
     """Floats of four bits, two neighbours of a row in a byte, the first one in the lower half; with
     scales of groups: in MXFP4 powers of two, in NVFP4 floats of eight bits that are divided by one
     for all weights."""
@@ -261,8 +256,7 @@ class Floats4(Layout):
         }
 
 
-@dataclass(frozen=True)
-class Blocks(Layout):
+class Blocks(Layout, frozen=True):
     """MXFP4 as gpt-oss has it: `Floats4` with each group's bytes apart, and without ".weight"."""
 
     marker: ClassVar[str] = "_blocks"
@@ -288,8 +282,7 @@ def _not_whole(count: int, *sizes: int) -> str | None:
 # How a checkpoint's modules are stored, by what its configuration says.
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """Modules whose names begin as `pattern` says are stored in the first of these layouts that
     the file has them in; where it has none, they are dense."""
 
@@ -301,8 +294,7 @@ ALL = re.compile("")
 """Every module."""
 
 
-@dataclass(frozen=True)
-class Quantisation:
+class Quantisation(msgspec.Struct, frozen=True):
     """`method` is the name of what wrote the checkpoint. A module follows the first rule whose
     pattern its name fits. `remarks` are for the log."""
 

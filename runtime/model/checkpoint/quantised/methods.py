@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NoReturn
+
+import msgspec
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     ALL,
@@ -59,8 +60,7 @@ class TooManyWays(ValueError):
     """A pattern that might take too long."""
 
 
-@dataclass(frozen=True)
-class MatchCost:
+class MatchCost(msgspec.Struct, frozen=True):
     """A bound of how often a pattern may be tried at one place: `choices` are independent ones, and
     `repetitions` those that may end at any character of a name."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from rootlace.kernels.arrays import as_array, as_tensor
 from rootlace.kernels.codes import Codes
