@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -494,7 +495,9 @@ def test_weights_of_torch(model: tuple[Path, LlamaForCausalLM], tmp_path: Path) 
     runner.run(plan_of_rows([np.array(IDS[:20])], 4))
     assert len(head_of(runner).draft([row(IDS[:21])]).drafts[0]) == 4
     with pytest.raises(UnsupportedModel, match="neither model\\.safetensors nor"):
-        ModelRunner.load(replace(executor, allow_pickle=False), CacheConfig(4, 64), 64, 16)
+        ModelRunner.load(
+            dataclasses.replace(executor, allow_pickle=False), CacheConfig(4, 64), 64, 16
+        )
 
 
 def test_a_model_that_has_too_few_layers(tmp_path: Path) -> None:
