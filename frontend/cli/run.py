@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -64,7 +64,7 @@ def run(
     arguments = parse_arguments(arg)
     program = load_program(target)
     # Check before a runtime is started. Other names may be sampling defaults.
-    options = arguments
+    options: Mapping[str, Any] = arguments
     for keyword in ("adapter", "token_budget"):
         _, options = program.take(keyword, options)
     try:
