@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -64,9 +64,13 @@ def run(
     arguments = parse_arguments(arg)
     program = load_program(target)
     # Check before a runtime is started. Other names may be sampling defaults.
+    options: Mapping[str, Any] = arguments
+    for keyword in ("adapter", "token_budget"):
+        _, options = program.take(keyword, options)
     try:
-        program.body((), {k: v for k, v in arguments.items() if k in program.arg_names})
-    except TypeError as error:
+        values, _ = program.split(options)
+        program.body((), values)
+    except (TypeError, RootlaceError) as error:
         fail(str(error))
     if trace is not None and not trace.resolve().parent.is_dir():
         fail(f"--trace {trace}: there is no such folder")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -284,7 +284,22 @@ def convert(given: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None
             reason = "there is no such key" + (f"; did you mean {near[0]!r}?" if near else "")
             if field["kind"] != "unknown":
                 reason = "is missing"
+        elif reason.startswith("Invalid enum value"):
+            reason += f"; there are {', '.join(map(repr, _values_at(kind, keys)))}"
         return None, keys, reason
+
+
+def _values_at(kind: type[msgspec.Struct], keys: Keys) -> Sequence[Any]:
+    """Values of the Literal at `keys` of a `kind`; msgspec does not tell the key of a dict."""
+    found = msgspec.inspect.type_info(kind)
+    for key in keys:
+        if isinstance(found, msgspec.inspect.DictType):
+            found = found.value_type
+        if isinstance(found, msgspec.inspect.StructType):
+            (found,) = (field.type for field in found.fields if field.encode_name == key)
+        elif isinstance(found, msgspec.inspect.ListType):
+            found = found.item_type
+    return found.values if isinstance(found, msgspec.inspect.LiteralType) else ()
 
 
 def _names(kind: type[msgspec.Struct]) -> list[str]:

@@ -48,6 +48,11 @@ class Definition:
         return [parameter.name for parameter in self._parameters]
 
     @property
+    def _greedy(self) -> bool:
+        """Whether the program has `**kwargs`, which take any name."""
+        return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters)
+
+    @property
     def required(self) -> list[str]:
         """The parameters without a default, in order; those behind them have one."""
         return [
@@ -75,19 +80,21 @@ class Definition:
     def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own arguments, and sampling defaults under canonical names."""
         own = set(self.arg_names)
-        greedy = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters)
         values: dict[str, Any] = {}
         options: dict[str, Any] = {}
         for name, value in kwargs.items():
-            if name in own or (greedy and name not in sampling.OPTIONS - sampling.EVERYDAY):
+            if name in own or (self._greedy and name not in sampling.OPTIONS - sampling.EVERYDAY):
                 values[name] = value
             else:
                 options[name] = value
+        sampling.check_names(options, sampling.OPTIONS | own, f"{self.name}()")
         return values, sampling.normalise(options, f"{self.name}()")
 
     def body(self, args: Sequence[Any], values: Mapping[str, Any]) -> Body:
         """The program with its arguments, ready for a state. TypeError if they do not fit."""
         merged = {**self.bind_arguments, **values}
+        if not self._greedy:
+            sampling.check_names(merged, self.arg_names, f"{self.name}()")
         try:
             self._signature.bind(None, *args, **merged)
         except TypeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import (
     Any,
@@ -158,7 +158,7 @@ def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if not options:
         return known
-    check_names(options, caller)
+    check_names(options, OPTIONS, caller)
     for name, value in options.items():
         if value is None or name in NO_EFFECT:
             continue
@@ -171,11 +171,11 @@ def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
     return known
 
 
-def check_names(options: Iterable[str], caller: str) -> None:
-    """Raise TypeError for a name that is unknown."""
-    for name in options:
-        if name not in OPTIONS:
-            close = get_close_matches(name, OPTIONS, n=1)
+def check_names(names: Iterable[str], known: Collection[str], caller: str) -> None:
+    """Raise TypeError for a name that is not `known`."""
+    for name in names:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"{caller} got an unexpected keyword argument {name!r}{hint}")
 

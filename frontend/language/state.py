@@ -143,6 +143,8 @@ class Branch(Protocol):
     all that they are given is over."""
 
     variables: dict[str, Readable]
+    seed_offset: int
+    """Added to the seeds of generations: continuations that are chosen among draw apart."""
 
     @property
     def streams(self) -> bool:
@@ -399,14 +401,17 @@ class State:
                     check(s["sum"])
 
         A block that raises an exception of `on` is rolled back and tried again; the last one's is
-        raised. What stands before the attempts is computed once.
+        raised. What stands before the attempts is computed once. Attempt i adds i to each `seed`.
         """
         if attempts < 1:
             raise InvalidRequest(f"retry() needs at least 1 attempt, not {attempts}")
         mark = self.mark()
-        for left in reversed(range(attempts)):
-            attempt = Attempt(left == 0, on)
+        offset = self.branch.seed_offset
+        for index in range(attempts):
+            attempt = Attempt(index == attempts - 1, on)
+            self.branch.seed_offset = offset * attempts + index
             yield attempt
+            self.branch.seed_offset = offset
             if attempt.succeeded:
                 return
             self.rollback(mark)

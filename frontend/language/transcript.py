@@ -339,6 +339,7 @@ class SettledBranch:
     """A branch of which nothing has to be waited for; see `rootlace.language.state.Branch`."""
 
     streams = False
+    seed_offset = 0
 
     def pending(self) -> Iterable[Pending]:
         return ()

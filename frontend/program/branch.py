@@ -41,6 +41,7 @@ from rootlace.timeline import Timeline
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import write_list
+from rootlace.wire.sampling import with_seed_of
 
 # Steps --------------------------------------------------------------------------------------------
 #
@@ -120,6 +121,7 @@ class Branch:
         self._restored: Mapping[str, Readable] = {}
         """Variables of the state that the run goes on from."""
         self.defaults: Mapping[str, Any] = parent.defaults if parent else run.defaults
+        self.seed_offset: int = parent.seed_offset if parent else 0
         self._parts: list[protocol.Part] = []
         self._start = self.transcript.start
         self._caller: Branch | None = None
@@ -323,7 +325,8 @@ class Branch:
             form = self.run.chat.tools
             asked = sampling.resolve(self.defaults, expression.options, form=form)
             handling = self.run.budget.in_time(asked.handling)
-            params, share = self.run.budget.bounded(asked.params)
+            own = with_seed_of(asked.params, self.seed_offset)
+            params, share = self.run.budget.bounded(own)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()

@@ -445,6 +445,14 @@ _RANGED = [(p.default, p.name, p.range) for p in PARAMETERS.values() if p.range 
 _ranged = attrgetter(*(name for _, name, _ in _RANGED))
 
 
+def with_seed_of(params: SamplingParams, index: int) -> SamplingParams:
+    """`params` of sample `index` among several: with `index` added to the seed, if there is one."""
+    if not index or params.seed is None:
+        return params
+    seed = (params.seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed)
+
+
 def with_defaults(params: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
     """`params` with a server's `defaults` of tuned parameters that the request does not name."""
     unnamed = {

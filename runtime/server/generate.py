@@ -50,7 +50,7 @@ from rootlace.wire.protocol import (
     TokenLogprob,
     Usage,
 )
-from rootlace.wire.sampling import with_defaults
+from rootlace.wire.sampling import with_defaults, with_seed_of
 
 # Sample -------------------------------------------------------------------------------------------
 
@@ -377,9 +377,8 @@ class Generation:
                 continue
             own = params
             if sample.index:
-                assert params.seed is not None
-                seed = (params.seed + sample.index + 2**63) % 2**64 - 2**63
-                own = msgspec.structs.replace(params, seed=seed, prompt_logprobs_from=None)
+                own = with_seed_of(params, sample.index)
+                own = msgspec.structs.replace(own, prompt_logprobs_from=None)
             request = sequence.request(
                 prompt,
                 own,

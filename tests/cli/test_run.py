@@ -125,6 +125,18 @@ def test_wrong_targets(served: Serve, programs: Path, target: str, message: str)
     assert result.exit_code == 1 and message in result.stderr, result.output
 
 
+@pytest.mark.parametrize(
+    "arg, message",
+    [("hwo=x", "'hwo'; did you mean 'who'?"), ("temprature=0", "did you mean 'temperature'?")],
+)
+def test_wrong_names_are_told_before_a_runtime_starts(
+    programs: Path, arg: str, message: str
+) -> None:
+    at = ["--url", "http://127.0.0.1:9", "--arg", arg]
+    result = CliRunner().invoke(app, ["run", f"{programs}:greet", *at])
+    assert result.exit_code == 1 and message in result.stderr, result.output
+
+
 def test_a_file_that_cannot_be_imported(served: Serve, tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text("import rootlace\n\n1 / 0\n")

@@ -280,6 +280,20 @@ def test_samples_and_seeds(runtime: rl.Runtime) -> None:
     assert len(set(one["words"])) > 1
     assert one.text().startswith("The " + one["words"][0])
 
+    @rl.function
+    def chosen(s):
+        said = []
+
+        def longest(fork):
+            said.append(fork["words"])
+            return len(fork["words"])
+
+        s += "The "
+        rl.best_of(s, 4, rl.gen("words", max_tokens=8), key=longest)
+        return said
+
+    assert chosen.run(seed=1).ret_value == one["words"]
+
 
 @rl.function
 def rewrite(s, pattern, before):

@@ -26,7 +26,14 @@ def write(folder: Path, task: str, rows: list[Any] | None = None) -> Path:
     [
         ("data: rows.jsonl\nshots:\n  count: many\n", ":3: shots.count: Expected `int`"),
         ("data: rows.jsonl\nshots:\n  cuont: 2\n", ":3: shots.cuont: there is no such key; did"),
-        ("data: rows.jsonl\nmetrics: [acc, accuracy]\n", ":2: metrics.1: Invalid enum value"),
+        (
+            "data: rows.jsonl\nmetrics: [acc, accuracy]\n",
+            ":2: metrics.1: Invalid enum value 'accuracy'; there are 'acc', 'acc_bytes', ",
+        ),
+        (
+            "data: rows.jsonl\nextract: {x: {pattern: x, take: all}}\n",
+            ":2: extract.take: Invalid enum value 'all'; there are 'first', 'last'",
+        ),
         ("data: rows.jsonl\nname: a\nname: b\n", ":3: name: given twice"),
         ("data: rows.jsonl\nprompt: [", "task.yaml:2: expected the node content"),
         ("prompt: x\n", "task.yaml: data: is missing"),

@@ -114,6 +114,46 @@ def test_attempts_begin_at_the_same_place(gateway: FakeGateway) -> None:
     assert tried[2:] == ["x"] * 4
 
 
+def test_choices_and_attempts_draw_apart_with_one_seed(gateway: FakeGateway) -> None:
+    in_turn(gateway, "x", "y", "z")
+
+    @rl.function
+    def program(s):
+        s += rl.gen("first")
+        rl.majority(s, 3, rl.gen("vote"), "vote", key=len)
+        rl.beam(s, rl.gen("step", seed=2**63 - 1), key=len_of_text, depth=2, width=2, branches=2)
+        for attempt in s.retry(2):
+            with attempt:
+                rl.best_of(s, 2, rl.gen("tried"), key=len_of_text)
+                if sum(op.name == "tried" for op in gateway.sent(protocol.Generate)) < 4:
+                    raise ValueError
+        s += rl.gen("last")
+
+    def len_of_text(fork):
+        return len(fork.text())
+
+    program.run(seed=7)
+    seeds: dict[str, list[int | None]] = {}
+    for op in gateway.sent(protocol.Generate):
+        seeds.setdefault(op.name, []).append(op.params.seed)
+    assert seeds["first"] == seeds["last"] == [7]
+    assert sorted(seeds["vote"]) == [7, 8, 9]
+    wrapped = range(-(2**63), -(2**63) + 3)  # seeds are 64 bits
+    assert sorted(seeds["step"][:2]) == [wrapped[0], 2**63 - 1]
+    assert sorted(seeds["step"][2:]) == [*wrapped, 2**63 - 1]
+    assert sorted(seeds["tried"][:2]) == [7, 8] and sorted(seeds["tried"][2:]) == [9, 10]
+
+    in_turn(gateway, "x")
+    unseeded = len(gateway.sent(protocol.Generate))
+
+    @rl.function
+    def without(s):
+        rl.majority(s, 2, rl.gen("vote"), "vote")
+
+    without.run()
+    assert {op.params.seed for op in gateway.sent(protocol.Generate)[unseeded:]} == {None}
+
+
 def test_forks_of_a_failed_attempt_are_forgotten(gateway: FakeGateway) -> None:
     @rl.function
     def program(s, before):

@@ -201,6 +201,17 @@ def test_wrong_calls_fail_at_their_line(call: Any, error: type, match: str) -> N
 def test_wrong_arguments_of_a_run() -> None:
     with pytest.raises(TypeError, match=r"temprature.*did you mean 'temperature'"):
         unread.run(temprature=0)
+
+    @rl.function
+    def greet(s, who, count=1):
+        s += who
+
+    for wrong in ({"hwo": "x"}, {"who": "x", "cuont": 2}):
+        meant = "who" if "hwo" in wrong else "count"
+        with pytest.raises(TypeError, match=f"did you mean '{meant}'"):
+            greet.run(**wrong)
+        with pytest.raises(TypeError, match=rf"batch\[0\]: .*did you mean '{meant}'"):
+            greet.run_batch([wrong])
     with pytest.raises(TypeError, match="too many positional arguments"):
         unread.run("x")
     with pytest.raises(TypeError, match="no parameter 'x'"):

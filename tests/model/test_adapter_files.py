@@ -49,7 +49,7 @@ def change(adapter: Path, **keys: Any) -> None:
     ("keys", "why"),
     [
         ({"peft_type": "LOHA"}, "peft_type 'LOHA': it is not LORA"),
-        ({"use_dora": True}, "use_dora True"),
+        ({"use_dora": True}, "use_dora True: this key is not known$"),  # no option passes it over
         ({"bias": "lora_only"}, "bias 'lora_only'.*none"),
         ({"lora_bias": True}, "lora_bias True"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),

@@ -121,6 +121,8 @@ TOKENS = Kind(
 TABLE = Kind("an object", lambda value: type(value) is dict)
 
 REQUIRED: Any = object()
+NOT_ASKED: Collection[str] = frozenset({""})
+"""The user's keys for a file in which --ignore-config-keys passes nothing over."""
 
 
 def _cut(text: str, most: int = 100) -> str:
@@ -213,14 +215,15 @@ class ConfigReader:
         raise UnsupportedModel(f"{self._file}: {self._inside}{_cut(key)} {value}: {why}")
 
     def finish(
-        self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = frozenset()
+        self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = NOT_ASKED
     ) -> None:
         """Refuse the keys that nobody has read, unless they change nothing (`harmless`) or have no
-        value. Of others the user may say so (`by_user`; None: of all)."""
+        value. Of others the user may say so (`by_user`; None: of all), unless `NOT_ASKED`."""
+        why = "this key is not known"
+        if by_user is not NOT_ASKED:
+            why += "; if it changes nothing: --ignore-config-keys NAME"
         for key in sorted(self._values.keys() - self._read - harmless):
             if key in ONLY:  # also where the user names it
                 self.only(key, ONLY[key])
             elif self._values[key] is not None and by_user is not None and key not in by_user:
-                self.refuse(
-                    key, "this key is not known; if it changes nothing: --ignore-config-keys NAME"
-                )
+                self.refuse(key, why)

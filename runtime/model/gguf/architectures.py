@@ -17,6 +17,7 @@ from rootlace.runtime.model.families.config_reader import (
     COUNT,
     FLAG,
     IGNORED,
+    NOT_ASKED,
     NUMBER,
     REQUIRED,
     SIZE,
@@ -95,7 +96,7 @@ class Metadata(ConfigReader):
         return [as_written(one) for one in struct.unpack(f"<{tensor.shape[0]}f", tensor.data)]
 
     def finish(
-        self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = frozenset()
+        self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = NOT_ASKED
     ) -> None:
         """Refuse the keys that nobody has read."""
         self.pass_over(*REMARKS)

@@ -103,7 +103,7 @@ def let_go(*memos: dict[Any, Any]) -> None:
 def _endless(definitions: dict[str, Any]) -> set[str]:
     """Names of the definitions that no finite value satisfies, such as a list of at least one item
     of its own kind."""
-    left = list(reversed(definitions))  # most refer to later ones
+    left = list(definitions)[::-1]  # most refer to later ones
     endless = set(left)
 
     def ends(part: Any) -> bool:
