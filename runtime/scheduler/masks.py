@@ -6,11 +6,12 @@ Sections: mask jobs, masks, sample rows.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from weakref import WeakSet
 
 import numpy as np
@@ -169,35 +170,57 @@ class MaskThreads:
         """Raises ValueError for fewer than one thread."""
         if threads < 1:
             raise ValueError(f"mask_threads must be at least 1, not {threads}")
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "masks")
+        self._work: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"masks-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def start(self, jobs: Sequence[Job]) -> Callable[[], None]:
         """Start jobs, which are independent of each other; return a function that waits for all."""
-        left = deque(jobs)
-        helpers = [self._pool.submit(_run_all, left) for _ in range(min(len(jobs), self._threads))]
-
-        def wait() -> None:
-            _run_all(left)
-            for helper in helpers:
-                if not helper.cancel():
-                    helper.result()
-
-        return wait
+        batch = _Batch(jobs)
+        for _ in range(min(len(jobs), len(self._threads))):
+            self._work.put(batch)
+        return batch.wait
 
     def close(self) -> None:
         """End the threads after all started jobs."""
-        self._pool.shutdown()
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._work.get()) is not None:
+            batch.work()
 
 
-def _run_all(jobs: deque[Job]) -> None:
-    """Run jobs until every job was begun, by this thread or another."""
-    while True:
-        try:
-            job = jobs.popleft()
-        except IndexError:
-            return
-        job.run()
+class _Batch:
+    """The jobs of one step."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._open = len(jobs)
+        self._todo = deque(jobs)
+        self._done: SimpleQueue[Job] = SimpleQueue()
+
+    def work(self) -> None:
+        """Run jobs until every job was begun."""
+        while True:
+            try:
+                job = self._todo.popleft()
+            except IndexError:
+                return
+            job.run()
+            self._done.put(job)
+
+    def wait(self) -> None:
+        """Wait until all jobs are done."""
+        self.work()
+        while self._open:
+            self._done.get()
+            self._open -= 1
 
 
 class StepMasks:
