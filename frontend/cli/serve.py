@@ -267,7 +267,10 @@ def add(name: str, file: Path, **quotas: Any) -> None:
     check_runtime()
     from rootlace.runtime.server.auth import new_key, read_keys
 
-    known = read_keys(str(file)) if file.exists() else ()
+    try:
+        known = read_keys(str(file)) if file.exists() else ()
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
     if any(entry.name == name for entry in known):
         fail(f"{file} has a key named {name!r} already")
     key, entry = new_key(name, **quotas)

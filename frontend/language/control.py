@@ -171,7 +171,7 @@ def _decided(votes: Counter[Any], left: int) -> bool:
 
 def _grow(s: State, n: int, step: Step) -> Plan:
     """The forks, to which `step` was appended. Like sample i of `gen(n=...)`, fork i adds i to
-    each `seed`; forks of forks are counted through."""
+    each `seed` (with n samples, i times n); forks of forks are counted through."""
     forks = list(s.fork(n))
     for index, fork in enumerate(forks):
         fork.branch.seed_offset = s.branch.seed_offset * n + index

@@ -401,7 +401,8 @@ class State:
                     check(s["sum"])
 
         A block that raises an exception of `on` is rolled back and tried again; the last one's is
-        raised. What stands before the attempts is computed once. Attempt i adds i to each `seed`.
+        raised. What stands before the attempts is computed once. Attempt i adds i to each `seed`
+        (with n samples, i times n).
         """
         if attempts < 1:
             raise InvalidRequest(f"retry() needs at least 1 attempt, not {attempts}")
@@ -410,8 +411,10 @@ class State:
         for index in range(attempts):
             attempt = Attempt(index == attempts - 1, on)
             self.branch.seed_offset = offset * attempts + index
-            yield attempt
-            self.branch.seed_offset = offset
+            try:
+                yield attempt
+            finally:  # also where the loop is left
+                self.branch.seed_offset = offset
             if attempt.succeeded:
                 return
             self.rollback(mark)

@@ -325,7 +325,7 @@ class Branch:
             form = self.run.chat.tools
             asked = sampling.resolve(self.defaults, expression.options, form=form)
             handling = self.run.budget.in_time(asked.handling)
-            own = with_seed_of(asked.params, self.seed_offset)
+            own = with_seed_of(asked.params, self.seed_offset * asked.params.n)
             params, share = self.run.budget.bounded(own)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error

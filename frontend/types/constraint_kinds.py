@@ -215,7 +215,8 @@ def _closed(schema: Any) -> Iterator[Remark]:
     """
     for path, node in _nodes(schema, "$"):
         keys = node.get("properties"), node.get("patternProperties")
-        if path != "$" and node.get("additionalProperties") is False and not any(keys):
+        closed = node.get("type") == "object" and node.get("additionalProperties") is False
+        if path != "$" and closed and not any(keys) and node.get("maxProperties") != 0:
             says = "is false beside no properties: {} is the only object (once a dictionary?)"
             yield Remark(f"{path}.additionalProperties", says, misspelt=False)
 

@@ -266,6 +266,8 @@ class Ledger:
         if not isinstance(end, Generated):
             self._wrong(sent, "not a result")
         self._check_deadline(sent, op)
+        if len(end.outputs) != len(expected):
+            self._wrong(sent, f"{len(expected)} samples were asked for")
         for index, output in enumerate(end.outputs):
             if expected[index].code:
                 self._wrong(sent, f"it must fail with {expected[index].code}")

@@ -143,6 +143,20 @@ def test_choices_and_attempts_draw_apart_with_one_seed(gateway: FakeGateway) -> 
     assert sorted(seeds["step"][2:]) == [*wrapped, 2**63 - 1]
     assert sorted(seeds["tried"][:2]) == [7, 8] and sorted(seeds["tried"][2:]) == [9, 10]
 
+    before = len(gateway.sent(protocol.Generate))
+
+    @rl.function
+    def samples(s):
+        rl.best_of(s, 3, rl.gen("both", n=2), key=len_of_text)
+        for _ in s.retry(3):
+            if s.branch.seed_offset:
+                break
+        s += rl.gen("last")
+
+    samples.run(seed=7)
+    seen = [op.params.seed for op in gateway.sent(protocol.Generate)[before:]]
+    assert sorted(seen[:3]) == [7, 9, 11] and seen[3:] == [7]
+
     in_turn(gateway, "x")
     unseeded = len(gateway.sent(protocol.Generate))
 

@@ -103,24 +103,28 @@ def let_go(*memos: dict[Any, Any]) -> None:
 def _endless(definitions: dict[str, Any]) -> set[str]:
     """Names of the definitions that no finite value satisfies, such as a list of at least one item
     of its own kind."""
-    left = list(definitions)[::-1]  # most refer to later ones
-    endless = set(left)
+    endless = set(definitions)
+
+    def name_of(part: Any) -> str:
+        reference = part.get("$ref", "") if isinstance(part, dict) else ""
+        return str(reference).removeprefix("#/$defs/")
 
     def ends(part: Any) -> bool:
-        reference = part.get("$ref", "") if isinstance(part, dict) else ""
-        return part is not False and reference.removeprefix("#/$defs/") not in endless
+        return part is not False and name_of(part) not in endless
 
-    while True:
-        still = []
-        for name in left:
-            definition = definitions[name]
-            if any(_may_end(shape, ends) for shape in definition.get("anyOf", (definition,))):
-                endless.discard(name)
-            else:
-                still.append(name)
-        if len(still) == len(left):
-            return endless
-        left = still
+    users: dict[str, list[str]] = {name: [] for name in definitions}
+    for name, definition in definitions.items():
+        for part in within(definition):
+            if referred := name_of(part):
+                users[referred].append(name)
+    left = list(definitions)
+    while left:
+        name = left.pop()
+        shapes = definitions[name].get("anyOf", (definitions[name],))
+        if name in endless and any(_may_end(shape, ends) for shape in shapes):
+            endless.discard(name)
+            left += users[name]
+    return endless
 
 
 def _may_end(shape: dict[str, Any], ends: Callable[[Any], bool]) -> bool:

@@ -176,6 +176,9 @@ CLOSED = {"type": "object", "additionalProperties": False}
         ({"items": {**CLOSED, "properties": {"a": I}}}, []),
         ({"items": {**CLOSED, "patternProperties": {"^x": I}}}, []),
         ({"items": {"type": "object", "additionalProperties": I}}, []),
+        ({"items": {**CLOSED, "maxProperties": 0}}, []),
+        ({"items": {**CLOSED, "type": "string"}}, []),
+        ({"not": {"additionalProperties": False}}, []),
     ],
 )
 def test_an_object_that_is_always_empty_is_told(schema: Any, told: list[str]) -> None:

@@ -258,6 +258,32 @@ def test_a_schema_of_values_without_end_is_refused(schema: dict[str, Any]) -> No
         PreparedSchema({**schema, "$defs": {"endless": ENDLESS}})
 
 
+def test_definitions_in_any_order_are_looked_at_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each needs the one before: none is known to have an end until that one is."""
+    looked = 0
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal looked
+        looked += 1
+        return may_end(*arguments)
+
+    may_end = normal_form._may_end
+    monkeypatch.setattr(normal_form, "_may_end", counted)
+    count = 600
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(count)},
+        "$defs": {
+            f"d{i}": {**ENDLESS, "items": {"$ref": f"#/$defs/d{i - 1}"}} for i in range(1, count)
+        }
+        | {"d0": {"type": "null"}},
+    }
+    assert PreparedSchema(schema).mask_schema
+    assert looked <= 4 * count
+
+
 RECURSIVE = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
 
 
