@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from benchmarks.common import Report, console_of, new_parser, new_table
 from rootlace.kernels.reference.layers import dense

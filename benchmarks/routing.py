@@ -145,7 +145,9 @@ def pooled(machine: Machine, replicas: int) -> Machine:
     so it takes as little of a step's own time for each."""
     cost = machine.cost
     seconds = ("step", "prefill", "decode", "context", "pair")
-    faster = replace(cost, **{name: getattr(cost, name) / replicas for name in seconds})
+    faster = msgspec.structs.replace(
+        cost, **{name: getattr(cost, name) / replicas for name in seconds}
+    )
     return Machine(machine.cache_tokens * replicas, faster, machine.max_running * replicas)
 
 
@@ -259,7 +261,7 @@ def _recorded(trace: Trace, replicas: int, seed: int) -> Trace:
     order = (np.arange(size) + seed * size // 3) % size
     span = float(trace.arrivals[-1]) * size / max(size - 1, 1)
     ends = zip(trace.starts[order], trace.starts[order + 1], strict=True)
-    return replace(
+    return msgspec.structs.replace(
         trace,
         arrivals=(trace.arrivals[order] - trace.arrivals[order[0]]) % span,
         prompt_tokens=trace.prompt_tokens[order],

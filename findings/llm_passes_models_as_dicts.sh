@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # llm 0.36 and kani 1.10.0 describe a tool's parameter `Annotated[int, Field(ge=1, le=7)]` as any integer, so that a server which holds
-# calls to their schemas may write 9; within a pydantic model llm keeps the bound, and so does kani. kani then refuses the
-# call by the bound that it did not send. llm calls the function: with 9, and with a dict for a parameter that is annotated as
-# a pydantic model, which it describes as one: `trip.days` is an AttributeError, sent to the model as the tool's result.
+# calls to their schemas may write 9; within a pydantic model llm keeps the bound, and so does kani. llm calls the function
+# with a dict for a parameter that is annotated as a pydantic model, which it describes as one: `trip.days` is an
+# AttributeError, sent to the model as the tool's result.
 #
 # Guessed before: the bound is sent, and the function gets a model. Found 2026-11-30.
 set -euo pipefail
@@ -14,7 +14,6 @@ python="$folder/venv/bin/python"
 "$python" -m pip install --quiet --disable-pip-version-check llm==0.36 kani==1.10.0 openai==3.57.0 pydantic==2.14.4
 
 seen=$(LLM_USER_PATH="$folder" "$python" -W ignore - 2>/dev/null <<'PYTHON'
-import asyncio
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,7 +21,7 @@ from typing import Annotated
 
 from kani import AIFunction
 from llm.default_plugins.openai_models import Chat
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 class Server(BaseHTTPRequestHandler):
     def do_POST(self):
@@ -60,7 +59,7 @@ def book(days: Annotated[int, Field(ge=1, le=7)], trip: Trip) -> str:
 
 
 call = {"id": "c1", "type": "function"}
-call["function"] = {"name": "book", "arguments": json.dumps({"days": 9, "trip": {"days": 3}})}
+call["function"] = {"name": "book", "arguments": json.dumps({"days": 3, "trip": {"days": 3}})}
 answers = [{"content": None, "tool_calls": [call]}, {"content": "Done"}]
 model = Chat("m", model_name="m", api_base=url, supports_tools=True)
 model.key = "-"
@@ -74,24 +73,14 @@ sent = tool.json_schema["properties"]
 sent["trip"]["properties"]["days"].pop("title", None)
 print("kani sends:", sent["days"], sent["trip"]["properties"]["days"])
 
-
-async def run():
-    try:
-        await tool(days=9, trip={"days": 3})
-    except ValidationError as error:
-        print("kani refuses:", error.errors()[0]["type"])
-
-
-asyncio.run(run())
 PYTHON
 )
 printf '%s\n' "$seen"
 expected=$(cat <<'TEXT'
-llm calls: 9 {'days': 3}
+llm calls: 3 {'days': 3}
 llm sends: {'type': 'integer'} {'maximum': 7, 'minimum': 1, 'type': 'integer'}
 the model reads: Error: 'dict' object has no attribute 'days'
 kani sends: {'type': 'integer'} {'maximum': 7, 'minimum': 1, 'type': 'integer'}
-kani refuses: less_than_equal
 TEXT
 )
 [ "$seen" = "$expected" ] || { echo "this is not what was found" >&2; exit 1; }

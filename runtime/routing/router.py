@@ -198,6 +198,7 @@ Later requests overtake it in long queues.
 
 
 EMPTY = 0.125
+"""`RouterConfig.empty`, if not stated."""
 
 
 class RouterConfig(msgspec.Struct, frozen=True):

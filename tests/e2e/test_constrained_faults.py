@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
-from msgspec.structs import replace
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.wire.protocol import (

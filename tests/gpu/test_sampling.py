@@ -27,7 +27,7 @@ def vocab(request: pytest.FixtureRequest, real: bool) -> int:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A dataclass of tensors on another device."""
+    """A struct of tensors on another device."""
     return with_tensors(value, lambda tensor: tensor.to(device))
 
 

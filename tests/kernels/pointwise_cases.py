@@ -5,9 +5,9 @@ Run on small shapes by Triton's interpreter and on real ones by a GPU (`tests/ke
 poisoned memory, inputs must stay as they were.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import torch
 
 from rootlace.kernels.interface import KernelSet, KVCodes, KVScales, slot_bytes
@@ -132,8 +132,7 @@ def check_copy_slots(
     assert torch.equal(bits.flatten(1, 2), expected)
 
 
-@dataclass(frozen=True)
-class RopeCase:
+class RopeCase(msgspec.Struct, frozen=True):
     """What is rotated and written: `duplicates` tokens are written to a second slot."""
 
     tokens: int = 5

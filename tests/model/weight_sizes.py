@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
+from msgspec.structs import asdict
 
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
@@ -19,8 +18,5 @@ def num_bytes(weights: ModelWeights) -> int:
         found += layer.norm_biases.values()
         for weight in layer.products():
             found += tensors(weight)
-        for one in fields(layer):
-            part = getattr(layer, one.name)
-            if isinstance(part, torch.Tensor):
-                found.append(part)
+        found += [part for part in asdict(layer).values() if isinstance(part, torch.Tensor)]
     return sum({id(tensor): tensor.nbytes for tensor in found}.values())

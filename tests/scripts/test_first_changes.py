@@ -1,9 +1,9 @@
 """The first changes that CONTRIBUTING.md shows can be made as they are written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from scripts.first_changes import PRODUCT, ROOT, DoesNotWork, FirstChange, first_changes
 

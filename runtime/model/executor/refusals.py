@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from rootlace.kernels.native.machine import Core, read_cores
 from rootlace.kernels.native.packed import BFLOAT16, FLOAT32
@@ -40,7 +42,7 @@ def take_share(executor: ExecutorConfig, replica: int, replicas: int) -> Executo
         nodes = sorted({core.node for core in cores})
         log.info("replica %d runs on %d cores of NUMA nodes %s", replica, len(cores), nodes)
     share = max(min(len(cores), found.usable // replicas), 1)
-    return replace(
+    return dataclasses.replace(
         executor,
         threads=executor.threads or share,
         memory_share=1 / replicas,
@@ -144,12 +146,12 @@ def _smaller(setup: ModelSetup, head_apart: bool) -> Iterator[tuple[str, int]]:
     """Choices that need less memory, with their bytes: first those that change no number."""
 
     def needed(cache: CacheConfig = setup.cache, **options: Any) -> int:
-        other = replace(setup, cache=cache, executor=replace(setup.executor, **options))
+        other = replace(setup, cache=cache, executor=dataclasses.replace(setup.executor, **options))
         return _weight_bytes(other, head_apart) + _cache_bytes(other)
 
     config, executor, blocks = setup.config, setup.executor, setup.cache.num_blocks
     if executor.kv_memory_bytes is not None or blocks is not None:
-        cache = replace(setup.cache, num_blocks=None)
+        cache = dataclasses.replace(setup.cache, num_blocks=None)
         yield "a smaller KV cache", needed(cache, kv_memory_bytes=None)
     if blocks is not None and config.spec.attention.latent is None:
         if executor.kv_dtype == "auto":

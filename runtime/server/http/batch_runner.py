@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -53,8 +52,7 @@ from rootlace.wire.errors import (
 _NUMBER = re.compile(rb'\{"id":"batch_req_\w+_(\d+)"')
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The reply to one row, as it would have come over HTTP."""
 
     custom_id: str | None

@@ -4,11 +4,11 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from msgspec.structs import replace
 
 from benchmarks.common import ROOT
 from benchmarks.peers.completion_server import LlamaServer

@@ -5,11 +5,11 @@ import io
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from benchmarks import ceilings
 from benchmarks.peers import __main__ as peers

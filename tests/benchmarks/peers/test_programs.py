@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 import tokenizers
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
-from msgspec.structs import replace
 
 import rootlace as rl
 from benchmarks.given import DATA
