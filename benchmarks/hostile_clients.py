@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from statistics import median
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -219,7 +220,7 @@ BIG = {load.__name__: load for load in (nothing, prompt, select, echo, samples)}
 def main() -> None:
     parser = new_parser("hostile_clients", __doc__)
     parser.add_argument("--loads", nargs="+", choices=SMALL | BIG)
-    parser.add_argument("--model", help="ask much of this one")
+    parser.add_argument("--model", type=Path, help="ask much of this one")
     parser.add_argument("--bounds", nargs="+", type=float, default=[0.0, 0.25])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=1)
