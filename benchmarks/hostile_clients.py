@@ -20,8 +20,8 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from pathlib import Path
+from statistics import median
 from urllib.parse import urlsplit
 
 import aiohttp
