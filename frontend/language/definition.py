@@ -87,8 +87,7 @@ class Definition:
                 values[name] = value
             else:
                 options[name] = value
-        sampling.check_names(options, sampling.OPTIONS | own, f"{self.name}()")
-        return values, sampling.normalise(options, f"{self.name}()")
+        return values, sampling.normalise(options, f"{self.name}()", own)
 
     def body(self, args: Sequence[Any], values: Mapping[str, Any]) -> Body:
         """The program with its arguments, ready for a state. TypeError if they do not fit."""

@@ -149,8 +149,11 @@ _DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
-    """`options` under their canonical names, without those that are None.
+def normalise(
+    options: Mapping[str, Any], caller: str, names: Collection[str] = ()
+) -> dict[str, Any]:
+    """`options` under their canonical names, without those that are None. An unknown one may be
+    meant for one of `names`, too.
 
     Raises TypeError for a name that is unknown or given twice (once as an alias), and
     InvalidRequest for a value no sampler could use.
@@ -158,7 +161,7 @@ def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if not options:
         return known
-    check_names(options, OPTIONS, caller)
+    check_names(options, OPTIONS, caller, names)
     for name, value in options.items():
         if value is None or name in NO_EFFECT:
             continue
@@ -171,11 +174,13 @@ def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
     return known
 
 
-def check_names(names: Iterable[str], known: Collection[str], caller: str) -> None:
-    """Raise TypeError for a name that is not `known`."""
+def check_names(
+    names: Iterable[str], known: Collection[str], caller: str, meant: Collection[str] = ()
+) -> None:
+    """Raise TypeError for a name that is not `known`; one of these, or of `meant`, may be meant."""
     for name in names:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
+            close = get_close_matches(name, {*known, *meant}, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"{caller} got an unexpected keyword argument {name!r}{hint}")
 

@@ -135,10 +135,8 @@ class AutomatonState(msgspec.Struct, frozen=True):
     state: int
 
 
-class SampleRow(msgspec.Struct):
-    """A row for which a next token is sampled; never changed once made.
-
-    Not frozen, as creation would be ten times slower, once per row and step.
+class SampleRow(msgspec.Struct, frozen=True):
+    """A row for which a next token is sampled.
 
     `token_ids` are all tokens of the sequence so far (int32, prompt then output); the output starts
     at `prompt_len`: penalties need both. The sampled token is number `len(token_ids)` of the
@@ -196,9 +194,8 @@ class PooledRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct):
-    """One step: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
-
-    Never changed once made; not frozen, for the reason of `SampleRow`.
+    """One step: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy. Never changed
+    once the scheduler hands it out.
 
     Order of effects: first every copy (its rows were computed in earlier steps); then each layer
     writes the T new keys and values to `slots`. Those of `duplicate_tokens` are written a second
@@ -283,7 +280,7 @@ class TokenScores(msgspec.Struct, frozen=True):
         return TokenScores(self.logprobs[count:], self.top_ids[count:], self.top_logprobs[count:])
 
 
-class StepResult(msgspec.Struct):
+class StepResult(msgspec.Struct, frozen=True):
     """The executor's results: one token per `plan.samples`, and requested scores.
 
     `scores[i]` belongs to `samples[i]` (None unless its params ask for logprobs). Log-probabilities
@@ -305,7 +302,7 @@ class StepResult(msgspec.Struct):
 # Draft model --------------------------------------------------------------------------------------
 
 
-class DraftRow(msgspec.Struct):
+class DraftRow(msgspec.Struct, frozen=True):
     """A sequence that a draft model drafts `count` tokens for.
 
     `token_ids`: all its tokens (int32, prompt then output, which starts at `prompt_len`). `table`
