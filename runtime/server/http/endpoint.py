@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from importlib import metadata
 from inspect import signature
 from operator import or_
@@ -354,8 +354,12 @@ class Reference:
 
 def reference_page(endpoints: Sequence[Endpoint], name: str) -> str:
     """The page."""
-    page = jinja2.Environment(autoescape=True).from_string(_PAGE)
-    return page.render(name=name, sections=[_section(endpoint) for endpoint in endpoints])
+    return _template().render(name=name, sections=[_section(endpoint) for endpoint in endpoints])
+
+
+@cache
+def _template() -> jinja2.Template:
+    return jinja2.Environment(autoescape=True).from_string(_PAGE)
 
 
 def _section(endpoint: Endpoint) -> dict[str, Any]:
