@@ -128,7 +128,11 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
     if path is None:
         return
     context.meta[FILE] = path
-    given = _read_file(path)
+    check_runtime()
+    from rootlace.evaluation.task import Document
+
+    document = Document(path, "must hold options and their values, such as port: 30000")
+    given = document.content
     models = given.pop(MODELS, None)
     if models is not None:
         if not isinstance(models, dict) or not all(isinstance(m, str) for m in models.values()):
@@ -147,9 +151,11 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
         if name not in known:
             close = difflib.get_close_matches(name, [*known, MODELS], 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            fail(f"{path}: there is no option {key!r}{hint}")
-        if f"--{name}" in known[name].secondary_opts and isinstance(value, bool):
-            value = not value
+            raise document.wrong((str(key),), f"there is no option {key!r}{hint}")
+        if known[name].name in defaults:
+            raise document.wrong((str(key),), "given twice")
+        if f"--{name}" in known[name].secondary_opts and value is not None:
+            value = not click.BOOL.convert(value, known[name], context)
         # Hand over text, as the command line does: click's types crash on lists and cut fractions.
         if value is not None and known[name].multiple:
             if isinstance(value, dict):
@@ -159,19 +165,6 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
         elif value is not None:
             defaults[known[name].name] = str(value)
     context.default_map = {**(context.default_map or {}), **defaults}
-
-
-def _read_file(path: Path) -> dict[Any, Any]:
-    check_runtime()
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        fail(f"{path} cannot be read: {' '.join(str(error).split())}")
-    if not isinstance(found, dict):
-        fail(f"{path} must hold options and their values, such as port: 30000")
-    return found
 
 
 # Configuration ------------------------------------------------------------------------------------

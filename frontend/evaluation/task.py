@@ -220,9 +220,12 @@ _YAML_FIELD = re.compile(r"(?P<kind>unknown|missing required) field `(?P<name>.*
 
 
 class Document:
-    """A YAML file: its `content`, a mapping, and the line of each key. Raises InvalidRequest."""
+    """A YAML file: its `content`, a mapping as `kind` says, and the line of each key.
 
-    def __init__(self, path: Path) -> None:
+    Raises InvalidRequest.
+    """
+
+    def __init__(self, path: Path, kind: str = "a task is a mapping of keys to values") -> None:
         import yaml
 
         self.path = path
@@ -236,9 +239,9 @@ class Document:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise InvalidRequest(f"{path}:{line}: {error.problem}") from None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise InvalidRequest(f"{path}: {error}") from None
+            raise InvalidRequest(f"{path}: cannot be read: {error}") from None
         if not isinstance(content, dict):
-            raise InvalidRequest(f"{path}:1: a task is a mapping of keys to values")
+            raise InvalidRequest(f"{path}:1: {kind}")
         self.content: dict[str, Any] = content
 
     def _number(self, node: Any, keys: Keys) -> None:

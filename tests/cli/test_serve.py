@@ -251,14 +251,23 @@ def test_options_of_a_file(
     for text, said in (
         ("prot: 1", "did you mean port?"),
         ("- 1", "must hold options"),
-        ("a: [", "cannot be read"),
+        ("port: 1\na: [", ":2: expected the node content"),
+        ("port: 1\npolicy: dfs\nport: 2", f"{path}:3: port: given twice"),
+        ("port: 1\n--port: 2", f"{path}:2: --port: given twice"),
         ("models: [a]", "must name several models"),
         ("config: other.yaml", "there is no option 'config'"),
     ):
         path.write_text(text)
         assert said in _fails("--config", str(path))
     assert "cannot be read" in _fails("--config", str(tmp_path / "none"))
-    for text in ("policy: luck", "threads: [1]", "port: 1.5", "warm-up: 3", "no-cache: {a: 1}"):
+    for text in (
+        "policy: luck",
+        "threads: [1]",
+        "port: 1.5",
+        "warm-up: 3",
+        "no-cache: {a: 1}",
+        "no-overlap: x",
+    ):
         path.write_text(text)
         result = CliRunner().invoke(app, ["serve", "--config", str(path)])
         assert result.exit_code == 2 and "Invalid value for '--" in result.output
@@ -450,7 +459,13 @@ def test_without_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "overlap"), [("no-overlap: true", False), ("no-overlap: false", True), ("", None)]
+    ("written", "overlap"),
+    [
+        ("no-overlap: true", False),
+        ("no-overlap: 'yes'", False),
+        ("no-overlap: false", True),
+        ("", None),
+    ],
 )
 def test_a_file_turns_an_option_off(
     written: str,

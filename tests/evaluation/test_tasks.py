@@ -51,7 +51,7 @@ def write(folder: Path, task: str, rows: list[Any] | None = None) -> Path:
         ("data: rows.jsonl\nchoices: answer\n", "rows.jsonl:1: answer: not a list of choices"),
         ("data: rows.jsonl\nformat: [arc]\n", ":2: format: one of questions, mmlu"),
         ("data: rows.jsonl\nextract: {yes: {pattern: a}}\n", ":2: extract: a key: Expected `str`"),
-        ("data: rows.jsonl\nname: 2020-13-45\n", "task.yaml: month must be"),
+        ("data: rows.jsonl\nname: 2020-13-45\n", "task.yaml: cannot be read: month must be"),
         ("data: rows.jsonl\nmetrics: []\n", ":2: metrics: Expected `array` of length >= 1"),
         ("data: rows.jsonl\nscore: generate\ngenerate:\n  n: 3\n", ":4: generate.n: a row has one"),
         ("data: rows.jsonl\nvotes: 3\n", ":2: votes: the model writes nothing"),
