@@ -23,8 +23,9 @@ _BASE = 0x9E3779B97F4A7C15 | 1
 class CostModel(msgspec.Struct, frozen=True):
     """Seconds of a step, linear in what it does.
 
-    On the device: `step + token * (tokens computed) + context * (sum of the rows' context lengths)
-    + copy * (blocks copied)`; the defaults are of the order of a 1B model on a data-centre GPU.
+    On the device: `step + token * (tokens computed) + sample * (tokens sampled)
+    + context * (sum of the rows' context lengths) + copy * (blocks copied)`; the defaults are of
+    the order of a 1B model on a data-centre GPU.
     On the host, before the device can begin: `host + host_row * rows`; the defaults are of the
     order of what planning and committing take (0.3 ms with 64 rows).
     """
@@ -33,6 +34,7 @@ class CostModel(msgspec.Struct, frozen=True):
     token: float = 2e-5
     context: float = 2e-8
     copy: float = 1e-6
+    sample: float = 0.0
     host: float = 2e-5
     host_row: float = 5e-6
 
@@ -42,6 +44,7 @@ class CostModel(msgspec.Struct, frozen=True):
             + self.token * plan.num_tokens
             + self.context * int(plan.context_len.sum())
             + self.copy * len(plan.copies)
+            + self.sample * len(plan.samples)
         )
 
     def host_seconds(self, plan: StepPlan) -> float:

@@ -229,6 +229,9 @@ _AIMED = 0.95
 _LENGTH = attrgetter("length")
 _LEAST = 0.25
 """Share of a step's bound that prompts have beside any decode rows."""
+_EARLY = 0.25
+"""Share of what a step has for prompts that short requests of clients without a row may take before
+the turns of others."""
 _ROWS_TO_STEP = 20
 """Decode rows take turns if they take longer than so many empty steps: turns cost 5 to 10 %."""
 
@@ -248,7 +251,9 @@ class Turns:
         Where there are `prompts` to compute, too, a part of each step is left for these.
         """
         cost = self.measured.cost
-        limit = self.limit * (1 - _LEAST if prompts else 1) / self.measured.levels[prompts]
+        limit = self.limit * _AIMED / self.measured.levels[prompts]
+        if prompts:
+            limit *= 1 - _LEAST
         decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
         parts = math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
         if parts < 2 or not self.measured.steps:
@@ -331,6 +336,8 @@ class StepBudget(msgspec.Struct):
     def _price(self, start: int, count: int, scored: int) -> float:
         cost = self.cost
         assert cost is not None
+        if count == 1:  # computed as a decode row
+            return cost.decode + cost.context * start + cost.score * scored
         pairs = count * (start + count / 2)
         return cost.prefill * count + cost.pair * pairs + cost.score * scored
 
@@ -348,6 +355,8 @@ def _within(seconds: float, each: float, pair: float) -> float:
 _LANES = 2
 """Prompts that may be cut at a time, where steps are short; those that one step ends go beside
 these, and one that is shorter than the longest rest."""
+_LEVELS = 3
+"""Names of a client's place: key or address, the key's address, connection."""
 _SPARE_ROWS = 16
 """One of so many rows is kept for clients that have no row."""
 MOST_LOOKED_AT = 64
@@ -444,12 +453,17 @@ class Prefill:
         deferred: list[RequestState] = []
         running, preempted = self.running, self.running.preempted
         promises = running.promises()
+        in_turns = budget.seconds * (1 - _EARLY)
         while budget.open and len(running.sequences) < self.max_rows:
             following, newcomer = alone or (preempted[0] if preempted else None), False
+            early = None
             if following is None:
                 following, newcomer = self._peek(budget)
+                if not newcomer and budget.seconds > in_turns:
+                    early = self._early(following, budget, long)
             if following is None:
                 break
+            following = early or following
             beside = running.sequences or promises  # otherwise there is always room
             if beside and not running.fits(following, promises):
                 break
@@ -474,7 +488,7 @@ class Prefill:
                 promises += running.wanted(following)
                 continue
             if following.order < 0:
-                self.waiting.take(following, in_turn=not newcomer)
+                self.waiting.take(following, in_turn=not newcomer and early is None)
                 following.newcomer = newcomer
                 following.queued = self.clock() - following.arrived
             running.admit(following)
@@ -507,8 +521,27 @@ class Prefill:
             kept -= len({one.place for one in running if one.newcomer} - had)
         if budget.cost is None or free > kept:
             return self.waiting.peek(), False
-        levels = 3 if kept > spare // 2 else 1
+        levels = _LEVELS if kept > spare // 2 else 1
         return self.waiting.peek_beside({one.place[:levels] for one in running}, levels), True
+
+    def _early(
+        self, following: RequestState | None, budget: StepBudget, long: list[RequestState]
+    ) -> RequestState | None:
+        """The short request to admit before `following`, whose turn it is: of a client without a
+        row, and computed by this step, where steps are bounded in time and rows are not scarce."""
+        running = self.running.sequences
+        if budget.cost is None or not running or following is None:
+            return None
+        if self.max_rows - len(running) <= 2 * (self.max_rows // _SPARE_ROWS):
+            return None
+        held, longest = {one.place for one in running}, budget.room(following, 0)
+        if following.place not in held and following.length <= longest:
+            return None
+        found = self.waiting.peek_beside(held, _LEVELS, longest)
+        if found is None or self._waits(found, budget, long):
+            return None
+        behind = found.request.handling.priority < following.request.handling.priority
+        return None if behind else found
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""

@@ -479,8 +479,11 @@ class WaitingQueue:
             self._others.pop()
         return None
 
-    def peek_beside(self, held: Collection[Place], levels: int) -> RequestState | None:
-        """As `peek`, of clients whose first `levels` names are not among the `held` ones.
+    def peek_beside(
+        self, held: Collection[Place], levels: int, longest: float = math.inf
+    ) -> RequestState | None:
+        """As `peek`, of clients whose first `levels` names are not among the `held` ones, and of
+        requests with at most `longest` tokens to compute.
 
         Of connections only those count that have one waiting request, or half the mean at most: who
         has many gets a row in turn.
@@ -492,7 +495,10 @@ class WaitingQueue:
             if place[:levels] in held or (levels > 1 and self._held[place] > few):
                 continue
             other = turn[priority], self._rank(priority, place)
-            if other < rank and (found := queue.peek()) is not None:
+            found = queue.peek() if other < rank else None
+            if found is None:
+                continue
+            if found.length <= longest or found.length - self._estimate(found) <= longest:
                 best, rank = found, other
         return best
 
