@@ -420,13 +420,14 @@ async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of.
-    `begun` is what the first one knows of the prompt."""
+    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of,
+    `tokens` how many. `begun` is what the first one knows of the prompt."""
 
     index: int
     deltas: list[Delta]
     logprobs: tuple[TokenLogprob, ...] = ()
     begun: Usage | None = None
+    tokens: int = 0
 
 
 class FinalOutput(msgspec.Struct, frozen=True):
@@ -526,8 +527,7 @@ class AnswerStream(GenerationStream):
         def write(chunks: list[Chunk]) -> bytes:
             data = b""
             for chunk in chunks:
-                deltas = self._readers[chunk.index].feed(chunk.text)
-                data += writers[chunk.index](AnswerDelta(chunk.index, deltas, chunk.logprobs))
+                data += writers[chunk.index](self._delta(chunk))
             return data
 
         if direct is not None:
@@ -541,17 +541,20 @@ class AnswerStream(GenerationStream):
                 continue
             _, event = told
             if isinstance(event, Chunk):
-                begun = None
-                if event.cached_tokens is not None:
-                    begun = Usage(event.prompt_tokens or 0, event.cached_tokens)
-                    begun = self._counted(begun, 0) if self._written else begun
-                deltas = self._readers[event.index].feed(event.text)
-                yield AnswerDelta(event.index, deltas, event.logprobs, begun)
+                yield self._delta(event)
                 continue
             for index, reader in enumerate(self._readers):
                 if rest := reader.finish():
                     yield AnswerDelta(index, rest)
             yield await self._final(event)
+
+    def _delta(self, chunk: Chunk) -> AnswerDelta:
+        begun = None
+        if chunk.cached_tokens is not None:
+            begun = Usage(chunk.prompt_tokens or 0, chunk.cached_tokens)
+            begun = self._counted(begun, 0) if self._written else begun
+        deltas = self._readers[chunk.index].feed(chunk.text)
+        return AnswerDelta(chunk.index, deltas, chunk.logprobs, begun, len(chunk.token_ids))
 
     @classmethod
     async def whole(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -68,6 +69,7 @@ from rootlace.runtime.server.http.request_fields import (
     text_of,
     tools_of,
     wants_usage,
+    wants_usage_so_far,
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
@@ -124,7 +126,37 @@ class _Asked(msgspec.Struct, frozen=True):
     echo: bool
     top: int | None
     usage_chunk: bool
+    usage_so_far: bool
     id: str | None
+
+
+class _UsageSoFar:
+    """The usage that each chunk of a stream carries: of its prompt, and of its choice so far."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, int] = {}
+        self._choices: Counter[int] = Counter()
+
+    def add(
+        self, choice: int, tokens: int, prompt_tokens: int | None, prompt: int = 0
+    ) -> dict[str, int]:
+        """The usage after `tokens` more of `choice`; the first chunk knows the `prompt_tokens`."""
+        if prompt_tokens is not None:
+            self._prompts[prompt] = prompt_tokens
+        self._choices[choice] += tokens
+        found, completion = self._prompts.get(prompt, 0), self._choices[choice]
+        return {
+            "prompt_tokens": found,
+            "completion_tokens": completion,
+            "total_tokens": found + completion,
+        }
+
+    def end(
+        self, choice: int, output: Output, prompt_tokens: int, prompt: int = 0
+    ) -> dict[str, int]:
+        """The usage of a whole choice."""
+        left = len(output.token_ids) - self._choices[choice]
+        return self.add(choice, left, prompt_tokens, prompt)
 
 
 class Completions:
@@ -181,8 +213,16 @@ class Completions:
             )
             for index, prompt in enumerate(prompts)
         ]
-        usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
-        return _Asked(model, prompts, jobs, bool(body.echo), body.logprobs, usage_chunk, chosen)
+        return _Asked(
+            model,
+            prompts,
+            jobs,
+            echo=bool(body.echo),
+            top=body.logprobs,
+            usage_chunk=wants_usage(body),
+            usage_so_far=wants_usage_so_far(body),
+            id=chosen_id(body.request_id),
+        )
 
     def _choices(self, asked: _Asked, results: list[Generated]) -> list[CompletionChoice]:
         return [
@@ -226,6 +266,7 @@ class Completions:
         whole = asked.echo and asked.top is not None
         n = asked.jobs[0].params.n
         offsets: dict[int, TextOffsets] = {}
+        so_far = _UsageSoFar() if asked.usage_so_far else None
         results = []
 
         def written(prompt: int, chunk: Chunk) -> dict[str, Any]:
@@ -238,6 +279,9 @@ class Completions:
             logprobs = None
             if asked.top is not None:
                 logprobs = completion_logprobs(chunk.logprobs, asked.top, offsets[choice])
+            if so_far is not None:
+                tokens = len(chunk.token_ids)
+                head["usage"] = so_far.add(choice, tokens, chunk.prompt_tokens, prompt)
             return {**head, "choices": [_piece(choice, text, logprobs)]}
 
         with GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
@@ -251,6 +295,9 @@ class Completions:
                 results.append(event)
                 for index, output in enumerate(event.outputs):
                     choice = prompt * n + index
+                    if so_far is not None:
+                        told = event.usage.prompt_tokens
+                        head["usage"] = so_far.end(choice, output, told, prompt)
                     if whole:
                         made = call_for(rows_of([event]), self._choice, asked, prompt, event, index)
                         yield {**head, "choices": [await made]}
@@ -394,6 +441,7 @@ class _Chat(msgspec.Struct, frozen=True):
     prepared: Prepared
     top: int | None
     usage_chunk: bool
+    usage_so_far: bool
     thoughts: bool
     id: str | None
 
@@ -478,6 +526,7 @@ class ChatCompletions:
             prepared=await self._chats.prepare(request),
             top=top,
             usage_chunk=usage_chunk,
+            usage_so_far=wants_usage_so_far(body),
             thoughts=body.include_reasoning is not False,
             id=chosen,
         )
@@ -520,8 +569,9 @@ class ChatCompletions:
         head: dict[str, Any] = {**fields}
         if asked.usage_chunk:
             head["usage"] = None
+        so_far = _UsageSoFar() if asked.usage_so_far else None
         writers = [
-            _Writer(self._gateway, asked, head, index)
+            _Writer(self._gateway, asked, head, index, so_far)
             for index in range(asked.prepared.job.params.n)
         ]
         write = [writer.write for writer in writers]
@@ -532,7 +582,7 @@ class ChatCompletions:
                     continue
                 data, outputs = b"", event.generated.outputs
                 for writer, output, cut in zip(writers, outputs, event.cut_calls, strict=True):
-                    data += writer.finish(output, cut)
+                    data += writer.finish(output, cut, event.generated.usage.prompt_tokens)
                 if asked.usage_chunk:
                     data += sse({**head, "choices": [], "usage": asked.usage(event)})
                 direct.last = data
@@ -542,12 +592,18 @@ class _Writer:
     """Writes the deltas of one sample as OpenAI's streamed chunks, which begin with `head`."""
 
     def __init__(
-        self, gateway: ServedModel, asked: _Chat, head: dict[str, Any], index: int
+        self,
+        gateway: ServedModel,
+        asked: _Chat,
+        head: dict[str, Any],
+        index: int,
+        so_far: _UsageSoFar | None,
     ) -> None:
         self._gateway = gateway
         self._asked = asked
         self._head = head
         self._index = index
+        self._so_far = so_far
         self._calls = 0
         self._begun = False
         # Nearly all chunks differ in their text alone.
@@ -556,8 +612,11 @@ class _Writer:
 
     def write(self, said: AnswerDelta) -> bytes:
         """The events of new pieces of the answer."""
-        top = self._asked.top
-        if len(said.deltas) == 1 and self._begun and top is None:
+        top, so_far = self._asked.top, self._so_far
+        if so_far is not None:
+            prompt_tokens = None if said.begun is None else said.begun.prompt_tokens
+            self._head["usage"] = so_far.add(self._index, said.tokens, prompt_tokens)
+        elif len(said.deltas) == 1 and self._begun and top is None:
             (delta,) = said.deltas
             if isinstance(delta, Content):
                 return self._before + _encode_text(delta.text) + self._behind
@@ -584,8 +643,10 @@ class _Writer:
             return b"".join([*map(self._event, written), self._event(last, logprobs=logprobs)])
         return b"".join(map(self._event, written))
 
-    def finish(self, output: Output, cut: bool) -> bytes:
+    def finish(self, output: Output, cut: bool, prompt_tokens: int) -> bytes:
         """The last events."""
+        if self._so_far is not None:
+            self._head["usage"] = self._so_far.end(self._index, output, prompt_tokens)
         reason = _finish_reason(output, self._calls > 0 and not cut)
         last = self._event({}, finish_reason=reason, matched_stop=output.matched)
         return last if self._begun else self._event(_ROLE) + last

@@ -315,9 +315,7 @@ _NO_BEAMS = "there is no beam search"
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: Annotated[bool | None, ignored("nothing is obfuscated")] = None
-    continuous_usage_stats: Annotated[
-        bool | None, refused("the usage comes at the end, by include_usage")
-    ] = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingBody(OpenAIConstraintBody):
@@ -394,6 +392,12 @@ def wants_usage(body: SamplingBody) -> bool:
     if not body.stream:
         raise InvalidParameter("stream_options", "stream_options needs stream=true")
     return bool(body.stream_options.include_usage or body.return_cache_report)
+
+
+def wants_usage_so_far(body: SamplingBody) -> bool:
+    """Whether each chunk of a stream carries the usage so far, beside that of `include_usage`."""
+    options = body.stream_options
+    return bool(options and options.include_usage and options.continuous_usage_stats)
 
 
 # Messages -----------------------------------------------------------------------------------------

@@ -83,11 +83,6 @@ async def test_an_unknown_field_without_a_value_asks_for_nothing(
         ({"do_sample": False}, "do_sample", "unknown field"),
         ({"return_hidden_states": True}, "return_hidden_states", "other endpoints"),
         ({"stop_reasons": False}, "stop_reasons", "unknown field"),
-        (
-            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-            "stream_options.continuous_usage_stats",
-            "include_usage",
-        ),
         ({"response_format": {"typ": "text"}}, "response_format.typ", "Did you mean 'type'?"),
     ],
 )

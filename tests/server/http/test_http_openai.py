@@ -1,6 +1,7 @@
 """OpenAI's chat completions, models and extras, through the real `openai` client."""
 
 import json
+from collections import defaultdict
 from typing import Any
 
 import jsonschema
@@ -79,6 +80,44 @@ async def test_chat_stream(served: Served) -> None:
     assert (texts, roles, finish) == (["hell", "ell"], [1, 1], ["stop", "stop"])
     usage = chunks[-1].usage
     assert usage is not None and usage.completion_tokens == 7
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("given", [{"messages": ASK}, {"prompt": ["a", "b"]}])
+async def test_usage_so_far(served: Served, given: dict[str, Any], logprobs: int | None) -> None:
+    """Each chunk has its choice's, which ends at what the answer has as a whole."""
+    client, extra = served.openai(), {"continuous_usage_stats": True}
+    create: Any = client.completions.create
+    if "messages" in given:
+        create, logprobs = client.chat.completions.create, None if logprobs is None else True
+    whole = await create(model="fake", n=2, stop=["o"], logprobs=logprobs, **given)
+    options = {"include_usage": True, **extra}
+    stream = await create(
+        model="fake",
+        n=2,
+        stop=["o"],
+        logprobs=logprobs,
+        stream=True,
+        stream_options=options,
+        **given,
+    )
+    *chunks, last = [chunk async for chunk in stream]
+    counts: dict[int, list[int]] = defaultdict(list)
+    prompts: dict[int, set[int]] = defaultdict(set)
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        counts[choice.index].append(chunk.usage.completion_tokens)
+        prompts[choice.index].add(chunk.usage.prompt_tokens)
+        assert chunk.usage.total_tokens == chunk.usage.prompt_tokens + counts[choice.index][-1]
+    assert sorted(counts) == [choice.index for choice in whole.choices]
+    assert all(each == sorted(each) for each in counts.values())
+    assert last.usage == whole.usage
+    assert sum(each[-1] for each in counts.values()) == whole.usage.completion_tokens
+    of_prompts = [min(prompts[index]) for index in range(0, len(counts), 2)]
+    assert all(len(each) == 1 for each in prompts.values())
+    assert sum(of_prompts) == whole.usage.prompt_tokens
+    plain = await create(model="fake", stream=True, stream_options=extra, **given)
+    assert not any([chunk.usage async for chunk in plain]), "it goes with include_usage"
 
 
 async def test_chat_logprobs(served: Served) -> None:
