@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
 
 import msgspec
@@ -32,6 +32,7 @@ from rootlace.runtime.server.http.chat_request import (
     blocks_of,
     thinking_arguments,
 )
+from rootlace.runtime.server.http.connections import note_warning
 from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
@@ -70,6 +71,7 @@ from rootlace.runtime.server.http.response_store import (
     ResponseStore,
     Stored,
     input_items,
+    qualified,
 )
 from rootlace.runtime.server.http.sglang_sessions import PrefixHolds
 from rootlace.runtime.server.served_model import ServedModel, check_name
@@ -95,6 +97,9 @@ Included = Literal[
 """What clients may ask for that OpenAI leaves out otherwise."""
 
 
+_NO_SEARCH = ignored("there is no web search")
+
+
 class Item(History):
     """A message, a call, its result, or thoughts. What came in an answer may be sent back."""
 
@@ -103,11 +108,12 @@ class Item(History):
     content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[ContentPart] | None = None
 
 
-class FunctionTool(Body):
+class FunctionTool(Body, kw_only=True):
     ONLY: ClassVar[str] = CLIENTS_RUN
 
     type: Literal["function"]
@@ -115,6 +121,23 @@ class FunctionTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: Annotated[bool | None, refused("there is no search for tools")] = None
+    allowed_callers: Annotated[Any, ignored("the model is the only caller")] = None
+    output_schema: Annotated[Any, ignored("templates have no place for it")] = None
+
+
+class ResponseTool(FunctionTool, kw_only=True):
+    """A function, functions with a name in common, or a web search without `external_web_access`,
+    which Codex offers by default: it is left out, with a warning."""
+
+    type: Literal["function", "namespace", "web_search"]
+    name: str = ""
+    tools: list[FunctionTool] | None = None
+    external_web_access: bool | None = None
+    filters: Annotated[Any, _NO_SEARCH] = None
+    search_content_types: Annotated[Any, _NO_SEARCH] = None
+    search_context_size: Annotated[Any, _NO_SEARCH] = None
+    user_location: Annotated[Any, _NO_SEARCH] = None
 
 
 class TextFormat(Body):
@@ -148,7 +171,7 @@ class ResponsesBody(HandlingBody):
     store: bool | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -163,6 +186,7 @@ class ResponsesBody(HandlingBody):
     user: Annotated[str | None, ACCOUNT] = None
     service_tier: Annotated[str | None, ACCOUNT] = None
     safety_identifier: Annotated[str | None, ACCOUNT] = None
+    client_metadata: Annotated[Any, ACCOUNT] = None
     prompt_cache_key: Annotated[str | None, CACHE] = None
     prompt_cache_retention: Annotated[str | None, CACHE] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
@@ -180,6 +204,7 @@ class ResponsesBody(HandlingBody):
 
 class _Function(msgspec.Struct, tag_field="type", tag="function"):
     name: str
+    namespace: str | None = None
 
 
 class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
@@ -218,7 +243,7 @@ def messages_of(
             name, call_id = _given(item, "name", param), _given(item, "call_id", param)
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            call = call_of(call_id, name, item.arguments)
+            call = call_of(call_id, qualified(item.namespace, name), item.arguments)
             calls.add(call_id)
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
@@ -250,12 +275,49 @@ def tool_choice(body: ResponsesBody) -> ToolChoice:
         return choice_of(given, parallel)
     if given.get("type") == "allowed_tools":
         wanted = convert(given, _Allowed, "tool_choice")
-        names = tuple(tool.name for tool in wanted.tools)
+        names = tuple(qualified(tool.namespace, tool.name) for tool in wanted.tools)
         return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
-    name = given.get("name")
-    if given.get("type") != "function" or not isinstance(name, str):
+    if given.get("type") != "function" or not isinstance(given.get("name"), str):
         raise wrong_choice()
-    return ToolChoice("required", name)
+    wanted = convert(given, _Function, "tool_choice")
+    return ToolChoice("required", qualified(wanted.namespace, wanted.name))
+
+
+def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
+    """The functions that the model may call, those of a namespace by `qualified` names. The first
+    of these says what the namespace is.
+
+    Raises InvalidParameter for a tool without a name, for one that holds others and may not, and
+    for a search of the web.
+    """
+    for index, tool in enumerate(tools):
+        param = f"tools[{index}]"
+        if tool.type == "web_search":
+            said = "there is no web search"
+            if tool.external_web_access is not False:
+                raise InvalidParameter(f"{param}.type", f"{param}.type: {said}: {CLIENTS_RUN}")
+            note_warning(f"{param}: {said}, so the tool is left out")
+            continue
+        if not tool.name:
+            raise InvalidParameter(f"{param}.name", f"{param}.name is missing")
+        if (tool.tools is None) is (tool.type == "namespace"):
+            raise InvalidParameter(f"{param}.tools", f"{param}.tools go with the type 'namespace'")
+        if tool.tools is None:
+            yield Tool(tool.name, tool.description, tool.parameters, tool.strict)
+        about = tool.description
+        for one in tool.tools or ():
+            texts = [text for text in (about, one.description) if text]
+            name, about = qualified(tool.name, one.name), None
+            yield Tool(name, "\n\n".join(texts) or None, one.parameters, one.strict)
+
+
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    """A tool as responses tell it."""
+    if tool.type == "web_search":
+        return {"type": tool.type}
+    inside = ("tools",) if tool.type == "namespace" else ("parameters", "strict")
+    shown = {name: getattr(tool, name) for name in ("type", "name", "description", *inside)}
+    return cast(dict[str, Any], msgspec.to_builtins(shown))
 
 
 def constraint_of(body: ResponsesBody) -> Asked | None:
@@ -351,7 +413,7 @@ class _Request(msgspec.Struct, frozen=True):
     store: bool
     salt: str
     previous: Stored | None
-    items: Items = msgspec.field(default_factory=Items)
+    items: Items
 
 
 class Responses:
@@ -379,8 +441,9 @@ class Responses:
 
     async def inputs(self, id: str, query: InputQuery) -> Listing[InputItem]:
         """What a response was made from: all of its conversation but the answer."""
-        messages = self._store.get(id, owner=owner()).messages[:-1]
-        return page(query, input_items(id, messages), PAGE)
+        kept = self._store.get(id, owner=owner())
+        items = input_items(id, kept.messages[:-1], kept.response["tools"])
+        return page(query, items, PAGE)
 
     async def delete(self, id: str) -> Deleted:
         self._store.delete(id, owner())
@@ -409,9 +472,7 @@ class Responses:
             messages=_with_one_system([*system, *before, *new]),
             fields=fields,
             names={"max_tokens": "max_output_tokens"},
-            tools=tuple(
-                Tool(t.name, t.description, t.parameters, t.strict) for t in body.tools or ()
-            ),
+            tools=tuple(offered(body.tools or ())),
             choice=tool_choice(body),
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
@@ -429,15 +490,9 @@ class Responses:
         if body.truncation == "auto":
             request = await self._chats.fitting(request)
         prepared = await self._chats.prepare(request)
-        return _Request(
-            prepared,
-            _head(body, model, prepared.job.params),
-            before,
-            new,
-            store,
-            body.cache_salt or "",
-            previous,
-        )
+        head = _head(body, model, prepared.job.params)
+        items, salt = Items(head["tools"]), body.cache_salt or ""
+        return _Request(prepared, head, before, new, store, salt, previous, items)
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, written, number = Blocks(), list[Block](), 0
@@ -536,7 +591,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHe
         "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [msgspec.structs.asdict(tool) for tool in body.tools or ()],
+        "tools": [_shown(tool) for tool in body.tools or ()],
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
     }

@@ -259,7 +259,7 @@ class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
     summary: tuple[()] = ()
 
 
-class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
+class OutputCall(msgspec.Struct, tag_field="type", tag="function_call", omit_defaults=True):
     """A function that is to be called, and its arguments as JSON."""
 
     id: str
@@ -267,6 +267,7 @@ class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall
@@ -275,11 +276,34 @@ _PREFIXES = {"text": "msg", "thoughts": "rs", "call": "fc"}
 _NAMES = {"text": "output_text", "thoughts": "reasoning_text", "call": "function_call_arguments"}
 
 
-class Items:
-    """Writes blocks as items. An item keeps its ids from its first event to the whole response."""
+def qualified(namespace: str | None, name: str) -> str:
+    """The name by which the model knows a function of a namespace."""
+    return name if namespace is None else f"{namespace}__{name}"
 
-    def __init__(self) -> None:
+
+_Names = dict[str, tuple[str, str | None]]
+"""By `qualified` name, a function's own name and its namespace."""
+
+
+def _names(tools: Sequence[Mapping[str, Any]]) -> _Names:
+    """Those of the namespaces among a response's tools."""
+    spaces = [tool for tool in tools if tool["type"] == "namespace"]
+    return {
+        qualified(space["name"], one["name"]): (one["name"], space["name"])
+        for space in spaces
+        for one in space["tools"]
+    }
+
+
+class Items:
+    """Writes blocks as items. An item keeps its ids from its first event to the whole response.
+
+    `tools`: those of the response.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._ids: dict[int, tuple[str, str]] = {}
+        self._names = _names(tools)
 
     def item(self, block: Block, status: str = "completed") -> OutputItem:
         """The item of a block; without content while it is in progress."""
@@ -287,7 +311,8 @@ class Items:
         written = status != "in_progress"
         if block.kind == "call":
             arguments = block.text if written else ""
-            return OutputCall(item_id, status, call_id, block.name, arguments)
+            name, namespace = self._names.get(block.name, (block.name, None))
+            return OutputCall(item_id, status, call_id, name, arguments, namespace)
         if block.kind == "thoughts":
             return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
         return OutputMessage(item_id, status, [OutputText(block.text)] if written else [])
@@ -309,7 +334,12 @@ class Items:
                 part = _part(block, "")
                 events.append({"type": "response.content_part.added", **inside, "part": part})
             return events
-        events = [{"type": f"{name}.done", **inside, **_whole(block)}]
+        if block.kind == "call":
+            own, _ = self._names.get(block.name, (block.name, None))
+            whole: dict[str, Any] = {"arguments": block.text, "name": own}
+        else:
+            whole = {"text": block.text, **({"logprobs": []} if block.kind == "text" else {})}
+        events = [{"type": f"{name}.done", **inside, **whole}]
         if block.kind != "call":
             part = _part(block, block.text)
             events.append({"type": "response.content_part.done", **inside, "part": part})
@@ -333,12 +363,6 @@ def _item_event(kind: str, block: Block, item: OutputItem) -> dict[str, Any]:
 
 def _part(block: Block, text: str) -> OutputText | ReasoningText:
     return OutputText(text) if block.kind == "text" else ReasoningText(text)
-
-
-def _whole(block: Block) -> dict[str, Any]:
-    if block.kind == "call":
-        return {"arguments": block.text, "name": block.name}
-    return {"text": block.text, **({"logprobs": []} if block.kind == "text" else {})}
 
 
 # Response inputs ----------------------------------------------------------------------------------
@@ -394,18 +418,20 @@ class CallOutput(msgspec.Struct, tag_field="type", tag="function_call_output"):
 InputItem = InputMessage | OutputReasoning | OutputCall | CallOutput
 
 
-def input_items(response_id: str, messages: Sequence[dict[str, Any]]) -> list[InputItem]:
-    """The messages as items, whose ids are always the same."""
-    own = response_id.removeprefix("resp_")
+def input_items(
+    response_id: str, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[InputItem]:
+    """The messages as items, whose ids are always the same. `tools`: those of the response."""
+    own, names = response_id.removeprefix("resp_"), _names(tools)
     found: list[InputItem] = []
     for message in messages:
-        for item in _items(message):
+        for item in _items(message, names):
             item.id += f"_{own}_{len(found)}"
             found.append(item)
     return found
 
 
-def _items(message: dict[str, Any]) -> Iterator[InputItem]:
+def _items(message: dict[str, Any], names: _Names) -> Iterator[InputItem]:
     role, content = message["role"], message["content"]
     if role == "tool":
         yield CallOutput("fco", message["tool_call_id"], content)
@@ -420,7 +446,8 @@ def _items(message: dict[str, Any]) -> Iterator[InputItem]:
         function = call["function"]
         given = function["arguments"]
         source = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-        yield OutputCall("fc", "completed", call["id"], function["name"], source)
+        name, namespace = names.get(function["name"], (function["name"], None))
+        yield OutputCall("fc", "completed", call["id"], name, source, namespace)
 
 
 # Response store -----------------------------------------------------------------------------------

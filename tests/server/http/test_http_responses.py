@@ -144,6 +144,65 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
         await client.responses.retrieve(forgotten.id)
 
 
+async def test_functions_of_a_namespace(served: Served) -> None:
+    """The model knows them by names that hold the namespace's, clients by their own."""
+    call = {"name": "crm__f", "arguments": {"x": 1}}
+    served.gateway.script = lambda prompt, index: f"<tool_call>{json.dumps(call)}</tool_call>"
+    client = served.openai()
+    inner: Any = [{**HELD, "description": "Finds."}, {**HELD, "name": "g"}]
+    space: Any = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": inner}
+    given: dict[str, Any] = {"model": "fake", "tools": [HELD, space]}
+    first: Any = await client.responses.create(input="hi", **given)
+    (found,) = first.output
+    assert (found.name, found.namespace, found.arguments) == ("f", "crm", '{"x": 1}')
+    assert [tool.type for tool in first.tools] == ["function", "namespace"]
+    assert [tool.name for tool in first.tools[1].tools] == ["f", "g"]
+    offered = [tool["function"] for tool in served.gateway.chat.last["tools"]]
+    assert [tool["name"] for tool in offered] == ["f", "crm__f", "crm__g"]
+    texts = [tool.get("description") for tool in offered]
+    assert texts == [None, "Customers.\n\nFinds.", None]
+    events = []
+    async with client.responses.stream(input="hi", **given) as stream:
+        async for event in stream:
+            events.append(event)
+    items: list[Any] = [each for each in events if each.type.startswith("response.output_item")]
+    assert [(each.item.name, each.item.namespace) for each in items] == [("f", "crm")] * 2
+    assert [e.name for e in events if e.type == "response.function_call_arguments.done"] == ["f"]
+
+    result: Any = {"type": "function_call_output", "call_id": found.call_id, "output": "3"}
+    second = await client.responses.create(input=[result], previous_response_id=first.id, **given)
+    known = served.gateway.chat.last["messages"]
+    assert known[1]["tool_calls"][0]["function"]["name"] == "crm__f"
+    stateless: Any = [{"role": "user", "content": "hi"}, *first.output, result]
+    await client.responses.create(input=stateless, store=False, **given)
+    assert served.gateway.chat.last["messages"] == known
+    listed: list[Any] = [one async for one in client.responses.input_items.list(second.id)]
+    assert [(one.name, one.namespace) for one in listed if one.type == "function_call"] == [
+        ("f", "crm")
+    ]
+    named: Any = {"type": "function", "name": "g", "namespace": "crm"}
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    for choice in (named, allowed):
+        await client.responses.create(input="hi", tool_choice=choice, **given)
+        constraint = served.gateway.last_generate.constraint
+        assert constraint is not None
+        assert json.loads(constraint.source)["properties"]["name"] == {"const": "crm__g"}
+
+
+async def test_a_search_that_may_not_leave_is_left_out(served: Served) -> None:
+    """Codex offers one in each request, and says what it is."""
+    search: dict[str, Any] = {"type": "web_search", "external_web_access": False}
+    body = {"input": "x", "tools": [HELD, search], "client_metadata": {"a": "b"}}
+    async with served.http.post("/v1/responses", json=body) as reply:
+        response = await reply.json()
+        assert reply.status == 200, response
+        assert reply.headers.getall("X-Rootlace-Warning") == [
+            "tools[1]: there is no web search, so the tool is left out"
+        ]
+    assert [tool["type"] for tool in response["tools"]] == ["function", "web_search"]
+    assert len(served.gateway.chat.last["tools"]) == 1
+
+
 async def test_what_a_response_was_made_from(served: Served) -> None:
     served.gateway.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
     client = served.openai()
@@ -243,6 +302,10 @@ async def test_constraints(served: Served) -> None:
         ),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
+        ({"tools": [{**TOOL, "tools": []}]}, "tools[0].tools"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "any"}}, "tool_choice.mode"),
@@ -290,7 +353,13 @@ MESSAGE = {"role": "user", "content": "x"}
         (
             "responses",
             {"input": "x", "tools": [{"type": "web_search"}]},
-            "tools[0].type: invalid enum value 'web_search' (there is 'function': tools are run by",
+            "tools[0].type: there is no web search: tools are run by the client",
+        ),
+        (
+            "responses",
+            {"input": "x", "tools": [{"type": "mcp"}]},
+            "tools[0].type: invalid enum value 'mcp' (there are 'function', 'namespace', "
+            "'web_search': tools are run by the client)",
         ),
         (
             "chat/completions",
