@@ -279,8 +279,8 @@ def tool_choice(body: ResponsesBody) -> ToolChoice:
         return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
     if given.get("type") != "function" or not isinstance(given.get("name"), str):
         raise wrong_choice()
-    wanted = convert(given, _Function, "tool_choice")
-    return ToolChoice("required", qualified(wanted.namespace, wanted.name))
+    function = convert(given, _Function, "tool_choice")
+    return ToolChoice("required", qualified(function.namespace, function.name))
 
 
 def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
