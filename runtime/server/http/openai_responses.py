@@ -113,11 +113,9 @@ class Item(History):
     output: str | list[ContentPart] | None = None
 
 
-class FunctionTool(Body, kw_only=True):
+class _Function(Body, kw_only=True):
     ONLY: ClassVar[str] = CLIENTS_RUN
 
-    type: Literal["function"]
-    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -126,7 +124,12 @@ class FunctionTool(Body, kw_only=True):
     output_schema: Annotated[Any, ignored("templates have no place for it")] = None
 
 
-class ResponseTool(FunctionTool, kw_only=True):
+class FunctionTool(_Function, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+class ResponseTool(_Function, kw_only=True):
     """A function, functions with a name in common, or a web search without `external_web_access`,
     which Codex offers by default: it is left out, with a warning."""
 
@@ -202,14 +205,14 @@ class ResponsesBody(HandlingBody):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-class _Function(msgspec.Struct, tag_field="type", tag="function"):
+class _Chosen(msgspec.Struct, tag_field="type", tag="function"):
     name: str
     namespace: str | None = None
 
 
 class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: list[_Function]
+    tools: list[_Chosen]
 
 
 def messages_of(
@@ -279,7 +282,7 @@ def tool_choice(body: ResponsesBody) -> ToolChoice:
         return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
     if given.get("type") != "function" or not isinstance(given.get("name"), str):
         raise wrong_choice()
-    function = convert(given, _Function, "tool_choice")
+    function = convert(given, _Chosen, "tool_choice")
     return ToolChoice("required", qualified(function.namespace, function.name))
 
 
