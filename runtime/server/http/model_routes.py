@@ -40,6 +40,7 @@ from rootlace.runtime.server.http.ollama import (
     entry_of,
     running_of,
     unloads,
+    with_adapters,
 )
 from rootlace.runtime.server.http.replies import Status
 from rootlace.runtime.server.http.request_fields import waited
@@ -199,7 +200,11 @@ class ModelRoutes:
         ]
 
     async def tags(self) -> Entries:
-        return Entries(models=[await self._tag(room) for room in self._rooms.all])
+        found: list[Entry] = []
+        for room in self._rooms.all:
+            entry, gateway = await self._tag(room), room.gateway
+            found += [entry] if gateway is None else with_adapters(entry, gateway.model_info)
+        return Entries(models=found)
 
     async def running(self) -> Entries:
         return Entries(

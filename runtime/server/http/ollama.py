@@ -51,10 +51,10 @@ from rootlace.runtime.server.http.request_fields import (
     sampling_fields,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel, check_name
+from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
 from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Generated, TokenLogprob
+from rootlace.wire.protocol import Generated, ModelInfo, TokenLogprob
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
@@ -342,6 +342,11 @@ def entry_of(name: str, path: str, modified_at: str) -> Entry:
     }
 
 
+def with_adapters(entry: Entry, info: ModelInfo) -> list[Entry]:
+    """A model as Ollama lists it, and the same with each of its adapters."""
+    return [{**entry, "name": name, "model": name} for name in model_names(info)]
+
+
 def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
     """A model as Ollama lists it where it is loaded."""
     on_cpu = gateway.engine.info.device == "cpu"
@@ -470,7 +475,7 @@ class Ollama:
         self._started = datetime.now(UTC).isoformat()
 
     async def tags(self) -> Entries:
-        return Entries(models=[await self._entry()])
+        return Entries(models=with_adapters(await self._entry(), self._gateway.model_info))
 
     async def running(self) -> Entries:
         return Entries(models=[running_of(self._gateway, await self._entry())])
