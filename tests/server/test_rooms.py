@@ -150,6 +150,8 @@ async def test_the_field_model_chooses(make: Make) -> None:
     assert [one["id"] for one in models["data"]] == ["a", "a:x", "b"]
     assert (await place.ask("/v1/models/b"))[1]["root"] == "/m/b"
     assert [m["name"] for m in (await place.ask("/api/tags"))[1]["models"]] == ["a", "a:x", "b"]
+    counted = await place.ask("/v1/responses/input_tokens", {"input": "hi", "model": "b"})
+    assert counted[0] == 200 and counted[1]["input_tokens"] > 0
     for path in ("/cache/tree", "/cache/pins", "/get_server_info", "/ready", "/health"):
         assert (await place.ask(f"{path}?model=b"))[0] == 200, path
     assert (await place.ask("/cache/tree?model=c"))[0] == 404

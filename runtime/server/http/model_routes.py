@@ -54,7 +54,7 @@ from rootlace.wire.sampling import Seconds
 _OF_THE_SERVER = (
     "/v1/files",
     "/v1/batches",
-    "/v1/responses/",
+    "/v1/responses/{id}",
     "/abort",
     "/version",
     "/api/version",
