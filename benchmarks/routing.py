@@ -13,7 +13,8 @@ each replica, all of which come as fast as the rate says. A run that is called a
 `--json` goes on where it was.
 
 *Choices*: CPU time of a choice, and of hearing what caches hold, by the number of replicas and of
-cached blocks, and the memory of the table.
+cached blocks, and the memory of the table. *Played*: CPU time of both on the traces (`--played`
+replicas), beside engines that are simulated in the same process.
 """
 
 from __future__ import annotations
@@ -84,11 +85,23 @@ class Choice:
     bytes_per_block: float
 
 
+@dataclass(frozen=True)
+class Played:
+    """CPU microseconds per request of a trace that came as fast as it was recorded."""
+
+    load: str
+    replicas: int
+    requests: int
+    hit_rate: float
+    router_microseconds: float
+
+
 class Earlier(msgspec.Struct):
     """What another run has written."""
 
     options: dict[str, Any] = {}
     choices: list[Choice] = []
+    played: list[Played] = []
     rates: list[Rate] = []
 
 
@@ -242,6 +255,16 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     )
 
 
+def play_trace(name: str, path: Path, replicas: int, given: argparse.Namespace) -> Played:
+    """Our router on a trace."""
+    load = Load(requests=given.requests * replicas, granularity=given.granularity)
+    workload = Workload(read_trace(path), load)
+    machine = Machine(given.cache_tokens, read_cost(DEFAULT_COST))
+    report = Cluster(workload, parse_policy("lpm"), machine, replicas, "exact").run()
+    cpu = report.router_microseconds
+    return Played(name, replicas, len(workload), report.hit_rate, cpu)
+
+
 def loads_of(given: argparse.Namespace) -> dict[str, Callable[[int, int], Trace]]:
     """What makes the trace for so many replicas and a seed, by name. A recorded one is the same for
     all replicas, and played faster for more; in a made-up one more programs come, each as fast as
@@ -342,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     option("--first-rate", type=float, default=2.0, help="requests per second and replica")
     option("--precision", type=float, default=1.03, help="of rates: so many times at most")
     option("--choices", nargs="*", default=["1000x10000000"], metavar="REPLICASxBLOCKS")
+    option("--played", nargs="*", type=int, default=[], metavar="REPLICAS")
     option("--plot", type=Path, metavar="FILE.svg", help="rates by the number of replicas")
     given = parser.parse_args(arguments)
     before = earlier(given)
@@ -359,6 +383,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "bytes/block": "{bytes_per_block:.0f}",
         }
         console.print(table_of("CPU per request", rows, columns))
+    report.add("played", before.played)
+    if given.played and not before.played:
+        pairs = itertools.product((named.partition("=") for named in given.trace), given.played)
+        played = [play_trace(name, Path(path), each, given) for (name, _, path), each in pairs]
+        report.add("played", played)
+        rows = {f"{one.load}, {one.replicas} replicas": vars(one) for one in played}
+        columns = {"hits": "{hit_rate:.2%}", "router us": "{router_microseconds:.0f}"}
+        console.print(table_of("CPU per request of a trace", rows, columns))
     rates = before.rates
     with progress_bar(console) as bar:
         task = bar.add_task("", total=None)

@@ -453,8 +453,12 @@ def trace(function: Definition, args: Sequence[Any], values: Mapping[str, Any]) 
         result.stopped = str(reason)
     except Exception as error:
         # The program or our references may be to blame. What was found so far is worth having.
-        lines = traceback.extract_tb(error.__traceback__)
-        result.stopped = f"{lines[-1].filename}:{lines[-1].lineno} raised {error!r}"
+        files = [
+            f"{frame.f_code.co_filename}:{line}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if not frame.f_globals.get("__name__", "").startswith("rootlace.")
+        ]
+        result.stopped = f"{files[-1] if files else function.name} raised {error!r}"
     result.prefix = "".join(text.text for text in tracer.prefix)
     return result
 

@@ -487,16 +487,15 @@ def _task(name: str, changes: dict[str, Any]) -> Task | None:
     from rootlace.evaluation.run import ABOUT
     from rootlace.evaluation.task import FORMATS, read_task, ready_task
 
-    ready = [one for one in FORMATS if one != "questions"]
-
     if (Path(name) / ABOUT).is_file():
         return None
     if name in FORMATS and not Path(name).is_file():
         if "data" not in changes:
             fail(f"{name} is a ready task: give its rows with --data")
         return ready_task(name, changes)
-    if not Path(name).exists() and not name.endswith((".yaml", ".yml")):
-        near = get_close_matches(name.lower(), ready, n=1)
+    if not Path(name).exists():
+        ready = [one for one in FORMATS if one != "questions"]
+        near = get_close_matches(Path(name).stem.lower(), ready, n=1)
         meant = f"; did you mean {near[0]}?" if near else f" ({', '.join(ready)})"
         fail(f"{name} is neither a file nor a ready task{meant}")
     return read_task(name, changes)

@@ -109,6 +109,24 @@ def lint(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -
 
 @cache.command()
 @server_options
+@_salt
+@_as_json
+def pins(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -> None:
+    """List the prompts that are pinned, those that end first."""
+    query = urllib.parse.urlencode({} if cache_salt is None else {"namespace": cache_salt})
+    found = ask(url, f"/cache/pins?{query}", api_key)["pins"]
+    if as_json:
+        click.echo(json.dumps(found, indent=1, ensure_ascii=False))
+    elif not found:
+        click.echo("Nothing is pinned.")
+    for pin in [] if as_json else found:
+        names = "".join(f"  {name} {pin[name]!r}" for name in ("namespace", "adapter") if pin[name])
+        left = f"{pin['seconds_left']:,.0f} s left"
+        click.echo(f"{pin['tokens']:>10,} tokens  {left}  {pin['id']}{names}")
+
+
+@cache.command()
+@server_options
 def flush(url: str, api_key: str | None) -> None:
     """Forget every cached prefix that no running request uses."""
     ask(url, "/flush_cache", api_key, {})

@@ -21,6 +21,7 @@ from rootlace.wire.errors import InvalidRequest
 
 _FIELD = re.compile(
     r"\{(?P<escaped>\{\w+(?:\[\w+\])*\})\}|\{(?P<name>\w+)(?P<inside>(?:\[\w+\])*)\}"
+    r"|\{(?P<open>\w+)(?![\w:])[^{}\n]*(?=[{\n]|\Z)"  # `{key: {` is an object
 )
 
 
@@ -28,12 +29,16 @@ def fill(template: str, fields: Mapping[str, Any]) -> str:
     """`template` with the value of each `{field}`, `{list[0]}` or `{object[key]}`; `{{field}}`
     stands for {field}, and braces around anything else for themselves.
 
-    Raises InvalidRequest for a field that is not there.
+    Raises InvalidRequest for a field that is not there, or whose brace is not closed in its line.
     """
 
     def value(match: re.Match[str]) -> str:
         if match["escaped"]:
             return match["escaped"]
+        if match["open"] in fields:
+            raise InvalidRequest(f"the brace of {{{match['open']} is not closed")
+        if match["open"]:
+            return match[0]
         found = look_up(fields, match["name"])
         for key in re.findall(r"\w+", match["inside"]):
             found = _inside(found, key, match[0])

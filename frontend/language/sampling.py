@@ -17,7 +17,9 @@ from typing import (
     Protocol,
     TypedDict,
     TypeVar,
+    get_args,
     get_origin,
+    get_type_hints,
     runtime_checkable,
 )
 
@@ -383,7 +385,10 @@ def _constraint_options(options: Mapping[str, Any]) -> dict[str, Any]:
         msgspec.convert({"kind": "regex", "source": "", **given}, Constraint)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
-        raise InvalidRequest(f"{place.rstrip('`')}: {reason}") from None
+        name = place.rstrip("`")
+        values = ", ".join(map(repr, get_args(get_type_hints(Constraint)[name])))
+        known = f"; there are {values}" if values else ""
+        raise InvalidRequest(f"{name}: {reason}{known}") from None
     return given
 
 

@@ -185,6 +185,13 @@ class ModelRegistry:
             room.users -= 1
             room.used = time.monotonic()
 
+    def unload(self, asked: str | None) -> None:
+        """Unload a model, unless somebody uses it."""
+        room = self.room(asked)
+        if room.gateway is not None and room.idle:
+            log.info("unloading %s, as a request asks", room.name)
+            self._close(room)
+
     async def start(self) -> None:
         """Load all models, one after the other, so that each sees what memory is left; or, on
         demand, none. Raises what loading one raises."""

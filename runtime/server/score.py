@@ -159,7 +159,7 @@ def _take_vectors(vector: Vector, update: EngineOutput) -> None:
 async def _prompt(model: ServedModel, parts: Input) -> np.ndarray:
     """int32: the tokens of an input."""
     length = sum(len(part.text) for part in parts if isinstance(part, Text))
-    check_text_fits(model, 0, length)
+    await check_text_fits(model, 0, length)
     ids = await model.tokenize(length, _ids, model, parts)
     if not ids:
         raise InvalidRequest("it is empty")

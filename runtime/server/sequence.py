@@ -424,7 +424,7 @@ async def append(
         else:
             await _add_ids(model, sequence, part.ids)
     # Text that can never fit is refused before tokenizing it costs memory and time.
-    check_text_fits(model, len(state.ids), state.pending_length(), known="at least ")
+    await check_text_fits(model, len(state.ids), state.pending_length(), known="at least ")
     return Done(op.op)
 
 
@@ -507,10 +507,13 @@ def check_fits(model: ServedModel, prompt: int, room: int, known: str = "") -> N
     raise ContextLengthExceeded(f"the prompt of {known}{prompt} tokens {verb}: {what}")
 
 
-def check_text_fits(model: ServedModel, tokens: int, characters: int, known: str = "") -> None:
+async def check_text_fits(
+    model: ServedModel, tokens: int, characters: int, known: str = ""
+) -> None:
     """As `check_fits`, for the fewest tokens that so many characters behind `tokens` can be."""
     if tokens + characters > model.max_prompt:
-        fewest = tokens + characters // model.tokenizer.longest_token
+        longest = await asyncio.to_thread(getattr, model.tokenizer, "longest_token")
+        fewest = tokens + characters // longest
         check_fits(model, fewest, room=0, known=known)
 
 

@@ -197,9 +197,13 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters. Looks at every token: a start does without."""
-        vocabulary = self.fast.get_vocab(with_added_tokens=False)
-        return max(map(len, (*vocabulary, *self.by_content)), default=1)
+        """Characters. Looks at every token: a start does without. One after the other, since other
+        threads wait for a whole vocabulary."""
+        each = (self.content(token_id) for token_id in range(self.vocab_size))
+        found = [len(content) for content in each if content is not None]
+        if len(found) < self.vocab_size:  # there are gaps between the ids
+            found = list(map(len, self.fast.get_vocab()))
+        return max(found, default=1)
 
     @classmethod
     def read(cls, source: ModelSource) -> Tokenizer:

@@ -39,9 +39,12 @@ def test_loads_of_seeds_are_played_by_one_machine_for_all(tmp_path: Path) -> Non
     figures, recorded = tmp_path / "routing.json", tmp_path / "agents.jsonl"
     write_trace(60, 5, recorded, "agents")
     load = f"--replicas 4 --requests 10 --seeds 2 --made-up agents --trace recorded={recorded}"
-    search = "--routers pooled exact exact:1 --granularity 512 --choices --precision 64"
+    search = "--routers pooled exact exact:1 --granularity 512 --choices --precision 64 --played 2"
     main([*load.split(), *search.split(), "--first-rate", "30", "--json", str(figures)])
-    rates = json.loads(figures.read_text())["rates"]
+    found = json.loads(figures.read_text())
+    (played,), rates = found["played"], found["rates"]
+    assert played["load"] == "recorded" and played["requests"] == 20
+    assert played["router_microseconds"] > 0
     keys = [(rate["seed"], rate["load"], rate["router"]) for rate in rates]
     routers = ("pooled", "exact", "exact:1")
     assert keys == list(itertools.product((0, 1), ("recorded", "agents"), routers))

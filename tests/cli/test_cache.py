@@ -28,10 +28,15 @@ NODES = [
      "uses": 1, "idle_seconds": 60.0, "programs": ["1:agent"]},
 ]  # fmt: skip
 FOUND = "prompts differ " + "where they need not " * 5 + "at all"
+PINS = [
+    {"id": "p1", "namespace": "", "adapter": "", "tokens": 1200, "node": 4, "seconds_left": 9.6},
+    {"id": "p2", "namespace": "s", "adapter": "x", "tokens": 7, "node": 9, "seconds_left": 3600.0},
+]
 ANSWERS: dict[str, Any] = {
     "/cache/explain": {"matched": 3, "limit": 9, "reason": "new", "says": "3 of 9 were cached."},
     "/cache/tree": {"nodes": NODES, "complete": False, "total": 3, "tokens": 50},
     "/cache/lint": {"findings": [{"says": FOUND, "tokens_lost": 12345}]},
+    "/cache/pins": {"pins": PINS},
     "/tokenizer_info": {"eos_token": "</s>"},
 }
 METRICS = (
@@ -145,6 +150,17 @@ def test_lint_and_flush(server: HTTPServer) -> None:
     assert run(server, "lint").output == f"    12,345 tokens  {FOUND}\n"
     assert run(server, "flush").exit_code == 0
     assert Canned.asked[-1] == ("/flush_cache", {})
+
+
+def test_pins_are_listed(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = run(server, "pins").output.splitlines()
+    assert first == "     1,200 tokens  10 s left  p1"
+    assert second == "         7 tokens  3,600 s left  p2  namespace 's'  adapter 'x'"
+    assert Canned.asked[-1][0] == "/cache/pins?"
+    assert json.loads(run(server, "pins", "--cache-salt", "s", "--json").output) == PINS
+    assert Canned.asked[-1][0] == "/cache/pins?namespace=s"
+    monkeypatch.setitem(ANSWERS, "/cache/pins", {"pins": []})
+    assert run(server, "pins").output == "Nothing is pinned.\n"
 
 
 def test_what_cannot_be_asked(server: HTTPServer, tmp_path: Path) -> None:

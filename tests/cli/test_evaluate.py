@@ -61,13 +61,15 @@ def test_what_fails_and_what_is_wrong(tmp_path: Path, backend: list[Any]) -> Non
     done = run(tmp_path, path)
     assert done.exit_code == 1 and "row rows.jsonl:4 failed: select" in done.output
     assert "give its rows with --data" in run(tmp_path, "mmlu").stderr
-    for name, meant in (("gsm8", "gsm8k"), ("Hella-Swag", "hellaswag"), ("arc_c", "arc")):
+    near = {"gsm8": "gsm8k", "Hella-Swag": "hellaswag", "arc_c": "arc", "tasks/mmlu.yaml": "mmlu"}
+    for name, meant in near.items():
         assert (
             f"neither a file nor a ready task; did you mean {meant}?" in run(tmp_path, name).stderr
         )
-    unlike = run(tmp_path, "xyzzy").stderr
-    assert "gsm8k" in unlike and "winogrande" in unlike and "questions" not in unlike
-    assert "No such file" in run(tmp_path, "other.yaml").stderr
+    for name in ("xyzzy", "xyzzy.yaml"):
+        unlike = run(tmp_path, name).stderr
+        assert f"{name} is neither a file nor a ready task (mmlu, " in unlike
+        assert "gsm8k" in unlike and "winogrande" in unlike and "questions" not in unlike
     path.write_text("data: rows.jsonl\nshot: 3")
     assert "task.yaml:2: shot: there is no such key; did you mean 'shots'?" in run(
         tmp_path, path

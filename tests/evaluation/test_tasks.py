@@ -46,6 +46,7 @@ def write(folder: Path, task: str, rows: list[Any] | None = None) -> Path:
         ("data: rows.jsonl\nshots: {rows: [9]}\n", "shots.rows: 9 of 6 rows"),
         ("data: rows.jsonl\nshots: {count: 7}\n", "shots.count: 7 of 6 rows"),
         ("data: rows.jsonl\nprompt: '{query}'\n", "rows.jsonl:1: no 'query'; there are: question"),
+        ("data: rows.jsonl\nprompt: 'Q {question'\n", "rows.jsonl:1: the brace of .question is"),
         ("data: rows.jsonl\nprompt: '{choices[2]}'\n", r"rows.jsonl:1: .* there is no '2'"),
         ("data: rows.jsonl\nanswer: question\n", "rows.jsonl:1: question: '0\\?' is none of the 2"),
         ("data: rows.jsonl\nchoices: answer\n", "rows.jsonl:1: answer: not a list of choices"),
@@ -142,3 +143,8 @@ def test_templates() -> None:
     for missing in ("{b}", "{list[2]}", "{list[k]}", "{a[0][0]}{list[1][x]}"):
         with pytest.raises(InvalidRequest, match="no '"):
             fill(missing, fields)
+    for unclosed in ("{a", "Q: {a\n}", "{a {list[0]}", "{list[0 {a}", "{{a"):
+        with pytest.raises(InvalidRequest, match=r"the brace of \{(a|list) is not closed"):
+            fill(unclosed, fields)
+    for text in ('{"a": 1}', "{a: 1, b: {}}", "{\n  a: 1\n}", "{b", "{a: [\n]}", "x{ a"):
+        assert fill(text, fields) == text

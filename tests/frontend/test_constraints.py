@@ -326,9 +326,9 @@ def test_everyday_words_are_the_programs(gateway: FakeGateway, backend: rl.Runti
         ({"regex": 3}, InvalidConstraint, "regex must be a string"),
         ({"structural_tag": 3}, InvalidConstraint, "structural_tag must be"),
         ({"structural_tag": "x"}, InvalidConstraint, "structural_tag is not JSON"),
-        ({"regex": "a", "whitespace": "wide"}, InvalidRequest, "whitespace"),
+        ({"regex": "a", "whitespace": "wide"}, InvalidRequest, "there are 'compact', 'flex"),
         ({"strict": "yes"}, InvalidRequest, "strict"),
-        ({"jump_forward": "far"}, InvalidRequest, "jump_forward"),
+        ({"jump_forward": "far"}, InvalidRequest, "jump_forward: .* are 'canonical', 'off'"),
         ({"whitspace": "compact"}, TypeError, "did you mean 'whitespace'"),
     ],
 )

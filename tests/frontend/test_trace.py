@@ -159,6 +159,15 @@ def test_a_program_that_cannot_be_traced_has_a_shorter_prefix() -> None:
     assert "not with symbols" in breaks.trace().stopped
 
 
+def test_a_wrong_value_is_told_at_the_programs_line() -> None:
+    @rl.function
+    def wrong(s):
+        s += rl.gen("x", regex="a", whitespace="compat")
+
+    line = wrong.trace().stopped
+    assert line.startswith(f"{__file__}:") and "there are 'compact', 'flexible'" in line
+
+
 def test_f_strings() -> None:
     @rl.function
     def formatted(s, x, y=3):

@@ -1,5 +1,6 @@
 """What a `Generate` says and what comes of it: samples, stops, scores, lengths."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -220,7 +221,9 @@ async def test_logprobs(client: MakeClient) -> None:
     assert generated.timing.queued == 0.001
 
 
-async def test_context_length(client: MakeClient, stories: Tokenizer) -> None:
+async def test_context_length(
+    client: MakeClient, stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = client(engine=FakeEngine(stories.vocab_size, context_length=12))
     c.engine.script = lambda _: [7] * 100
     c.send(
@@ -244,9 +247,18 @@ async def test_context_length(client: MakeClient, stories: Tokenizer) -> None:
     await c.result(9)
     code, message = failed(c, 9)
     assert code == "context_length_exceeded" and "22" in message and "12" in message
+    # All tokens are looked at for it, in another thread: others are answered meanwhile.
+    looked: list[int] = []
+
+    def look(tokenizer: Tokenizer) -> int:
+        looked.append(threading.get_ident())
+        return 16
+
+    monkeypatch.setattr(Tokenizer, "longest_token", property(look))
     c.send(Open(10, 4), Append(11, 4, text("hello" * 100_000)))
     await c.result(11)
     assert failed(c, 11)[0] == "context_length_exceeded"
+    assert looked and threading.get_ident() not in looked
 
 
 async def test_where_one_sample_finds_no_place_none_is_computed(client: MakeClient) -> None:

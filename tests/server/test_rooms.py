@@ -60,7 +60,8 @@ class Place:
         method = "GET" if body is None else "POST"
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with self.http.request(method, path, json=body, headers=headers) as reply:
-            found = await (reply.json() if "json" in reply.content_type else reply.text())
+            one = reply.content_type == "application/json"
+            found = await (reply.json() if one else reply.text())
             return reply.status, found
 
 
@@ -148,7 +149,9 @@ async def test_the_field_model_chooses(make: Make) -> None:
     _, models = await place.ask("/v1/models")
     assert [one["id"] for one in models["data"]] == ["a", "a:x", "b"]
     assert (await place.ask("/v1/models/b"))[1]["root"] == "/m/b"
-    assert [m["name"] for m in (await place.ask("/api/tags"))[1]["models"]] == ["a", "b"]
+    assert [m["name"] for m in (await place.ask("/api/tags"))[1]["models"]] == ["a", "a:x", "b"]
+    counted = await place.ask("/v1/responses/input_tokens", {"input": "hi", "model": "b"})
+    assert counted[0] == 200 and counted[1]["input_tokens"] > 0
     for path in ("/cache/tree", "/cache/pins", "/get_server_info", "/ready", "/health"):
         assert (await place.ask(f"{path}?model=b"))[0] == 200, path
     assert (await place.ask("/cache/tree?model=c"))[0] == 404
@@ -206,6 +209,37 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Mak
     assert place.loaded == ["b", "b"]
 
 
+async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(make: Make) -> None:
+    place = await make(load="on-demand", hold_seconds=0.05)
+    room = place.rooms.room("b")
+    asked = {"model": "b", "messages": [{"role": "user", "content": "hi"}]}
+    asked["options"] = {"num_predict": 2}
+    for path, body, kept in (
+        ("/api/chat", asked, True),
+        ("/api/chat", {**asked, "keep_alive": "5m"}, True),
+        ("/api/chat", {**asked, "keep_alive": -1}, True),
+        (
+            "/v1/chat/completions",
+            {"model": "b", "messages": asked["messages"], "keep_alive": 0},
+            True,
+        ),
+        ("/api/chat", {**asked, "keep_alive": 0}, False),
+        ("/api/chat", {**asked, "keep_alive": 0, "stream": False}, False),
+        ("/api/embed", {"model": "b", "input": "hi", "keep_alive": "0s"}, False),
+    ):
+        assert (await place.ask(path, body))[0] == 200
+        await until(lambda: not room.users)
+        assert (room.gateway is not None) == kept, body
+    # That is how `ollama stop` says it.
+    _, reply = await place.ask("/api/generate", {"model": "b", "keep_alive": 0})
+    assert reply["done_reason"] == "unload" and room.gateway is None
+    # Who is answered meanwhile keeps it.
+    assert (await place.ask("/api/chat", asked))[0] == 200
+    async with place.rooms.use("b"):
+        assert (await place.ask("/api/chat", {**asked, "keep_alive": 0}))[0] == 200
+        assert room.gateway is not None
+
+
 async def test_a_model_that_was_loaded_at_the_start_leaves_no_memory_taken(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +283,10 @@ async def test_a_key_is_told_neither_paths_nor_when_others_used_a_model(
     assert running["expires_at"] == NEVER
     (running,) = (await place.ask("/api/ps", key="operator"))[1]["models"]
     assert running["expires_at"] != NEVER
+    for sent, reason in ((key, "load"), ("operator", "unload")):
+        asked = {"model": "a", "keep_alive": 0}
+        assert (await place.ask("/api/generate", asked, sent))[1]["done_reason"] == reason
+        assert (place.rooms.room("a").gateway is None) == (reason == "unload")
 
     for name in "ab":
         for where in (f"/v1/models/{name}", f"/get_model_info?model={name}"):

@@ -189,6 +189,14 @@ def test_nothing_is_stable_where_tokens_may_cross_spaces() -> None:
     assert tokenizer.settle([Piece("ab ab ab")]) == ([], (Piece("ab ab ab"),))
 
 
+def test_the_longest_token_of_an_own_vocabulary_or_an_added_one() -> None:
+    for words in ({"a": 0, "longer": 1}, {"a": 0, "longer": 7}):  # the other ids are nobody's
+        fast = FastTokenizer(models.WordLevel(words, unk_token="a"))
+        assert Tokenizer(fast).longest_token == len("longer")
+        fast.add_special_tokens(["<|special|>"])
+        assert Tokenizer(fast).longest_token == len("<|special|>")
+
+
 def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"neither tokenizer\.json nor tokenizer\.model"):
         Tokenizer.read(FolderSource(tmp_path))

@@ -1,5 +1,6 @@
 """Several simulated engines behind a router."""
 
+import itertools
 import random
 
 import numpy as np
@@ -64,6 +65,20 @@ def test_our_router_goes_by_what_caches_hold_and_not_only_by_what_is_on_its_way(
         found += sum(1 for block in blocks[:48].tolist() if block in seen)
         seen.update(blocks.tolist())
     assert report.hit_rate == pytest.approx(found / int(trace.prompt_tokens.sum()))
+
+
+def test_the_clock_is_read_only_where_a_router_works() -> None:
+    workload = Workload(token_trace([[1, 2, 3], [4, 5]], outputs=50, gap=10.0), Load(granularity=1))
+    reads = itertools.count()
+    Cluster(
+        workload,
+        parse_policy("lpm"),
+        Machine(1024, COST),
+        replicas=2,
+        router="power-of-two",
+        cpu=lambda: float(next(reads)),
+    ).run()
+    assert next(reads) == 2 * 3 * 2  # around the choice, the first token and the end of both
 
 
 def test_rays_router_counts_the_text_that_a_replica_was_sent_anew() -> None:

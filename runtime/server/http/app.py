@@ -80,6 +80,11 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
         post("/v1/completions", completions.handle, "OpenAI's completions"),
         post("/v1/chat/completions", chat.handle, "OpenAI's chat completions"),
         post("/v1/responses", responses.handle, "OpenAI's responses"),
+        post(
+            "/v1/responses/input_tokens",
+            responses.count,
+            "how many tokens the conversation of a response is",
+        ),
         get("/v1/responses/{id}", responses.get, "a response that was kept"),
         get(
             "/v1/responses/{id}/input_items",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import difflib
 import logging
@@ -459,7 +460,10 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise as_parameter(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+        reason = str(error)
+        if bytes(raw[:3]).startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            reason = "it begins with a byte order mark; send UTF-8 without one"
+        raise InvalidRequest(f"the body is not valid JSON: {reason}") from None
     check_refused(body)
     if log.isEnabledFor(logging.DEBUG):
         _log_dropped(raw, kind)

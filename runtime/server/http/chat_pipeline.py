@@ -264,7 +264,7 @@ class Chats:
         parts = (await self.prepare(request)).job.parts
         pieces = pieces_of(parts)
         length = sum(len(piece.text) for piece in pieces)
-        check_length(self.gateway, "messages", length)
+        check_length(self.gateway, request.param, length)
         return await self.gateway.tokenize(
             length,
             self.gateway.tokenizer.encode_pieces,

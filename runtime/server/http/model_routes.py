@@ -33,7 +33,15 @@ from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING
 from rootlace.runtime.server.http.endpoint import Endpoint, Reference
 from rootlace.runtime.server.http.errors import Handler
-from rootlace.runtime.server.http.ollama import NEVER, Entries, Entry, entry_of, running_of
+from rootlace.runtime.server.http.ollama import (
+    NEVER,
+    Entries,
+    Entry,
+    entry_of,
+    running_of,
+    unloads,
+    with_adapters,
+)
 from rootlace.runtime.server.http.replies import Status
 from rootlace.runtime.server.http.request_fields import waited
 from rootlace.runtime.server.model_registry import ModelRegistry, ModelSlot
@@ -46,7 +54,7 @@ from rootlace.wire.sampling import Seconds
 _OF_THE_SERVER = (
     "/v1/files",
     "/v1/batches",
-    "/v1/responses/",
+    "/v1/responses/{id}",
     "/abort",
     "/version",
     "/api/version",
@@ -69,12 +77,13 @@ _Scalar = str | int | float | bool | None
 
 
 class _Named(msgspec.Struct):
-    """What says which model a body is for, and how long it may be waited for; `name` is Ollama's
-    older word."""
+    """What says which model a body is for, how long it may be waited for, and how long it stays;
+    `name` is Ollama's older word."""
 
     model: _Scalar = None
     name: _Scalar = None
     timeout: _Scalar = None
+    keep_alive: _Scalar = None
 
 
 _named = msgspec.json.Decoder(_Named)
@@ -126,14 +135,18 @@ class ModelRoutes:
 
     def _dispatch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            async with self._use(*await _asked(request)) as model:
-                return await model.endpoints[method, path].handle(request)
+            asked, timeout, keep_alive = await _asked(request)
+            async with self._use(asked, timeout) as model:
+                reply = await model.endpoints[method, path].handle(request)
+            if path.startswith("/api/") and unloads(self._rooms.config, keep_alive):
+                self._rooms.unload(asked)
+            return reply
 
         return handle
 
     def _watch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked, _ = await _asked(request)
+            asked, _, _ = await _asked(request)
             gateway = _loaded(self._rooms.room(asked))
             return await self._of(gateway).endpoints[method, path].handle(request)
 
@@ -187,7 +200,11 @@ class ModelRoutes:
         ]
 
     async def tags(self) -> Entries:
-        return Entries(models=[await self._tag(room) for room in self._rooms.all])
+        found: list[Entry] = []
+        for room in self._rooms.all:
+            entry, gateway = await self._tag(room), room.gateway
+            found += [entry] if gateway is None else with_adapters(entry, gateway.model_info)
+        return Entries(models=found)
 
     async def running(self) -> Entries:
         return Entries(
@@ -235,7 +252,7 @@ class ModelRoutes:
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """A model that is not loaded has nothing to forget."""
-        asked, _ = await _asked(request)
+        asked, _, _ = await _asked(request)
         room = self._rooms.room(asked)
         if room.gateway is None:
             return web.Response(text=f"The model {room.name} is not loaded.\n")
@@ -279,20 +296,21 @@ def _written(started: int) -> str:
     return datetime.fromtimestamp(started, UTC).isoformat()
 
 
-async def _asked(request: web.Request) -> tuple[str | None, float | None]:
-    """The model that a request names, and its timeout; None for what it does not say, or what
-    cannot be read."""
+async def _asked(request: web.Request) -> tuple[str | None, float | None, _Scalar]:
+    """The model that a request names, its timeout, and its `keep_alive`; None for what it does not
+    say, or what cannot be read."""
     asked: _Scalar = request.query.get("model")
-    timeout = None
+    timeout = keep_alive = None
     if asked is None and request.method == "POST":
         try:
             body = _named.decode(await request.app[RECEIVING].read(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None, None
-        asked = body.model or body.name
+            return None, None, None
+        asked, keep_alive = body.model or body.name, body.keep_alive
         with suppress(msgspec.ValidationError):  # its endpoint says what is wrong
             timeout = msgspec.convert(body.timeout, Seconds | None)
-    return asked.removesuffix(":latest") if isinstance(asked, str) else None, timeout
+    name = asked.removesuffix(":latest") if isinstance(asked, str) else None
+    return name, timeout, keep_alive
 
 
 def runner_for(served: ServedModel | ModelRegistry) -> web.AppRunner:

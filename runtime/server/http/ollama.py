@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.model.checkpoint.source import About, model_source
+from rootlace.runtime.server.auth import caller
 from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
@@ -49,17 +51,16 @@ from rootlace.runtime.server.http.request_fields import (
     sampling_fields,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel, check_name
+from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
 from rootlace.runtime.server.server_state import call_for
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Generated, TokenLogprob
+from rootlace.wire.protocol import Generated, ModelInfo, TokenLogprob
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
 
 
 _SERVER = ignored("the server was started with its own setting")
-_STAYS = ignored("the model stays loaded")
 _ONLY_TEXT = refused("only text is served")
 
 NAMES = names_in("ollama")
@@ -138,7 +139,7 @@ class AnswerBody(HandlingBody, kw_only=True):
     thinking_budget: Budget | None = None
     return_cache_report: bool | None = None
     cache_salt: str | None = None
-    keep_alive: Annotated[float | str | None, _STAYS] = None
+    keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -181,7 +182,7 @@ class EmbedBody(HandlingBody, kw_only=True):
     cache_salt: str | None = None
     dimensions: int | None = None
     truncate: Annotated[bool | None, ignored("a text that is too long is an error")] = None
-    keep_alive: Annotated[float | str | None, _STAYS] = None
+    keep_alive: float | str | None = None
     options: Annotated[dict[str, Any] | None, _SERVER] = None
 
 
@@ -191,8 +192,15 @@ class EmbeddingsBody(HandlingBody, kw_only=True):
     model: str
     prompt: str
     cache_salt: str | None = None
-    keep_alive: Annotated[float | str | None, _STAYS] = None
+    keep_alive: float | str | None = None
     options: Annotated[dict[str, Any] | None, _SERVER] = None
+
+
+def unloads(config: GatewayConfig, keep_alive: object) -> bool:
+    """Whether a model is to be unloaded behind the answer: one that was loaded on demand, for a
+    `keep_alive` of 0, "0", "0s" ... A key may not ask for it: others use the model as well."""
+    none = str(keep_alive).rstrip("nuµmsh") in ("0", "0.0")
+    return none and config.load == "on-demand" and caller() is None
 
 
 def fields_of(options: OptionsBody | None) -> dict[str, Any]:
@@ -334,6 +342,11 @@ def entry_of(name: str, path: str, modified_at: str) -> Entry:
     }
 
 
+def with_adapters(entry: Entry, info: ModelInfo) -> list[Entry]:
+    """A model as Ollama lists it, and the same with each of its adapters."""
+    return [{**entry, "name": name, "model": name} for name in model_names(info)]
+
+
 def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
     """A model as Ollama lists it where it is loaded."""
     on_cpu = gateway.engine.info.device == "cpu"
@@ -462,7 +475,7 @@ class Ollama:
         self._started = datetime.now(UTC).isoformat()
 
     async def tags(self) -> Entries:
-        return Entries(models=[await self._entry()])
+        return Entries(models=with_adapters(await self._entry(), self._gateway.model_info))
 
     async def running(self) -> Entries:
         return Entries(models=[running_of(self._gateway, await self._entry())])
@@ -543,7 +556,7 @@ class Ollama:
     async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.messages:  # that is how Ollama's clients load a model
-            return {**_head(model), **_text(True, ""), **_LOADED}
+            return {**_head(model), **_text(True, ""), **self._loaded(body)}
         messages, tools = messages_of(body.messages), tools_of(body.tools)
         wanted = self._wanted(body, model, messages, tools=tools)
         prepared = await self._chats.prepare(wanted)
@@ -552,7 +565,7 @@ class Ollama:
     async def generate(self, body: GenerateBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.prompt:
-            return {**_head(model), **_text(False, ""), **_LOADED}
+            return {**_head(model), **_text(False, ""), **self._loaded(body)}
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*messages, {"role": "user", "content": body.prompt}]
         wanted = self._wanted(body, model, messages)
@@ -561,6 +574,10 @@ class Ollama:
         else:
             prepared = await self._chats.prepare(wanted)
         return await self._answer(body, model, prepared, chat=False)
+
+    def _loaded(self, body: AnswerBody) -> dict[str, Any]:
+        leaves = unloads(self._gateway.config, body.keep_alive)
+        return {"done": True, "done_reason": "unload" if leaves else "load"}
 
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
@@ -642,9 +659,6 @@ class Ollama:
                 if ended:
                     last = _done(event.generated, begun)  # type: ignore[union-attr]
                     yield {**_head(asked.model), **_text(asked.chat, ""), **last}
-
-
-_LOADED = {"done": True, "done_reason": "load"}
 
 
 def _head(model: str) -> dict[str, Any]:

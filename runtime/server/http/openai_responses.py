@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http.batch_store import Deleted, Listing, page
@@ -406,6 +407,13 @@ class ResponseReply(ResponseHead):
     usage: ResponseUsage
 
 
+class InputTokens(msgspec.Struct):
+    """So long is the conversation that a response would answer."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class _Request(msgspec.Struct, frozen=True):
     """A body, checked and understood. `before` and `new` are its conversation."""
 
@@ -439,6 +447,12 @@ class Responses:
         await self._store.flush()
         return response
 
+    async def count(self, body: ResponsesBody) -> InputTokens:
+        model = check_name(self._gateway.model_info, body.model)
+        _, _, request = await self._wanted(body, model)
+        tokens = await self._chats.encode(replace(request, keep=False, behind=None))
+        return InputTokens(len(tokens))
+
     async def get(self, id: str, query: ResponseQuery) -> ResponseReply:
         return cast(ResponseReply, self._store.get(id, owner=owner()).response)
 
@@ -455,6 +469,24 @@ class Responses:
 
     async def _parse(self, body: ResponsesBody) -> _Request:
         model = check_name(self._gateway.model_info, body.model)
+        previous, new, request = await self._wanted(body, model)
+        prepared = await self._chats.prepare(request)
+        head = _head(body, model, prepared.job.params)
+        return _Request(
+            prepared,
+            head,
+            previous.messages if previous is not None else (),
+            new,
+            body.store is not False,
+            body.cache_salt or "",
+            previous,
+            Items(head["tools"]),
+        )
+
+    async def _wanted(
+        self, body: ResponsesBody, model: str
+    ) -> tuple[Stored | None, list[dict[str, Any]], ChatRequest]:
+        """The response that a body goes on from, its new messages, and the whole conversation."""
         check_include(body)
         previous = None
         if body.previous_response_id is not None:
@@ -492,10 +524,7 @@ class Responses:
         )
         if body.truncation == "auto":
             request = await self._chats.fitting(request)
-        prepared = await self._chats.prepare(request)
-        head = _head(body, model, prepared.job.params)
-        items, salt = Items(head["tools"]), body.cache_salt or ""
-        return _Request(prepared, head, before, new, store, salt, previous, items)
+        return previous, new, request
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, written, number = Blocks(), list[Block](), 0

@@ -50,16 +50,31 @@ CONSTRUCTS = {
 }
 """Constructs that no automaton has, by the names of their groups in `_PIECES`."""
 
+_POSIX = {
+    "alpha": "a-zA-Z",
+    "digit": "0-9",
+    "alnum": "a-zA-Z0-9",
+    "upper": "A-Z",
+    "lower": "a-z",
+    "xdigit": "0-9a-fA-F",
+    "word": r"\w",
+    "space": r"\s",
+    "punct": "!-/:-@\\[-`{-~",
+}
+"""Classes that other languages have, and what to write here: `re` reads the set of their letters,
+with a warning."""
+
 # What the constructs look like, behind what would hide them.
 _PIECES = re.compile(
-    r"""\(\?\#[^)]*\)
+    rf"""\(\?\#[^)]*\)
+    | (?P<posix> \[ \^? \[: (?:{"|".join(_POSIX)}) :\] )
     | \[ \^? \]? (?: [^]\\] | \\. )* \]
     | (?P<reference> \\[1-9] | \(\?P= )
     | \\.
     | (?P<conditional> \(\?\( )
     | (?P<behind> \(\?<[=!] )
     | (?P<atomic> \(\?> )
-    | (?P<possessive> [*+?}]\+ )
+    | (?P<possessive> [*+?}}]\+ )
     | (?P<line_comment> \#[^\n]* )
     | .""",
     re.VERBOSE | re.DOTALL,
@@ -67,7 +82,8 @@ _PIECES = re.compile(
 
 
 def place_of(pattern: str, construct: str, verbose: bool) -> str:
-    """The first place of one of CONSTRUCTS in `pattern` as words; empty if it is not found."""
+    """The first place of one of CONSTRUCTS, or of a class of `_POSIX`, in `pattern` as words; empty
+    if it is not found."""
     position = 0
     while (piece := _PIECES.match(pattern, position)) is not None:
         if piece.lastgroup == construct:
@@ -115,6 +131,10 @@ def parse(pattern: str, at_begin: bool = True, at_end: bool = True) -> Regex:
     try:
         parsed = sre_parser.parse(pattern)
         flags = parsed.state.flags
+        place = place_of(pattern, "posix", bool(flags & re.VERBOSE)) if "[:" in pattern else ""
+        if place:
+            name = place.partition("[:")[2].partition(":]")[0]
+            raise InvalidConstraint(f"regex: there is no [:{name}:]{place}; write {_POSIX[name]}")
         if flags & _TEMPLATE:
             raise InvalidConstraint("regex: the flag 't' is not supported")
         return Translation(pattern, bool(flags & re.VERBOSE)).sequence(

@@ -41,6 +41,12 @@ async def test_others_are_answered_while_a_large_body_is_decoded(
         assert reply.status == 200
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_named(encoding: str) -> None:
+    with pytest.raises(InvalidRequest, match="begins with a byte order mark; send UTF-8"):
+        body.decode_body('{"value": 1}'.encode(encoding), _Anything)
+
+
 class _Anything(msgspec.Struct):
     value: Any
 

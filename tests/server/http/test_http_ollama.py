@@ -112,6 +112,10 @@ async def test_what_is_served(served: Served) -> None:
     for path in ("/api/tags", "/api/ps"):
         assert [model["model"] for model in (await served.get(path)).json()["models"]] == ["fake"]
     assert not (await running(served))["size"]  # there are no files
+    gateway = served.gateway
+    gateway.model_info = msgspec.structs.replace(gateway.model_info, adapters=("formal",))
+    tags = (await served.get("/api/tags")).json()["models"]
+    assert [model["model"] for model in tags] == ["fake", "fake:formal"]
     shown = (await served.post("/api/show", {"model": "fake"})).json()
     assert shown["template"] == FakeChat.source and "completion" in shown["capabilities"]
     assert (await served.get("/api/version")).json()["version"]

@@ -32,6 +32,7 @@ BODIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [[1, 2]], "logit_bias": {"5": 1}}, {"prompt": None}),
     ("/v1/responses", {"input": USER}, {"input": {}}),
     ("/v1/responses", {"input": USER, **REPORT, **PIN, **CALLS}, {"tools": [{}]}),
+    ("/v1/responses/input_tokens", {"input": USER}, {"input": {}}),
     ("/v1/messages", {"messages": USER, "max_tokens": 3}, {"max_tokens": "3"}),
     ("/v1/messages", {"messages": USER, "max_tokens": 99, **REPORT}, {"thinking": 1}),
     ("/v1/messages/count_tokens", {"messages": USER}, {"messages": 1}),

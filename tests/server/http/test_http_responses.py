@@ -111,7 +111,7 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
     call = first.output[-1]
     served.gateway.script = lambda prompt, index: "done"
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
-    second = await client.responses.create(
+    second: Any = await client.responses.create(
         model="fake",
         input=[result],  # type: ignore[list-item]
         previous_response_id=first.id,
@@ -130,6 +130,14 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
     # The same without the server's memory: the output goes back as it came.
     stateless = [{"role": "user", "content": "hi"}, *first.output, result]
     await client.responses.create(model="fake", input=stateless, store=False)
+    assert served.gateway.chat.last["messages"] == expected
+
+    counted: list[Any] = [
+        await client.responses.input_tokens.count(model="fake", **given)
+        for given in ({"input": [result], "previous_response_id": first.id}, {"input": stateless})
+    ]
+    assert [one.input_tokens for one in counted] == [second.usage.input_tokens] * 2
+    assert counted[0].object == "response.input_tokens"
     assert served.gateway.chat.last["messages"] == expected
 
     assert (await client.responses.retrieve(second.id)).output_text == "done"

@@ -285,6 +285,7 @@ def test_definitions_in_any_order_are_looked_at_a_few_times(
 
 
 RECURSIVE = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+NESTED = {"type": ["object", "null"], "properties": {"a": {"$ref": "#/properties/a"}}}
 
 
 @pytest.mark.parametrize(
@@ -304,10 +305,21 @@ RECURSIVE = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
             "required": ["a"],
             "additionalProperties": False,
         },
+        {
+            "type": "object",
+            "properties": {"a": NESTED},
+            "patternProperties": {"a": {"anyOf": [NESTED, {"type": "null"}]}},
+        },
+        {
+            "type": "object",
+            "properties": {"a": {"patternProperties": {"a": {"type": "null"}}}},
+            "patternProperties": {"^a": {"patternProperties": {"^a": {"enum": [None, "x"]}}}},
+            "additionalProperties": {"type": "object"},
+        },
     ],
     ids=str,
 )
-def test_recursive_schemas_have_their_finite_values(
+def test_recursive_schemas_and_keys_by_name_and_pattern_have_their_finite_values(
     compiler: GrammarCompiler, schema: dict[str, Any]
 ) -> None:
     schema = {**schema, "$defs": {"endless": ENDLESS}}

@@ -132,6 +132,7 @@ def test_set_algebra(left: list[tuple[int, int]], right: list[tuple[int, int]]) 
         assert syntax.contains(outside, code) == (code not in sets[0] and not surrogate)
 
 
+@pytest.mark.filterwarnings("ignore:Possible nested set")
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
@@ -146,6 +147,8 @@ def test_set_algebra(left: list[tuple[int, int]], right: list[tuple[int, int]]) 
             "(?x) a # (?<=x)\n (?<=aa)",
             "look-behind of other than one character ('(?<=' at position 17)",
         ),
+        (r"\[[[:alpha:]_]+", r"no [:alpha:] ('[[:alpha:]' at position 2); write a-zA-Z"),
+        ("(?x)a# [[:digit:]\n[^[:digit:]]", "[:digit:] ('[^[:digit:]' at position 18); write 0-9"),
         ("(", "missing ), unterminated subpattern at position 0"),
         ("a**", "multiple repeat at position 2"),
         ("[z-a]", "bad character range z-a at position 1"),
@@ -158,6 +161,12 @@ def test_refusals_name_the_construct_and_the_place(pattern: str, message: str) -
     with pytest.raises(InvalidConstraint) as refused:
         parse(pattern)
     assert message in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:Possible nested set")
+@pytest.mark.parametrize("pattern", [r"[[:nope:]]", r"\[[:alpha:]", r"[\[:alpha:]]", "[a[:alpha:]"])
+def test_sets_that_only_look_like_posix_classes(pattern: str) -> None:
+    parse(pattern)
 
 
 def test_surrogates_match_nothing() -> None:
