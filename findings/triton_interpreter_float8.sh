@@ -2,9 +2,9 @@
 # Triton 3.9.0's interpreter (TRITON_INTERPRET=1) halves numbers when it makes float8 of them: where rounding carries into
 # the exponent, the exponent stays. 1.95 becomes 1.0 in float8_e4m3fn, 0.476 becomes 0.25 in float8_e5m2; of 4,096 numbers of
 # a normal distribution 106 and 196 come out as half of what they are. What float8 does not hold becomes some number,
-# infinity 256, NaN 384; codes of NaN and of e5m2's infinity are read as 480 and 65536. bfloat16 is cut off, not rounded, whatever
-# `fp_downcast_rounding` says; float16 is right. A GPU rounds to the nearest, as torch 2.13.0 does. So a kernel that quantises
-# is tested with other numbers than it will write.
+# infinity 256, NaN 384; codes of NaN and of e5m2's infinity are read as 480 and 65536. bfloat16 is cut off, not rounded,
+# whatever `fp_downcast_rounding` says; float16 is right. Triton's documented default is `rtne`, to the nearest, as torch 2.13.0
+# rounds. So a kernel that quantises is tested with other numbers than it will write.
 #
 # Guessed before: rounded to the nearest, NaN or the largest number beyond the range. Found 2026-11-30.
 set -euo pipefail
