@@ -148,6 +148,31 @@ def _bos_asked_for(fast: FastTokenizer, config: dict[str, Any]) -> tuple[int, ..
     return () if number is None else (number,)
 
 
+class _Listed(msgspec.Struct, frozen=True):
+    """An added token as `tokenizer.json` has it."""
+
+    id: int
+    content: str
+
+
+class _File(msgspec.Struct, frozen=True):
+    """What is compared of a `tokenizer.json`."""
+
+    added_tokens: list[_Listed] = []
+
+
+def _check_numbers(fast: FastTokenizer, text: str) -> None:
+    """Raises ValueError where the library gave an added token another id than the file: it numbers
+    those that the model's vocabulary lacks one after the other, whatever the file says."""
+    for token in msgspec.json.decode(text, type=_File).added_tokens:
+        number = fast.token_to_id(token.content)
+        if number != token.id:
+            raise ValueError(
+                f"the added token {token.content!r} has id {token.id}, and the library tokenizers "
+                f"gives it {number}: added tokens follow the vocabulary without a gap"
+            )
+
+
 class Tokenizer(Vocabulary):
     """A vocabulary, and how text is cut into its tokens. Thread-safe.
 
@@ -211,6 +236,7 @@ class Tokenizer(Vocabulary):
         text = source.tokenizer_json()
         try:
             fast = FastTokenizer.from_str(text)
+            _check_numbers(fast, text)
         except Exception as error:  # the library raises bare Exception
             raise InvalidRequest(f"{source.path}: tokenizer.json: {error}") from error
         return cls(fast, source.tokenizer_config())

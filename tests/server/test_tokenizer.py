@@ -205,6 +205,20 @@ def test_bad_folders(tmp_path: Path) -> None:
         Tokenizer.read(FolderSource(tmp_path))
 
 
+def test_added_tokens_that_would_get_another_id_are_refused(tmp_path: Path) -> None:
+    """tokenizers 0.23.3 numbers them by order (findings/tokenizers_numbers_by_order.sh)."""
+    fast = FastTokenizer(models.BPE({"a": 0, "b": 1}, []))
+    fast.add_special_tokens(["<x>", "</s>"])
+    file = json.loads(fast.to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    assert Tokenizer.read(FolderSource(tmp_path)).id_of("</s>") == 3
+    for number in (8, 1):
+        file["added_tokens"][1]["id"] = number
+        (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+        with pytest.raises(InvalidRequest, match=f"'</s>' has id {number}, .* gives it 3"):
+            Tokenizer.read(FolderSource(tmp_path))
+
+
 def test_what_the_post_processor_puts_around_a_text() -> None:
     fast = FastTokenizer(models.WordLevel({"a": 0, "<s>": 1, "</s>": 2}, unk_token="a"))
     fast.add_special_tokens(["<s>", "</s>"])

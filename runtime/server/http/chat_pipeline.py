@@ -53,6 +53,7 @@ class Chats:
         self.gateway = gateway
         self._prompts: dict[bool, ToolPrompt] = {}
         self._told = False
+        self._told_unread = False
 
     @property
     def format(self) -> Format:
@@ -215,6 +216,8 @@ class Chats:
                 if missing:
                     which = "tool_use" if prompt is not self.tool_prompt() else ""
                     self._check_missing(missing, which)
+            if tools and not prompt.reads:
+                self._tell_unread(prompt)
             return prompt.template.render(
                 messages,
                 tools=left,
@@ -241,6 +244,17 @@ class Chats:
         if not self._told:
             self._told = True
             log.warning("%s: the server writes them in words of its own", says)
+
+    def _tell_unread(self, prompt: ToolPrompt) -> None:
+        """Says once in the log that the model was trained to call in a form that is not read."""
+        if not self._told_unread:
+            self._told_unread = True
+            log.warning(
+                "the chat template of %r writes calls in a form that is not read: behind %r a call "
+                "is held to JSON, and any other form stays text",
+                self.gateway.model_info.name,
+                prompt.format.trigger,
+            )
 
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]

@@ -123,6 +123,10 @@ class ToolPrompt:
         if not self.calls:
             self.encodes = self._writes_call([user, _called(json.dumps(_ARGUMENTS))])
             self.calls = self.encodes
+        guessed = isinstance(self.format, Tagged) and self.format.calls is HERMES
+        self.reads = not self.calls or self.encodes or not guessed
+        """False where the template writes calls in a form that no parser has, such as arguments in
+        tags of their own (Qwen3-Coder, GLM 4.5, MiniMax M2)."""
         if self.encodes:
             asked = [user, _called(json.dumps(_ARGUMENTS))]
         elif not self.calls:

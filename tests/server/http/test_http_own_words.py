@@ -147,6 +147,42 @@ async def test_the_log_says_so_once(serve: Serve, caplog: pytest.LogCaptureFixtu
     )
 
 
+TURNS = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}{% for call in message.tool_calls or () %}<tool_call>
+CALL
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{{ tools | tojson }}<|im_start|>assistant
+"""
+JSON = (
+    """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}"""
+)
+TAGS = """<function={{ call.function.name }}>
+{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>
+{{ value }}
+</parameter>
+{% endfor %}</function>"""
+
+
+@pytest.mark.parametrize(("form", "lines"), [(JSON, 0), (TAGS, 1)])
+async def test_the_log_says_once_that_a_form_of_calls_is_not_read(
+    serve: Serve, caplog: pytest.LogCaptureFixture, form: str, lines: int
+) -> None:
+    """Arguments in tags of their own, as Qwen3-Coder's template has them."""
+    gateway = FakeGateway()
+    gateway.chat = ChatTemplate(TURNS.replace("CALL", form))  # type: ignore[assignment]
+    served = await serve(gateway)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            status, text = await ask(served, "/v1/chat/completions")
+            assert status == 200, text
+    said = (
+        "the chat template of 'fake' writes calls in a form that is not read: behind '<tool_call>' "
+        "a call is held to JSON, and any other form stays text"
+    )
+    logged = [record.getMessage() for record in caplog.records]
+    assert [message for message in logged if "not read" in message] == [said] * lines
+
+
 async def test_what_is_shown_of_a_model(serve: Serve) -> None:
     for source, config, able in (
         (SMOL, {}, {"tools", "tools-in-own-words"}),
