@@ -8,15 +8,14 @@ For query head h of a token at position p, with key head g = h // (Nq / Nk):
 
 where scale is 1 / sqrt(D) unless told. Keys and values of an fp8 cache are what is stored times
 their head's scale; those of a cache of integers are what `kv_codes` reads, in the queries' type.
-Scores and softmax are in float32; over an fp8 cache everything is. Grouped
-queries share the gathered keys: they are laid out as further queries of the same key head, nothing
-is repeated.
+Scores and softmax are in float32; over an fp8 cache everything is. Grouped queries share the
+gathered keys: those of one token are laid out as queries of the same key head, nothing is repeated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -53,7 +52,7 @@ def from_e4m3(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 #
 # Rows with one new token (decode) are sorted by length and cut into groups whose padding is small
 # and whose gathered keys and values stay in the processor's cache. A row with more new tokens
-# (extend) is a group of its own, in chunks of queries, so that a long prompt neither needs a [T, T]
+# (extend) is cut into chunks of queries, a group each, so that a long prompt neither needs a [T, T]
 # mask nor computes the half above the diagonal.
 #
 # Padding repeats a slot of the row itself: a slot nobody has written is never read.
@@ -69,28 +68,15 @@ SMALL_GROUP = 1024
 """Slots below which a group may be padded freely: there the cost is that of the calls."""
 
 
-class DecodeGroup(msgspec.Struct, frozen=True):
-    """`count` rows of one token each: the (ordered) tokens `start : start + count`."""
+class Group(msgspec.Struct, frozen=True):
+    """`rows` rows with `count` queries each: the (ordered) tokens from `start` on. All read as many
+    slots."""
 
     start: int
+    rows: int
     count: int
-    slots: torch.Tensor  # [count * S] int64
-    mask: torch.Tensor | None  # [count, 1, 1, S] additive, None where no row is padded
-
-
-class ExtendChunk(msgspec.Struct, frozen=True):
-    """Queries `start : stop` (ordered tokens) over the gathered keys `first : last`."""
-
-    start: int
-    stop: int
-    first: int
-    last: int
-    mask: torch.Tensor  # [stop - start, last - first] additive
-
-
-class ExtendRow(msgspec.Struct, frozen=True):
-    slots: torch.Tensor  # [S] int64
-    chunks: list[ExtendChunk]
+    slots: torch.Tensor  # [rows * S] int64
+    mask: torch.Tensor | None  # additive, as [rows, 1, count, S]; None: nothing is hidden
 
 
 @dataclass(frozen=True)
@@ -100,8 +86,7 @@ class AttentionPlan(HostPlan):
 
     order: torch.Tensor | None  # [T] int64: ordered token i is flat token order[i]
     restore: torch.Tensor | None  # [T] int64, the inverse
-    decode: list[DecodeGroup]
-    extend: list[ExtendRow]
+    groups: list[Group]
 
 
 def plan_attention(
@@ -116,10 +101,8 @@ def plan_attention(
     row_start = batch.row_start.astype(np.int64)
     lengths = np.diff(row_start)
     context = batch.context_len.astype(np.int64)
-    # The first position that any new token of the row may see.
-    first = np.zeros_like(context)
-    if window is not None:
-        first = np.maximum(context - lengths - (window - 1), 0)
+    # The first position that a row's only new token sees.
+    first = np.zeros_like(context) if window is None else np.maximum(context - window, 0)
     span = context - first
 
     decode_rows = np.flatnonzero(lengths == 1)
@@ -128,26 +111,22 @@ def plan_attention(
     order = np.concatenate(
         [row_start[decode_rows], *(np.arange(row_start[r], row_start[r + 1]) for r in extend_rows)]
     )
-    ordered = bool((order == np.arange(len(order))).all())
-
-    decode = []
+    groups: list[Group] = []
     start = 0
-    for group in _group(decode_rows, span, _gather_limit(batch)):
-        decode.append(_decode_group(batch, group, start, first, span))
-        start += len(group)
-    extend = []
-    mask = _extend_mask(batch, extend_rows, lengths, span, window)
-    for row in extend_rows.tolist():
-        extend.append(
-            _extend_row(batch, row, start, int(lengths[row]), int(first[row]), window, mask)
-        )
-        start += int(lengths[row])
+    for run in _runs(decode_rows, span, _gather_limit(batch)):
+        groups.append(_decode_group(batch, run, start, first, span))
+        start += len(run)
+    if len(extend_rows):
+        mask = _extend_mask(batch, int(lengths.max()), int(context[extend_rows].max()), window)
+        for row in extend_rows.tolist():
+            groups += _extend_groups(batch, row, start, window, mask)
+            start += int(lengths[row])
 
-    if ordered:
-        return AttentionPlan(None, None, decode, extend)
+    if (order == np.arange(len(order))).all():
+        return AttentionPlan(None, None, groups)
     restore = np.empty_like(order)
     restore[order] = np.arange(len(order))
-    return AttentionPlan(_upload(order, batch), _upload(restore, batch), decode, extend)
+    return AttentionPlan(_upload(order, batch), _upload(restore, batch), groups)
 
 
 def _gather_limit(batch: AttentionBatch) -> int:
@@ -157,7 +136,7 @@ def _gather_limit(batch: AttentionBatch) -> int:
     return max(limit // slot_bytes, 1)
 
 
-def _group(rows: np.ndarray, span: np.ndarray, limit: int) -> list[np.ndarray]:
+def _runs(rows: np.ndarray, span: np.ndarray, limit: int) -> list[np.ndarray]:
     """Cut rows, sorted by span, into runs that pad little and gather at most `limit` slots."""
     groups = []
     begin, needed = 0, 0
@@ -176,7 +155,7 @@ def _group(rows: np.ndarray, span: np.ndarray, limit: int) -> list[np.ndarray]:
 
 def _decode_group(
     batch: AttentionBatch, rows: np.ndarray, start: int, first: np.ndarray, span: np.ndarray
-) -> DecodeGroup:
+) -> Group:
     widths = span[rows]
     width = int(widths[-1])
     offsets = np.arange(width)
@@ -186,21 +165,16 @@ def _decode_group(
     if int(widths[0]) != width:
         bias = np.where(offsets < widths[:, None], np.float32(0), np.float32("-inf"))
         mask = torch.from_numpy(bias).to(batch.device, batch.dtype).view(len(rows), 1, 1, width)
-    return DecodeGroup(start, len(rows), _upload(slots.reshape(-1), batch), mask)
+    return Group(start, len(rows), 1, _upload(slots.reshape(-1), batch), mask)
 
 
 def _extend_mask(
-    batch: AttentionBatch,
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    span: np.ndarray,
-    window: int | None,
+    batch: AttentionBatch, length: int, context: int, window: int | None
 ) -> torch.Tensor:
-    """The causal mask aligned at its lower right corner: every chunk's mask is a corner of it."""
-    if not len(rows):
-        return torch.empty(0, 0)
-    height = min(int(lengths[rows].max()), QUERY_CHUNK)
-    width = int(span[rows].max())
+    """The causal mask for rows of at most `length` new tokens and `context` in all, aligned at its
+    lower right corner: every chunk's mask is a corner of it."""
+    height = min(length, QUERY_CHUNK)
+    width = context if window is None else min(context, height + window - 1)
     query = torch.arange(height, device=batch.device).unsqueeze(1) - (height - 1)
     key = torch.arange(width, device=batch.device).unsqueeze(0) - (width - 1)
     hidden = key > query
@@ -210,27 +184,18 @@ def _extend_mask(
     return mask.masked_fill_(hidden, float("-inf"))
 
 
-def _extend_row(
-    batch: AttentionBatch,
-    row: int,
-    start: int,
-    length: int,
-    first: int,
-    window: int | None,
-    mask: torch.Tensor,
-) -> ExtendRow:
-    context = int(batch.context_len[row])
-    slots = _slots(batch, np.asarray(row), np.arange(first, context))
-    chunks = []
+def _extend_groups(
+    batch: AttentionBatch, row: int, start: int, window: int | None, mask: torch.Tensor
+) -> Iterator[Group]:
+    """The chunks of a row."""
+    length = int(batch.row_start[row + 1] - batch.row_start[row])
     for begin in range(0, length, QUERY_CHUNK):
-        end = min(begin + QUERY_CHUNK, length)
-        last = context - length + end - first
-        low = 0
-        if window is not None:
-            low = max(last - (end - begin) - (window - 1), 0)
-        corner = mask[mask.shape[0] - (end - begin) :, mask.shape[1] - (last - low) :]
-        chunks.append(ExtendChunk(start + begin, start + end, low, last, corner))
-    return ExtendRow(_upload(slots, batch), chunks)
+        count = min(QUERY_CHUNK, length - begin)
+        stop = int(batch.context_len[row]) - length + begin + count
+        first = 0 if window is None else max(stop - count - (window - 1), 0)
+        slots = _slots(batch, np.asarray(row), np.arange(first, stop))
+        corner = mask[mask.shape[0] - count :, mask.shape[1] - (stop - first) :]
+        yield Group(start + begin, 1, count, _upload(slots, batch), corner[None, None])
 
 
 def _slots(batch: AttentionBatch, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -282,27 +247,20 @@ def paged_attention(
     outs: list[torch.Tensor] = []
     sums: list[torch.Tensor] = []
 
-    for group in plan.decode:
-        shape = (group.count, -1, kv_heads, dim)
+    for group in plan.groups:
+        shape = (group.rows, -1, kv_heads, dim)
         k = keys(group.slots).view(shape).transpose(1, 2)
         v = values(group.slots).view(shape).transpose(1, 2)
-        query = q[group.start : group.start + group.count]
-        query = query.reshape(group.count, kv_heads, heads // kv_heads, dim)
+        query = q[group.start : group.start + group.rows * group.count]
+        query = query.view(group.rows, group.count, heads, dim).transpose(1, 2)
+        if group.count == 1:
+            query = query.reshape(group.rows, kv_heads, -1, dim)
         out, lse = _attend(query, k, v, group.mask, scoring, want_lse)
-        outs.append(out.reshape(group.count, heads, dim))
+        out = out.reshape(group.rows, heads, group.count, dim)
+        outs.append(out.transpose(1, 2).flatten(0, 1))
         if lse is not None:
-            sums.append(lse.reshape(group.count, heads))
-
-    for row in plan.extend:
-        k = keys(row.slots).transpose(0, 1).unsqueeze(0)
-        v = values(row.slots).transpose(0, 1).unsqueeze(0)
-        for chunk in row.chunks:
-            query = q[chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
-            part = slice(chunk.first, chunk.last)
-            out, lse = _attend(query, k[:, :, part], v[:, :, part], chunk.mask, scoring, want_lse)
-            outs.append(out[0].transpose(0, 1))
-            if lse is not None:
-                sums.append(lse[0].transpose(0, 1))
+            lse = lse.reshape(group.rows, heads, group.count)
+            sums.append(lse.transpose(1, 2).flatten(0, 1))
 
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     total = torch.cat(sums) if want_lse else None
@@ -352,8 +310,6 @@ def _attend(
     if q.device.type == "cpu":
         # The fused kernel itself rather than scaled_dot_product_attention: that one takes the
         # unfused path for bfloat16 with grouped queries, and does not return the log-sum-exp.
-        if mask is not None and mask.dim() == 2:
-            mask = mask.view(1, 1, *mask.shape) if mask.is_contiguous() else mask[None, None]
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, attn_mask=mask, scale=scoring.scale
         )
@@ -392,5 +348,5 @@ def _scores(
     if scoring.soft_cap > 0.0:
         scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
     if mask is not None:
-        scores += mask.unsqueeze(2) if mask.dim() == 4 else mask
+        scores += mask.unsqueeze(2)
     return scores
