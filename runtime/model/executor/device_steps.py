@@ -513,9 +513,7 @@ def load(setup: ModelSetup) -> GpuModel:
     if setup.config.spec.attention.latent is not None and kernels is not REFERENCE:
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
-    model = GpuModel(setup, decoder_of(setup, kernels), inputs_of(setup, kernels))
-    setup.rotary.tabulate()
-    return model
+    return GpuModel(setup, decoder_of(setup, kernels), inputs_of(setup, kernels))
 
 
 def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps, torch.Tensor]:
