@@ -389,8 +389,6 @@ class SimulatedExecutor:
         for _, target, rows in plan.copies.tolist():
             if np.isin(np.arange(target * size, target * size + rows), written).any():
                 raise BadPlan(f"block {target} is copied to and written at the same slots")
-        if plan.common_blocks is not None:
-            self._check_common(plan, plan.common_blocks.tolist())
         for row in range(plan.num_rows):
             flat = slice(int(plan.row_start[row]), int(plan.row_start[row + 1]))
             where = plan.positions[flat]
@@ -400,13 +398,6 @@ class SimulatedExecutor:
             slots = plan.block_tables[row, where // size].astype(np.int64) * size + where % size
             if not np.array_equal(slots, plan.slots[flat]):
                 raise BadPlan(f"row {row}: slots are not those of its table")
-
-    def _check_common(self, plan: StepPlan, common: list[int]) -> None:
-        starts = plan.positions[plan.row_start[:-1]] // self._block_size
-        for row, count in enumerate(common):
-            a, b = plan.block_tables[row, :count], plan.block_tables[row + 1, :count]
-            if count > starts[row : row + 2].min() or not np.array_equal(a, b):
-                raise BadPlan(f"rows {row} and {row + 1} have not {count} blocks in common")
 
     def _attend(self, plan: StepPlan, samples: Sequence[SampleRow]) -> None:
         size = self._block_size

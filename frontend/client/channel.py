@@ -169,8 +169,6 @@ class Counters:
     """Counts of one connection; `round_trips`: how often a program had to wait."""
 
     messages_sent: int = 0
-    messages_received: int = 0
-    ops_sent: int = 0
     round_trips: int = 0
 
 
@@ -435,7 +433,6 @@ class LocalChannel:
         self._check(op)
         pack(op)  # what no frame can carry is refused here, too
         self._sinks[op.op] = sink
-        self.counters.ops_sent += 1
         self.call(lambda: self._do(op))
 
     def call(self, what: Callable[[], object]) -> None:

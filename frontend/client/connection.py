@@ -185,7 +185,6 @@ class Line:
     def send(self, ops: list[msgspec.Raw]) -> None:
         """Send one frame."""
         self._counters.messages_sent += 1
-        self._counters.ops_sent += len(ops)
         # Without a high-water mark, only a line that is cut makes it wait, and `_changed` is told.
         frame = protocol.encode(ops)
         if self._unsent is not None:
@@ -196,7 +195,6 @@ class Line:
         self._reader.look()
 
     def _take(self, frames: list[bytes]) -> None:
-        self._counters.messages_received += 1
         self.last_heard = time.monotonic()
         try:
             events = protocol.decode_events(frames[0])

@@ -342,7 +342,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[_Builder, Any], Schema]], ...] = (
     (inspect.UnionType, _Builder.union),
     (inspect.TupleType, _Builder.tuple),
     (inspect.CollectionType, _Builder.array),
-    (inspect.DictType, _Builder.mapping),
+    ((inspect.DictType, inspect.FrozenDictType), _Builder.mapping),
     (
         (
             inspect.StructType,
@@ -353,8 +353,6 @@ _BUILDERS: tuple[tuple[Any, Callable[[_Builder, Any], Schema]], ...] = (
         _Builder.fields,
     ),
 )
-if hasattr(inspect, "FrozenDictType"):  # since msgspec 0.20
-    _BUILDERS += ((inspect.FrozenDictType, _Builder.mapping),)
 
 
 # JSON schemas of pydantic's types, made by pydantic itself.

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels.interface import AttentionBatch
-from rootlace.kernels.reference.attention import SharedRun, chosen_runs, whole_blocks
+from rootlace.kernels.shared_runs import SharedRun, chosen_runs, whole_blocks
 from rootlace.kernels.triton.launching import TYPE_NAMES, Launch, settings
 
 # Shared nodes -------------------------------------------------------------------------------------

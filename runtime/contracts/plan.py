@@ -232,12 +232,6 @@ class StepPlan(msgspec.Struct):
     """
     adapters: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     """[R] int32: the number of each row's adapter, -1: none. Empty: no row has one."""
-    common_blocks: np.ndarray | None = None
-    """[R-1] int32: shared leading blocks of rows r and r + 1, full blocks before both rows' new
-    tokens.
-
-    While the object stays the same, rows and shared blocks stay the same. None: unknown.
-    """
     rids: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """[R] int64: request ids of the rows; the same object while rows stay the same."""
     forecast: float = 0.0

@@ -136,7 +136,6 @@ def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray,
 
 DRAWN, CUT, BIASED, PENALISED, LOGPROBS = 1, 2, 4, 8, 16
 """What a request asks for, as bits of `flags`."""
-LISTED = BIASED | PENALISED
 MAX_REQUESTS = 4096
 
 
@@ -444,20 +443,8 @@ class Sampler:
     def sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
         """`plan` and `run` at once: logits float32 [len(rows), V], not changed -> int32.
 
-        Logits that a row's mask excludes may be anything, unless the row has biases or penalties.
+        Logits that a row's mask excludes may be anything.
         """
-        flags = self._rows.flags
-        listed = [bool(flags(row.params) & LISTED) for row in rows]
-        if all(listed) or not any(listed):
-            return self._sample(logits, rows)
-        # Apart, since edits copy logits.
-        tokens = np.empty(len(rows), np.int32)
-        for kind in (False, True):
-            chosen = [i for i, its in enumerate(listed) if its == kind]
-            tokens[chosen] = self._sample(logits[chosen], [rows[i] for i in chosen])
-        return tokens
-
-    def _sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
         plan = self.plan(rows, len(rows))
         tokens = np.empty(len(rows), np.int32)
         self.run(plan, logits, plan.arrays, tokens)

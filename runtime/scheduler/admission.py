@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.contracts.plan import StepCost
-from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder
+from rootlace.runtime.scheduler.batch import PlanBuilder
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
 from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace
@@ -63,7 +63,7 @@ class RunningSet:
         self.reserve = headroom.least
         self.prefilling = False
         """Whether a running sequence still had prompt to compute at the last `secure`."""
-        self.ordered: DepthFirst | None = None
+        self.ordered: list[RequestState] | None = None
         """The running sequences in depth-first order; None once the order may have changed."""
         self._admissions = 0
 

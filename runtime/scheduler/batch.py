@@ -9,11 +9,10 @@ Sections: order of the rows, decode rows, plan builder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
-import msgspec
 import numpy as np
 
 from rootlace.runtime.cache import BlockPool, Node
@@ -32,34 +31,10 @@ _LAST, _COMPUTED, _RID = attrgetter("last"), attrgetter("computed"), attrgetter(
 # Order --------------------------------------------------------------------------------------------
 
 
-class DepthFirst(msgspec.Struct, frozen=True):
-    """Sequences ordered so that paths sharing a node are neighbours, at every depth.
-
-    `common[i]`: leading tokens that sequences i and i + 1 share in the tree.
-    """
-
-    sequences: list[RequestState]
-    common: list[int]
-
-    def only(self, members: Collection[RequestState]) -> DepthFirst:
-        """The sequences that are in `members`, in the same order."""
-        sequences: list[RequestState] = []
-        common: list[int] = []
-        shared = 0
-        for sequence, following in zip(self.sequences, [*self.common, 0], strict=True):
-            if sequence in members:
-                sequences.append(sequence)
-                common.append(shared)
-                shared = following
-            else:
-                shared = min(shared, following)
-        return DepthFirst(sequences, common[1:])
-
-
-def depth_first(sequences: list[RequestState]) -> DepthFirst:
+def depth_first(sequences: list[RequestState]) -> list[RequestState]:
     """Order `sequences` depth first; siblings, and sequences at one node, keep the given order.
 
-    Costs O(nodes locked).
+    So paths sharing a node are neighbours, at every depth. Costs O(nodes locked).
     """
     ending: dict[Node, list[RequestState]] = {}
     children: dict[Node, list[Node]] = {}
@@ -83,18 +58,12 @@ def depth_first(sequences: list[RequestState]) -> DepthFirst:
         else:
             roots.append(node)
     ordered: list[RequestState] = []
-    common: list[int] = []
-    shared = 0  # tokens shared with the sequence before: where the two paths part
     stack = roots[::-1]
     while stack:
         node = stack.pop()
-        shared = min(shared, 0 if node.parent is None else node.parent.end)
-        for sequence in ending.get(node, ()):
-            ordered.append(sequence)
-            common.append(shared)
-            shared = node.end
+        ordered.extend(ending.get(node, ()))
         stack.extend(reversed(children[node]))
-    return DepthFirst(ordered + alone, [*common[1:], *([0] * len(alone))][: len(sequences) - 1])
+    return ordered + alone
 
 
 # Decode rows --------------------------------------------------------------------------------------
@@ -117,7 +86,6 @@ class DecodeLayout:
     slots: np.ndarray  # [R] int64
     row_start: np.ndarray  # [R+1] int32: 0, 1, ... R
     block_tables: np.ndarray  # [R, W] int32
-    common_blocks: np.ndarray  # [R-1] int32, see `StepPlan`
     rids: np.ndarray  # [R] int64
 
 
@@ -132,13 +100,15 @@ class DecodeRows:
     def __init__(self, block_size: int) -> None:
         self._size = block_size
         self._ready: list[RequestState] = []
-        self._order = DepthFirst([], [])
+        self._order: list[RequestState] = []
         self._version = -1
-        self._last = self._none = _layout(self._order, block_size)
+        self._last = self._none = _layout([], block_size)
         self._inside = 0
         """Number of further steps in which no row begins a block."""
 
-    def lay_out(self, ready: list[RequestState], order: DepthFirst, version: int) -> DecodeLayout:
+    def lay_out(
+        self, ready: list[RequestState], order: list[RequestState], version: int
+    ) -> DecodeLayout:
         """The rows of `ready`, whose `computed` counts this step's token already.
 
         Call it for every step. `order` has these sequences, and perhaps others, in the order of the
@@ -152,8 +122,9 @@ class DecodeRows:
         self._ready, self._order, self._version = ready, order, version
         following = self._following() if reusable else None
         if following is None:
-            if len(ready) < len(order.sequences):
-                order = order.only(set(ready))
+            if len(ready) < len(order):
+                members = set(ready)
+                order = [sequence for sequence in order if sequence in members]
             following = _layout(order, self._size)
             inside = following.positions % self._size
             self._inside = self._size - 1 - int(inside.max(initial=0))
@@ -190,14 +161,12 @@ class DecodeRows:
             slots,
             last.row_start,
             last.block_tables,
-            last.common_blocks,
             last.rids,
         )
 
 
-def _layout(order: DepthFirst, size: int) -> DecodeLayout:
+def _layout(sequences: list[RequestState], size: int) -> DecodeLayout:
     """The layout computed from the sequences alone."""
-    sequences = order.sequences
     count = len(sequences)
     positions = np.fromiter(map(_COMPUTED, sequences), np.int32, count)
     positions -= 1
@@ -216,7 +185,6 @@ def _layout(order: DepthFirst, size: int) -> DecodeLayout:
         slots,
         np.arange(len(sequences) + 1, dtype=np.int32),
         tables,
-        np.array(order.common, np.int32) // size,
         np.fromiter(map(_RID, sequences), np.int64, count),
     )
 
@@ -383,7 +351,9 @@ class PlanBuilder:
 
     # ------------------------------------------------------------ layout
 
-    def build(self, step: int, order: DepthFirst, version: int, *, feeding: bool) -> InFlightStep:
+    def build(
+        self, step: int, order: list[RequestState], version: int, *, feeding: bool
+    ) -> InFlightStep:
         """Lay the rows out in `order`, which has every row's sequence, and begin another step.
 
         `version`: see `DecodeRows.lay_out`. `feeding`: a step in flight may supply tokens.
@@ -410,7 +380,6 @@ class PlanBuilder:
                 wait_for_masks=wait_for_masks,
                 feeds=_feeds(sequences, range(len(sequences))) if feeding else _NO_FEEDS,
                 adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
-                common_blocks=decode.common_blocks,
                 rids=decode.rids,
             )
             sampled = list(zip(sequences, map(_EPOCH, sequences), strict=True))
@@ -421,7 +390,7 @@ class PlanBuilder:
         return flight
 
     def _mixed(
-        self, step: int, order: DepthFirst, decode: DecodeLayout, feeding: bool
+        self, step: int, order: list[RequestState], decode: DecodeLayout, feeding: bool
     ) -> InFlightStep:
         size, chunks = self._block_size, self.chunks
         members = set(decode.sequences)
@@ -429,9 +398,9 @@ class PlanBuilder:
         for chunk in chunks:
             members.add(chunk.sequence)
             width = max(width, len(chunk.table))
-        if len(members) < len(order.sequences):
-            order = order.only(members)
-        sequences = order.sequences
+        sequences = order
+        if len(members) < len(order):
+            sequences = [sequence for sequence in order if sequence in members]
         row_of = dict(zip(sequences, range(len(sequences)), strict=True))
         decoding = np.fromiter(map(row_of.__getitem__, decode.sequences), np.int64)
         counts = np.ones(len(sequences), np.int32)
@@ -495,8 +464,6 @@ class PlanBuilder:
         masks = sample_rows.masks
         if masks.drafts or masks.drafts_handed:
             wait_for_masks = masks.start_drafts(wait_for_masks)
-        # Leading blocks are shared as far as both rows have them before their new tokens.
-        starts, common = context_len - counts, np.array(order.common, np.int32)
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
             written, targets = zip(*self._duplicates, strict=True)
@@ -519,7 +486,6 @@ class PlanBuilder:
             pooled=pooled,
             feeds=_feeds(decode.sequences, flats.tolist()) if feeding else _NO_FEEDS,
             adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
-            common_blocks=np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size,
             rids=np.fromiter(map(_RID, sequences), np.int64, len(sequences)),
         )
         flight = InFlightStep(

@@ -10,7 +10,7 @@ import torch
 from rootlace.kernels.dispatch import kernels_for
 from rootlace.kernels.interface import AttentionBatch, KernelSet
 from rootlace.kernels.reference import attention
-from rootlace.kernels.reference.attention import SharedRun, shared_runs
+from rootlace.kernels.shared_runs import SharedRun, chosen_runs, whole_blocks
 
 CPU = torch.device("cpu")
 KERNELS: KernelSet = kernels_for(CPU)
@@ -159,41 +159,20 @@ def test_shared_runs_are_nested_as_the_tables_are() -> None:
     tables = np.array([[5, 6, 1, 0], [5, 6, 2, 3], [5, 6, 7, 8], [5, 6, 7, 9], [4, 6, 7, 9]])
     context = np.array([11, 16, 16, 13, 16])
     every = np.ones(5, dtype=bool)
+
+    def runs(
+        rows: int, context: np.ndarray, decoding: np.ndarray, saved: int = 1
+    ) -> list[SharedRun]:
+        whole = whole_blocks(context[:rows], decoding[:rows], 4)
+
+        def worth(run: SharedRun) -> bool:
+            return (run.end - run.begin - 1) * (run.high - run.low) >= saved
+
+        return chosen_runs(tables[:rows], whole, worth)
+
     outer, inner = SharedRun(0, 4, 0, 2), SharedRun(2, 4, 2, 3)
-    for saved, expected in [(1, [outer, inner]), (5, [outer]), (25, [])]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention, "MIN_SAVED", saved)
-            assert shared_runs(tables, context, every, 4) == expected
+    for saved, expected in [(1, [outer, inner]), (2, [outer]), (7, [])]:
+        assert runs(5, context, every, saved) == expected
     # A row's last token is never shared, and neither is a row that does not decode.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "MIN_SAVED", 1)
-        assert shared_runs(tables[:2], np.array([8, 8]), every[:2], 4) == [SharedRun(0, 2, 0, 1)]
-        assert shared_runs(tables[:3], context[:3], np.array([1, 0, 1], bool), 4) == []
-
-
-@pytest.mark.parametrize("window", [None, 6, 29])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shared_prefixes_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None
-) -> None:
-    monkeypatch.setattr(attention, "MIN_SAVED", 1)
-    rows = [(1, 30), (1, 25), (3, 30), (1, 21), (1, 29), (1, 30), (1, 22), (1, 5)]
-    for block_size, heads in itertools.product((1, 4, 8), ((4, 4), (6, 2))):
-        batch, q, k, v = make_batch(rows, block_size, heads, 16, dtype)
-        for row, (source, tokens) in {1: (0, 20), 2: (0, 20), 4: (3, 20), 5: (3, 20)}.items():
-            batch.block_tables[row, : tokens // block_size] = batch.block_tables[
-                source, : tokens // block_size
-            ]
-        blocks = 24 // block_size  # rows 4 and 5 share more than row 3 shares with them
-        batch.block_tables[5, :blocks] = batch.block_tables[4, :blocks]
-        plan = KERNELS.plan_attention(batch, window)
-        assert bool(plan.shared) == (window != 6)
-        with torch.inference_mode():
-            out, lse = KERNELS.paged_attention(q, k, v, plan, want_lse=True)
-            alone, nothing = KERNELS.paged_attention(q, k, v, plan)
-        assert nothing is None and torch.equal(alone, out) and out.dtype == dtype
-        wide = [t.double().numpy() for t in (q, k.view(-1, *k.shape[2:]), v.view(-1, *v.shape[2:]))]
-        expected, expected_lse = exact(*wide, batch, window)
-        np.testing.assert_allclose(out.double(), expected, atol=TOLERANCE[dtype] * 4)
-        assert lse is not None
-        np.testing.assert_allclose(lse, expected_lse, atol=1e-5 if dtype == torch.float32 else 2e-2)
+    assert runs(2, np.array([8, 8]), every) == [SharedRun(0, 2, 0, 1)]
+    assert runs(3, context, np.array([1, 0, 1], bool)) == []

@@ -5,7 +5,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from rootlace.kernels.reference import REFERENCE, attention
+from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.attention import from_e4m3
 from tests.kernels.cases import FP8, INTEGERS, AttentionCase, exact_attention, make_attention
 
@@ -38,10 +38,7 @@ def check(case: AttentionCase, tolerance: float) -> None:
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0, 30.0])
 @pytest.mark.parametrize("scale", [None, 0.05, 1.0])
-def test_scale_and_soft_cap(
-    monkeypatch: pytest.MonkeyPatch, scale: float | None, soft_cap: float, window: int | None
-) -> None:
-    monkeypatch.setattr(attention, "MIN_SAVED", 1)
+def test_scale_and_soft_cap(scale: float | None, soft_cap: float, window: int | None) -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         for heads in ((4, 4), (6, 2), (4, 1)):
             case = AttentionCase(
@@ -53,9 +50,8 @@ def test_scale_and_soft_cap(
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
-def test_fp8_caches(monkeypatch: pytest.MonkeyPatch, soft_cap: float, window: int | None) -> None:
+def test_fp8_caches(soft_cap: float, window: int | None) -> None:
     """Everything is in float32: only the output is rounded."""
-    monkeypatch.setattr(attention, "MIN_SAVED", 1)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         for heads in ((4, 4), (6, 2)):
             case = AttentionCase(
@@ -66,8 +62,7 @@ def test_fp8_caches(monkeypatch: pytest.MonkeyPatch, soft_cap: float, window: in
 
 
 @pytest.mark.parametrize("kv_dtype", INTEGERS)
-def test_caches_of_integers(monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype) -> None:
-    monkeypatch.setattr(attention, "MIN_SAVED", 1)
+def test_caches_of_integers(kv_dtype: torch.dtype) -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         case = AttentionCase(MIXED, heads=(6, 2), dtype=dtype, kv_dtype=kv_dtype, window=6)
         check(case, tolerance)

@@ -51,7 +51,6 @@ def device_runner(
     executor = ExecutorConfig(str(folder), context_length=context_length)
     setup = ModelSetup(config, executor, CacheConfig(block_size, blocks), FLOAT32)
     rotary = setup.rotary
-    rotary.tabulate()
     pool = torch.from_numpy(allocate(config, blocks + 1, block_size, FLOAT32))
     pool.fill_(float("nan"))
     loaded = [load_adapter(one, config.spec, torch.float32, CPU) for one in read_adapters(adapters)]

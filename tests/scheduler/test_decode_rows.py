@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.scheduler.batch import DecodeRows, DepthFirst
+from rootlace.runtime.scheduler.batch import DecodeRows
 from tests.scheduler.world import World
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
@@ -82,9 +82,7 @@ def test_rows_that_pause_come_back_with_their_own_tables() -> None:
 
 @OVERLAP
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_what_neighbours_share_is_known_without_looking_at_tables(
-    overlap: bool, block_size: int
-) -> None:
+def test_rows_sharing_blocks_are_neighbours(overlap: bool, block_size: int) -> None:
     world = World(block_size=block_size, num_blocks=4000 // block_size, overlap=overlap)
     pick = random.Random(block_size)
     trunk = pick.choices(range(100), k=60)
@@ -96,31 +94,21 @@ def test_what_neighbours_share_is_known_without_looking_at_tables(
         plan = world.step()
         if plan is None:
             continue
-        assert plan.common_blocks is not None
         starts = plan.positions[plan.row_start[:-1]] // block_size
-        for row in range(plan.num_rows - 1):
-            most = int(starts[row : row + 2].min())
-            a, b = plan.block_tables[row, :most], plan.block_tables[row + 1, :most]
-            expected = int((a == b).argmin()) if (a != b).any() else most
-            assert plan.common_blocks[row] == expected
-            shared += expected
+        rows_of: dict[int, list[int]] = {}
+        for row, start in enumerate(starts.tolist()):
+            for block in plan.block_tables[row, :start].tolist():
+                rows_of.setdefault(block, []).append(row)
+        for rows in rows_of.values():
+            assert rows == list(range(rows[0], rows[-1] + 1))
+            shared += len(rows) - 1
     assert shared > 500
     world.drain()
 
 
-def test_as_long_as_rows_stay_what_they_share_is_the_same_object() -> None:
-    world = World(block_size=4)
-    for last in range(3):
-        world.submit([1, 2, 3, 4, 5, last], 20)
-    plans = [world.step() for _ in range(15)]
-    common = [plan.common_blocks for plan in plans[2:] if plan is not None]
-    assert all(one is common[0] for one in common)
-    assert common[0] is not None and common[0].tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_steps_in_which_nobody_decodes(block_size: int) -> None:
-    rows, order = DecodeRows(block_size), DepthFirst([], [])
+    rows, order = DecodeRows(block_size), []
     for _ in range(3 * block_size):
         layout = rows.lay_out([], order, version=1)
         assert not layout.sequences and not len(layout.positions)

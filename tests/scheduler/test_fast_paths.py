@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rootlace.runtime.contracts.matcher import Place
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow, TokenScores
-from rootlace.runtime.scheduler.batch import DecodeRows, DepthFirst, plain_samples
+from rootlace.runtime.scheduler.batch import DecodeRows, plain_samples
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks
 from rootlace.runtime.scheduler.output import TokenIntake
 from rootlace.runtime.scheduler.request import RequestState
@@ -129,7 +129,6 @@ def test_decode_rows(block_size: int) -> None:
     for one in rows:
         one.computed = one.length - 1
     kept = DecodeRows(block_size)
-    order = DepthFirst(rows, [0] * (len(rows) - 1))
     blocks = iter(range(10_000))
     for _ in range(100):
         for one in rows:
@@ -139,9 +138,9 @@ def test_decode_rows(block_size: int) -> None:
             one.computed += 1
             while one.table_len * block_size < one.computed:
                 one.add_block(next(blocks))
-        ours = kept.lay_out(rows, order, 0)
-        theirs = DecodeRows(block_size).lay_out(rows, order, 0)
-        for name in ("token_ids", "positions", "slots", "row_start", "common_blocks"):
+        ours = kept.lay_out(rows, rows, 0)
+        theirs = DecodeRows(block_size).lay_out(rows, rows, 0)
+        for name in ("token_ids", "positions", "slots", "row_start"):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
         for row, one in enumerate(rows):
             assert np.array_equal(

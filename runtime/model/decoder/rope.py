@@ -102,11 +102,6 @@ def _longrope_scaling(given: Mapping[str, Any]) -> float:
 # Rope ---------------------------------------------------------------------------------------------
 
 
-TABLE_BYTES = 256 << 20
-"""Memory for the rotations of all positions, at most."""
-_TABULATED_AT_ONCE = 65536
-
-
 def query_factors(growth: tuple[float, int], positions: torch.Tensor) -> torch.Tensor:
     """Factors of queries at positions [T] (`Attention.growth`), float32 [T]."""
     beta, length = growth
@@ -134,17 +129,6 @@ class RotaryEmbedding:
         self._frequencies = found.to(device, torch.float32)
         self._scaling = None if scaling == 1.0 else factor.to(device)
         self._dtype = dtype
-        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def tabulate(self, max_bytes: int = TABLE_BYTES) -> None:
-        """Compute the rotations of all positions now, if they take no more than `max_bytes`: then
-        those of a step are two gathers in place of six operations."""
-        if self.context_length * len(self._frequencies) * 2 * self._dtype.itemsize > max_bytes:
-            return
-        device = self._frequencies.device
-        positions = torch.arange(self.context_length, device=device)
-        parts = [self._rotations(part) for part in positions.split(_TABULATED_AT_ONCE)]
-        self._tables = (torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What `Rotations` are made of."""
@@ -158,12 +142,6 @@ class RotaryEmbedding:
 
         Where layers with windows have other ones, these stand behind them in the same rows.
         """
-        if self._tables is None:
-            return self._rotations(positions)
-        cos, sin = self._tables
-        return cos.index_select(0, positions), sin.index_select(0, positions)
-
-    def _rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = self.rotations(positions)
         return cos.to(self._dtype), sin.to(self._dtype)
 

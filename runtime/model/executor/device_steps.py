@@ -249,12 +249,13 @@ class DeviceSteps(Steps):
     # ------------------------------------------------------------ parts of a step
 
     def _begin(self, step: DeviceStep) -> None:
-        """Copies, and the forward pass up to logits; sampling too, if nothing stands against it."""
+        """Copies, and the forward pass up to logits; of decode rows sampling too, if nothing stands
+        against it."""
         plan = step.plan
         at_once = not step.late and plan.wait_for_masks is None
         rows = None if self._decode is None else self._decode.rows_for(plan)
         if rows is None or not self._decode_step(step, rows, at_once):
-            self._mixed_step(step, at_once)
+            self._mixed_step(step)
 
     def _decode_step(self, step: DeviceStep, rows: int, at_once: bool) -> bool:
         """False: this step has no fixed form."""
@@ -286,17 +287,14 @@ class DeviceSteps(Steps):
             self._logits[: len(wanted)].copy_(chosen_logits)
         return True
 
-    def _mixed_step(self, step: DeviceStep, at_once: bool) -> None:
+    def _mixed_step(self, step: DeviceStep) -> None:
         plan = step.plan
         self.eager_steps += 1
         if not plan.num_tokens:
             self._copy_blocks(plan)
             return
         count = len(plan.samples)
-        sampling = self._sampler.plan(plan.samples, count) if at_once and count else None
-        given, staged = self._mixed.stage(
-            plan, {} if sampling is None else _prefixed(sampling.arrays), self._tokens
-        )
+        given, staged = self._mixed.stage(plan, self._tokens)
         if "copy_source" in staged:
             self._copy(staged)
         hidden = self._decoder.forward(given, self._cache)
@@ -310,10 +308,6 @@ class DeviceSteps(Steps):
             # The scores' memory may serve the decoder again.
             scored = self._decoder.logits(part).clone() if row.labels else None
             step.pooled.append(part.float() if scored is None else scored)
-        if sampling is not None:
-            arrays = {name: staged[_PREFIX + name] for name in sampling.arrays}
-            self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
-            step.sampled = True
 
     def _end(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
         """Sample, if that is not done, and begin to fetch what was found."""
@@ -418,12 +412,7 @@ class DeviceSteps(Steps):
         self._kernels.copy_slots(cache, sent["copy_source"], sent["copy_target"])
 
 
-_PREFIX = "sampling "
 _PROMPT = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
-
-
-def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {_PREFIX + name: array for name, array in arrays.items()}
 
 
 def _raise_if_lost(device: CudaDevice, error: Exception) -> None:
@@ -513,9 +502,7 @@ def load(setup: ModelSetup) -> GpuModel:
     if setup.config.spec.attention.latent is not None and kernels is not REFERENCE:
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
-    model = GpuModel(setup, decoder_of(setup, kernels), inputs_of(setup, kernels))
-    setup.rotary.tabulate()
-    return model
+    return GpuModel(setup, decoder_of(setup, kernels), inputs_of(setup, kernels))
 
 
 def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps, torch.Tensor]:

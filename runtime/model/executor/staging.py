@@ -378,10 +378,10 @@ class MixedStaging(msgspec.Struct, frozen=True):
         return {"copy_source": source, "copy_target": target}
 
     def stage(
-        self, plan: StepPlan, sampling: dict[str, np.ndarray], found: torch.Tensor
+        self, plan: StepPlan, found: torch.Tensor
     ) -> tuple[StepInput, dict[str, torch.Tensor]]:
-        """What the decoder takes, and all arrays: those of `copies` and `sampling`, and "targets",
-        the tokens that prompt scores are of. `found` int32: tokens of the step before."""
+        """What the decoder takes, and all arrays: those of `copies`, and "targets", the tokens that
+        prompt scores are of. `found` int32: tokens of the step before."""
         arrays = self.inputs.arrays(plan)
         if len(plan.feeds):
             arrays["feeds"] = np.full(plan.num_tokens, NOT_FED, np.int64)
@@ -391,7 +391,6 @@ class MixedStaging(msgspec.Struct, frozen=True):
                 [row.targets.astype(np.int64) for row in plan.prompt_scores]
             )
         arrays |= self.copies(plan)
-        arrays |= sampling
         batch = self.inputs.attention_batch(plan)
         plans = {w: self.inputs.kernels.plan_attention(batch, w) for w in self.inputs.windows}
         names = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rootlace.kernels.dispatch import kernels_for
 from rootlace.kernels.interface import KVCodes
-from rootlace.kernels.reference.attention import chosen_runs, whole_blocks
+from rootlace.kernels.shared_runs import chosen_runs, whole_blocks
 from tests.kernels.cases import (
     INTEGERS,
     AttentionCase,
