@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -252,14 +252,17 @@ class RestartPolicy:
 
 
 MOST_ORDERED = 1024
-"""Requests ordered at most: that takes quadratic time."""
+"""Requests ordered at most: each may begin with the one before it, which takes quadratic time."""
 
 
 def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
-    """The order in which requests are computed one after another, so that many begin soon.
+    """The order in which requests, computed one after another, begin soonest in the mean.
 
-    The next one is always that which has the fewest tokens left behind what it shares with those
-    before it: a prefix that several share is computed once, by the first of these.
+    A prefix that several share is computed once, by the first of these. So the tokens between two
+    branching points of the prompts are a job, which must follow the job before it; its weight is
+    the number of requests that end with it. The order of least weighted completion time is that of
+    Horn ("Single-machine job sequencing with treelike precedence ordering and linear delay
+    penalties", 1972): a job that costs more per request than what follows it is joined with it.
     """
     texts = [np.concatenate((one.token_ids, one.output_ids)).astype(">i4") for one in requests]
     keys = [
@@ -267,23 +270,50 @@ def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
         for one, text in zip(requests, texts, strict=True)
     ]
     order = sorted(range(len(requests)), key=lambda at: (keys[at], at))
-    shared = [_shared(keys, texts, one, other) for one, other in pairwise(order)]
-    """Of each request in `order` with the next one."""
-    left = {place: len(texts[at]) for place, at in enumerate(order)}
-    found = []
-    while left:
-        place = min(left, key=left.__getitem__)
-        del left[place]
-        found.append(requests[order[place]])
-        behind = enumerate(accumulate(shared[place:], min), place + 1)
-        before = zip(range(place - 1, -1, -1), accumulate(shared[:place][::-1], min), strict=True)
-        for side in (behind, before):
-            for other, common in side:
-                if not common:
-                    break
-                if other in left:
-                    left[other] = min(left[other], len(texts[order[other]]) - common)
-    return found
+    path: list[tuple[int, list[_Part]]] = [(0, [])]
+    """Branching points on the way to the last request: tokens before each, and what follows."""
+    for place, at in enumerate(order):
+        length = len(texts[at])
+        following = order[place + 1] if place + 1 < len(order) else None
+        shared = 0 if following is None else _shared(keys, texts, at, following)
+        if path[-1][0] < length:
+            path.append((length, []))
+        path[-1][1].append(_Part(0, 1, [at]))
+        while path[-1][0] > shared:
+            end, behind = path.pop()
+            start = max(path[-1][0], shared)
+            if path[-1][0] < start:
+                path.append((start, []))
+            path[-1][1].extend(_joined(end - start, sorted(behind, key=_PRICE)))
+    return [requests[at] for part in sorted(path[0][1], key=_PRICE) for at in part.requests]
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """Requests that are computed without others between them, their tokens, and their number."""
+
+    tokens: int
+    weight: int
+    requests: list[int]
+
+    @property
+    def price(self) -> float:
+        """Tokens per request; what costs least comes first."""
+        return self.tokens / self.weight if self.weight else float("inf")
+
+
+_PRICE = attrgetter("price")
+
+
+def _joined(tokens: int, behind: list[_Part]) -> list[_Part]:
+    """Parts in order of their price: those of `behind`, in this order, after `tokens` more."""
+    first = _Part(tokens, 0, [])
+    for at, part in enumerate(behind):
+        if first.price <= part.price:
+            return [first, *behind[at:]]
+        first = _Part(
+            first.tokens + part.tokens, first.weight + part.weight, first.requests + part.requests
+        )
+    return [first]
 
 
 def _shared(
