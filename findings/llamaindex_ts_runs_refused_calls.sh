@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# llamaindex 0.12.1 for TypeScript (@llamaindex/openai 0.4.22, @llamaindex/workflow 1.1.24, `agent`) runs a tool with arguments that its own zod schema
-# refuses: `n` is "12", a text, or 120 where 50 is the most; the ZodError is printed, and the call goes on. Of two calls
-# in one piece of a stream the second is lost, without an error. And what the model is sent of a tool's result has lost
-# all its quotes: of {"code": "12", "said": "\"no\""} it reads code: 12 and said: \no\.
+# llamaindex 0.12.1 for TypeScript (@llamaindex/openai 0.4.22, @llamaindex/workflow 1.1.24, `agent`) runs a tool with arguments that its own
+# zod schema refuses: `n` is "12", a text, or 120 where 50 is the most; the ZodError is printed, and the call goes on. Of
+# two calls in one piece of a stream the second is lost, without an error. And what the model is sent of a tool's
+# result has lost all its quotes: of {"code": "12", "said": "\"no\""} it reads code: 12 and said: \no\.
 #
 # Guessed before: an error to the model, two calls, and the result as JSON. Found 2026-11-30.
 set -euo pipefail

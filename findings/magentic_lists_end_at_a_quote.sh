@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# magentic 0.41.1 loses what stands behind a quoted quote in a list (`list[str]`, `list[Model]`, `set[str]`, `Iterable[str]`, also whole,
-# not only in pieces): of {"value": ["tea", "say \"hi\"", "milk"]} the program gets ["tea"], without an error. So it is
-# with what a length ended: [10, 20, 12 where 1250 was to come is [10, 20], and {"value": [ is []. A model with a field of
-# the same list gets all of it, and an error for what was cut.
+# magentic 0.41.1 loses what stands behind an escaped quote in a list (`list[str]`, `list[Model]`, `set[str]`, `Iterable[str]`): of
+# {"value": ["tea", "say \"hi\"", "milk"]} the program gets ["tea"], without an error. So it is with what `max_tokens`
+# ended: [10, 20, 12 where 1250 was to come is [10, 20], and {"value": [ is []. A model with a field of the same list
+# gets all of it, and an error for what was cut.
 #
 # Guessed before: the list, and an error for the cut one. Found 2026-11-30.
 set -euo pipefail
