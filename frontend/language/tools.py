@@ -367,6 +367,9 @@ async def mcp_tools(client: Any) -> Tools:
 
     They are called on the loop that runs here, which has to go on while programs use them: in
     `async def` programs it does, ordinary ones are to be run in a thread.
+
+    A result is its text. A server that sends a list in several parts, or in none, is read by the
+    result's structured content, which keeps the list's nesting.
     """
     import asyncio
 
@@ -395,7 +398,11 @@ def _mcp_tool(client: Any, loop: Any, described: dict[str, Any]) -> Tool:
 
     async def ask(text: str) -> str:
         result = _plain(await client.call_tool(name, json.loads(text)))
-        said = "\n".join(part.get("text", f"[{part['type']}]") for part in result["content"])
+        structured = result.get("structuredContent")
+        if structured is not None and len(result["content"]) != 1:
+            said = json.dumps(structured, ensure_ascii=False)
+        else:
+            said = "\n".join(part.get("text", f"[{part['type']}]") for part in result["content"])
         if result.get("isError"):
             raise ToolFailed(said)
         return said

@@ -395,6 +395,21 @@ async def test_the_real_package_behaves_so() -> None:
         assert jsonschema.Draft202012Validator(tool.parameters).is_valid({"a": 2, "b": 3})
 
 
+@pytest.mark.parametrize("rows", [[[1, 2], [3]], [], [["é"], [], ["b"]]])
+async def test_a_list_of_an_mcp_server_keeps_its_nesting(rows: list[list[Any]]) -> None:
+    mcp = pytest.importorskip("mcp", reason="needs the mcp package")
+    from mcp.server.mcpserver import MCPServer
+
+    def table() -> list[list[Any]]:
+        return rows
+
+    server = MCPServer("rows")
+    server.tool()(table)
+    async with mcp.Client(server) as client:
+        (tool,) = await rl.mcp_tools(client)
+        assert await tool.call("{}") == json.dumps({"result": rows}, ensure_ascii=False)
+
+
 def test_calls_of_odd_tools() -> None:
     async def double(x: int) -> int:
         return 2 * x
