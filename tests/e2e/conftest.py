@@ -134,10 +134,11 @@ def engine_config(model: Path, **scheduler: Any) -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[rl.Runtime]:
-    """A runtime with a real model, as a user starts it."""
+    """A runtime with a real model, as a user starts it, but on one core: another worker has the
+    other one."""
     if SMOLLM2 is None:
         pytest.skip(WITHOUT_SMOLLM2)
-    with rl.Runtime("smollm2", http_port=0, launch_timeout=240) as started:
+    with rl.Runtime("smollm2", threads=1, http_port=0, launch_timeout=240) as started:
         yield started
 
 
