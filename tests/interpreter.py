@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 ROOMS = (tl, tl.core)
@@ -42,6 +43,7 @@ def replace_once_a_kernel() -> None:
     interpreter._patch_builtin = replace_builtins
     remember_array_types()
     remember_shapes()
+    return_what_fits()
 
 
 def remember_array_types() -> None:
@@ -81,6 +83,31 @@ def remember_shapes() -> None:
 
     tl.block_type.__init__ = block_type
     tl.tensor.__init__ = tensor
+
+
+def return_what_fits() -> None:
+    """Most values have the type and shape that they are brought to, and are no constants of the
+    language: that is seen at once. Shapes are the same object since they are remembered."""
+    cast, broadcast = TritonSemantic.cast, TritonSemantic.broadcast_impl_value
+    unwrap, equal = tl.core._unwrap_if_constexpr, tl.dtype.__eq__
+    wrapped = (tl.constexpr, list, tuple, tl.tuple)
+
+    def cast_others(self: Any, value: tl.tensor, to: tl.dtype, *rounding: Any, **named: Any) -> Any:
+        return value if value.dtype is to.scalar else cast(self, value, to, *rounding, **named)
+
+    def broadcast_others(self: Any, a: tl.tensor, b: tl.tensor) -> Any:
+        return (a, b) if a.shape is b.shape else broadcast(self, a, b)
+
+    def unwrap_others(value: Any) -> Any:
+        return unwrap(value) if isinstance(value, wrapped) else value
+
+    def equal_others(self: tl.dtype, other: Any) -> bool:
+        return self is other or equal(self, other)
+
+    TritonSemantic.cast = cast_others
+    TritonSemantic.broadcast_impl_value = broadcast_others
+    tl.core._unwrap_if_constexpr = unwrap_others
+    tl.dtype.__eq__ = equal_others
 
 
 @functools.cache
