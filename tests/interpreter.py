@@ -44,6 +44,8 @@ def replace_once_a_kernel() -> None:
     remember_array_types()
     remember_shapes()
     return_what_fits()
+    look_for_overflows_only_to_tell()
+    remember_types_of_results()
 
 
 def remember_array_types() -> None:
@@ -108,6 +110,33 @@ def return_what_fits() -> None:
     TritonSemantic.broadcast_impl_value = broadcast_others
     tl.core._unwrap_if_constexpr = unwrap_others
     tl.dtype.__eq__ = equal_others
+
+
+def look_for_overflows_only_to_tell() -> None:
+    """Behind each sum, difference and product the interpreter computes whether it overflowed. It
+    tells of that with the option `debug` alone, which is off."""
+    look = TritonSemantic.binary_op_sanitize_overflow_impl
+
+    def look_and_tell(self: Any, *given: Any) -> None:
+        if self.builder.options.debug:
+            look(self, *given)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = look_and_tell
+
+
+def remember_types_of_results() -> None:
+    """The type of what comes of two types."""
+    find, known = TritonSemantic.computation_type_impl, dict[tuple[Any, ...], tl.dtype]()
+
+    def find_once(
+        self: Any, a: tl.dtype, a_is_number: bool, b: tl.dtype, b_is_number: bool, divides: bool
+    ) -> tl.dtype:
+        key = (a.name, a_is_number, b.name, b_is_number, divides)
+        if key not in known:
+            known[key] = find(self, a, a_is_number, b, b_is_number, divides)
+        return known[key]
+
+    TritonSemantic.computation_type_impl = find_once
 
 
 @functools.cache
