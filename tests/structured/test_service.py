@@ -25,8 +25,8 @@ from rootlace.wire.protocol import Constraint
 from rootlace.wire.tool_calls import among_text, arguments
 from tests.waiting import eventually
 
-# What compiles at all takes a fortieth of it.
-CONFIG = ConstraintConfig(compile_seconds=2.0, compile_memory_bytes=256 << 20)
+# What compiles at all takes a twentieth of it.
+CONFIG = ConstraintConfig(compile_seconds=1.0, compile_memory_bytes=256 << 20)
 PATIENT = ConstraintConfig(compile_seconds=100.0)
 HASTY = ConstraintConfig(compile_seconds=0.5, compile_memory_bytes=256 << 20)
 """For what never ends: who sleeps is given five seconds."""
