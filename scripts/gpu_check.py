@@ -310,7 +310,8 @@ def run_tests(
     command += ["--on-cpu=triton"] * rehearse
     parallel = []
     if not missing(USEFUL):
-        parallel = ["-n", str(workers()), "--dist", "load", "--maxschedchunk", "1"]
+        count = 1 if rehearse else workers()
+        parallel = ["-n", str(count), "--dist", "load", "--maxschedchunk", "1"]
     # Where tests are chosen (`-k`), or none is left, one of the two runs may have none of them.
     fine = (0, NO_TESTS) if extra or rehearse else (0,)
     found: list[Outcome] = []

@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 ROOMS = (tl, tl.core)
@@ -42,6 +43,9 @@ def replace_once_a_kernel() -> None:
     interpreter._patch_builtin = replace_builtins
     remember_array_types()
     remember_shapes()
+    return_what_fits()
+    look_for_overflows_only_to_tell()
+    remember_types_of_results()
 
 
 def remember_array_types() -> None:
@@ -81,6 +85,58 @@ def remember_shapes() -> None:
 
     tl.block_type.__init__ = block_type
     tl.tensor.__init__ = tensor
+
+
+def return_what_fits() -> None:
+    """Most values have the type and shape that they are brought to, and are no constants of the
+    language: that is seen at once. Shapes are the same object since they are remembered."""
+    cast, broadcast = TritonSemantic.cast, TritonSemantic.broadcast_impl_value
+    unwrap, equal = tl.core._unwrap_if_constexpr, tl.dtype.__eq__
+    wrapped = (tl.constexpr, list, tuple, tl.tuple)
+
+    def cast_others(self: Any, value: tl.tensor, to: tl.dtype, *rounding: Any, **named: Any) -> Any:
+        return value if value.dtype is to.scalar else cast(self, value, to, *rounding, **named)
+
+    def broadcast_others(self: Any, a: tl.tensor, b: tl.tensor) -> Any:
+        return (a, b) if a.shape is b.shape else broadcast(self, a, b)
+
+    def unwrap_others(value: Any) -> Any:
+        return unwrap(value) if isinstance(value, wrapped) else value
+
+    def equal_others(self: tl.dtype, other: Any) -> bool:
+        return self is other or equal(self, other)
+
+    TritonSemantic.cast = cast_others
+    TritonSemantic.broadcast_impl_value = broadcast_others
+    tl.core._unwrap_if_constexpr = unwrap_others
+    tl.dtype.__eq__ = equal_others
+
+
+def look_for_overflows_only_to_tell() -> None:
+    """Behind each sum, difference and product the interpreter computes whether it overflowed. It
+    tells of that with the option `debug` alone, which is off."""
+    look = TritonSemantic.binary_op_sanitize_overflow_impl
+
+    def look_and_tell(self: Any, *given: Any) -> None:
+        if self.builder.options.debug:
+            look(self, *given)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = look_and_tell
+
+
+def remember_types_of_results() -> None:
+    """The type of what comes of two types."""
+    find, known = TritonSemantic.computation_type_impl, dict[tuple[Any, ...], tl.dtype]()
+
+    def find_once(
+        self: Any, a: tl.dtype, a_is_number: bool, b: tl.dtype, b_is_number: bool, divides: bool
+    ) -> tl.dtype:
+        key = (a.name, a_is_number, b.name, b_is_number, divides)
+        if key not in known:
+            known[key] = find(self, a, a_is_number, b, b_is_number, divides)
+        return known[key]
+
+    TritonSemantic.computation_type_impl = find_once
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from rootlace.runtime.cache.radix_tree import distinct
 from rootlace.runtime.contracts.block_store import LOAD, SAVE
 from rootlace.runtime.contracts.plan import (
     MaskRow,
@@ -380,11 +381,11 @@ class SimulatedExecutor:
         """What can be said of a plan without knowing the memory."""
         size = self._block_size
         written = np.concatenate((plan.slots, plan.duplicate_slots))
-        if len(np.unique(written)) != len(written):
+        if not distinct(written):
             raise BadPlan("a slot is written twice")
         if np.isin(plan.copies[:, 0], plan.copies[:, 1]).any():
             raise BadPlan("the source of a copy is the destination of another")
-        if len(np.unique(plan.copies[:, 1])) != len(plan.copies):
+        if not distinct(plan.copies[:, 1]):
             raise BadPlan("a block is the destination of two copies")
         for _, target, rows in plan.copies.tolist():
             if np.isin(np.arange(target * size, target * size + rows), written).any():

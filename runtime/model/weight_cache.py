@@ -392,7 +392,7 @@ class WeightCache(msgspec.Struct, frozen=True):
 
     folder: Path
     most_bytes: int | None = None
-    least_bytes: int = 8 << 20
+    least_bytes: int = 4 << 20
 
     @classmethod
     def chosen(cls, folder: str, most_bytes: int | None = None) -> WeightCache | None:

@@ -27,6 +27,7 @@ from rootlace.runtime.cache import (
     RadixTree,
     check_cache,
 )
+from rootlace.runtime.cache.radix_tree import distinct
 from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.contracts.messages import pin_id
@@ -488,7 +489,7 @@ class KVStore:
             end = 0 if node is None else node.end
             assert sequence.tree_len == end, f"{sequence}: handle at {end}"
             held = self._held(sequence)
-            assert len(np.unique(held)) == len(held), f"{sequence} holds a block twice"
+            assert distinct(held), f"{sequence} holds a block twice"
             if sequence.tree_len < sequence.computed or len(held):
                 assert sequence.table_len == self.blocks_for(sequence.computed), sequence
             if node is None:

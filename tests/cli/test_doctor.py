@@ -12,6 +12,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
+from rootlace.cli import doctor
 from rootlace.cli.app import app
 from rootlace.cli.doctor import HEAP, POOL, account
 from rootlace.kernels.native.build import NativeUnavailable
@@ -111,7 +112,8 @@ def test_an_option_out_of_range() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
-def test_memory(tiny_model: Path) -> None:
+def test_memory(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "IDLE_SECONDS", 0.5)  # as here is little that is given back
     result = _doctor(tiny_model, "--memory", "--json", "--threads", "1", "--kv-memory", "96M")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

@@ -60,9 +60,13 @@ class Server:
         (child,) = psutil.Process(self.process.pid).children()
         return child
 
-    def stop(self) -> int:
+    def end(self) -> None:
+        """Begin to end: the process outlives its standard input for a moment."""
         assert self.process.stdin is not None
         self.process.stdin.close()
+
+    def stop(self) -> int:
+        self.end()
         try:
             return self.process.wait(END_SECONDS)
         finally:
@@ -134,10 +138,11 @@ def engine_config(model: Path, **scheduler: Any) -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[rl.Runtime]:
-    """A runtime with a real model, as a user starts it."""
+    """A runtime with a real model, as a user starts it, but on one core: another worker has the
+    other one."""
     if SMOLLM2 is None:
         pytest.skip(WITHOUT_SMOLLM2)
-    with rl.Runtime("smollm2", http_port=0, launch_timeout=240) as started:
+    with rl.Runtime("smollm2", threads=1, http_port=0, launch_timeout=240) as started:
         yield started
 
 
@@ -159,9 +164,11 @@ def start_server(demo_model: Path) -> Iterator[Callable[..., Server]]:
         return servers[-1]
 
     yield start
-    for server in servers:
+    for server in servers:  # beside each other
         with contextlib.suppress(OSError):
-            server.stop()
+            server.end()
+    for server in servers:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[rl.Runti
     native_library()
     folder: Path = tmp_path_factory.mktemp("model")
     make_tiny_model(folder, template=OPENS, tags=["<think>", "</think>"])
-    given = {"http_port": 0, "dtype": "float32", "kernels": "native"}
+    given = {"http_port": 0, "dtype": "float32", "kernels": "native", "threads": 1}
     with (
         rl.Runtime(str(folder), speculation_tokens=0, **given) as off,
         rl.Runtime(str(folder), speculation_tokens=1 << 16, **given) as on,
@@ -110,7 +110,8 @@ def test_a_draft_model(
     folders = [tmp_path_factory.mktemp("draft") for _ in range(2)]
     model = make_tiny_model(folders[0], template=OPENS, tags=["<think>", "</think>"])
     draft = make_tiny_model(folders[1], seed=1, tags=["<think>", "</think>"])
-    given = {"http_port": 0, "dtype": "float32", "kernels": "native", "speculation_tokens": 0}
+    given = {"http_port": 0, "dtype": "float32", "kernels": "native", "threads": 1}
+    given["speculation_tokens"] = 0
     with rl.Runtime(str(model), draft_model=draft, **given) as runtime:
         for name, more in CHATS.items():
             body = {"max_tokens": 80, "ignore_eos": True, "temperature": 1, **more}

@@ -26,7 +26,7 @@ def program(s: rl.State, start: str) -> None:
 
 
 def answers(model: Path) -> list[object]:
-    with rl.Runtime(str(model), dtype="float32", num_blocks=64) as runtime:
+    with rl.Runtime(str(model), dtype="float32", num_blocks=64, threads=1) as runtime:
         found = program.run(start="Once upon a time", backend=runtime)
         return [found[name] for name in ("text", "number", "answer")] + [found.text()]
 

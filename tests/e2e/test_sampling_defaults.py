@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder(folder: Path) -> None:
-    with rl.Runtime(str(folder), num_blocks=64, http_port=0) as runtime:
+    with rl.Runtime(str(folder), num_blocks=64, http_port=0, threads=1) as runtime:
         assert runtime.url is not None
         greedy, drawn = written(runtime, temperature=0), written(runtime, temperature=1)
         assert greedy != drawn
@@ -72,7 +72,7 @@ def test_a_folder(folder: Path) -> None:
 def test_options_of_a_runtime(folder: Path, tmp_path: Path) -> None:
     own = {"temperature": 1.0, "top_p": 0.0}  # greedy, by the other way
     with rl.Runtime(
-        str(folder), num_blocks=64, default_sampling=own, generation_config="none"
+        str(folder), num_blocks=64, threads=1, default_sampling=own, generation_config="none"
     ) as runtime:
         assert written(runtime) == written(runtime, temperature=0)
         assert written(runtime, top_p=1.0) != written(runtime)

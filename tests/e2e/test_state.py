@@ -33,7 +33,13 @@ def test_programs_go_on_as_if_nothing_had_been_killed(demo_model: Path, tmp_path
     """A disk that is full for a while. Then the gateway, and with it its engine, is killed in the
     first stream, the engine alone in the last."""
     folder, log = tmp_path / "state", tmp_path / "log"
-    options = {"state": folder, "log_file": log, "dtype": "float32", "num_blocks": 1024}
+    options = {
+        "state": folder,
+        "log_file": log,
+        "dtype": "float32",
+        "num_blocks": 1024,
+        "threads": 1,
+    }
     with rl.Runtime(demo_model, **options) as runtime:
         calm = story.run(backend=runtime)
         room = 2000 + log.stat().st_size  # less than the database has

@@ -38,7 +38,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[r
     tags = [] if request.param.endswith("text") else ["<think>", "</think>"]
     folder: Path = tmp_path_factory.mktemp(request.param)
     make_tiny_model(folder, template=source, tags=tags)
-    with rl.Runtime(str(folder), http_port=0, dtype="float32") as started:
+    with rl.Runtime(str(folder), http_port=0, dtype="float32", threads=1) as started:
         yield started
 
 

@@ -132,6 +132,8 @@ def served(demo_model) -> Iterator[Served]:
     compiler = GrammarCompiler(Vocabulary(tokenizer, VOCAB, [2]))
     compiler.prepare()
     service = CompileService(compiler, ConstraintConfig())
+    gc.collect()
+    gc.freeze()  # what other tests left need not be looked through by each of these
     yield Served(service)
     service.close()
 

@@ -19,35 +19,17 @@ from tests.processes import alive
 from tests.waiting import soon, until
 
 
-async def test_the_death_of_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here none is started in its place, so that what its supervisor says of it is seen."""
-    monkeypatch.setattr(restarts, "MAX_RESTARTS", 0)
+async def test_a_rank_that_stands_still_is_replaced_and_the_death_of_one_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The heart of rank 0 beats; its steps say how long one may take. Behind the second engine none
+    is started, so that what its supervisor says of its death is seen."""
+    monkeypatch.setattr(engine_client, "LATE_SECONDS", 3.0)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     executor = ExecutorConfig(model=str(demo_model()), tensor_parallel=2, threads=2)
     config = EngineConfig(executor=executor, cache=CacheConfig(16, 64))
     client = await EngineClient.start(config, ended.set_result)
     try:
-        engine = psutil.Process(client.info.pid)
-        (worker,) = [one for one in engine.children() if "ranks" in one.cmdline()[-1]]
-        tokens: list[int] = []
-        request = EngineRequest(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=3, seed=0))
-        client.submit(request, lambda update: tokens.extend(update.token_ids))
-        await until(lambda: len(tokens) == 3)
-        os.kill(worker.pid, signal.SIGKILL)
-        assert "last code 1" in await soon(ended)
-        assert not alive(engine)
-    finally:
-        await client.stop()
-
-
-async def test_a_rank_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heart of rank 0 beats; its steps say how long one may take."""
-    monkeypatch.setattr(engine_client, "LATE_SECONDS", 3.0)
-    executor = ExecutorConfig(model=str(demo_model()), tensor_parallel=2, threads=2)
-    client = await EngineClient.start(EngineConfig(executor=executor, cache=CacheConfig(16, 64)))
-    try:
-        first = psutil.Process(client.info.pid)
-        (worker,) = [one for one in first.children() if "ranks" in one.cmdline()[-1]]
 
         async def tokens(rid: int) -> list[int]:
             found: list[int] = []
@@ -60,8 +42,21 @@ async def test_a_rank_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPa
             return found
 
         expected = await tokens(1)
-        worker.suspend()
+        first, still = ranks_of(client)
+        still.suspend()
         assert await tokens(2) == expected
-        assert client.info.pid != first.pid and not alive(first) and not alive(worker)
+        second, worker = ranks_of(client)
+        assert second != first and not alive(first) and not alive(still)
+        monkeypatch.setattr(restarts, "MAX_RESTARTS", 0)
+        os.kill(worker.pid, signal.SIGKILL)
+        assert "last code 1" in await soon(ended)
+        assert not alive(second)
     finally:
         await client.stop()
+
+
+def ranks_of(client: EngineClient) -> tuple[psutil.Process, psutil.Process]:
+    """The processes of rank 0 and rank 1."""
+    engine = psutil.Process(client.info.pid)
+    (worker,) = [one for one in engine.children() if "ranks" in one.cmdline()[-1]]
+    return engine, worker

@@ -54,7 +54,7 @@ def device_runner(
     pool = torch.from_numpy(allocate(config, blocks + 1, block_size, FLOAT32))
     pool.fill_(float("nan"))
     loaded = [load_adapter(one, config.spec, torch.float32, CPU) for one in read_adapters(adapters)]
-    weights = load_weights(config, torch.float32, CPU)
+    weights = load_weights(config, torch.float32, CPU).resident()
     decoder = Decoder(config.spec, weights, kernels, adapters=loaded)
     steps = DeviceSteps(
         device,

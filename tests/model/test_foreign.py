@@ -40,6 +40,8 @@ LATENT = {
     "v_head_dim": 12,
 }
 
+SMALL_EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+
 MODELS: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 16},
     # Its layers hand no keywords on to attention.
@@ -61,8 +63,8 @@ MODELS: dict[str, dict[str, Any]] = {
     # Of transformers 5.20 and later.
     "apertus1p5_text": {},
     "beam": {},
-    "flint": {},
-    "kolibri1": {},
+    "flint": {"num_experts": 8, **SMALL_EXPERTS},
+    "kolibri1": {"num_local_experts": 8, **SMALL_EXPERTS},
     # Its modules are GLM-4 MoE's.
     "sarvam_moe": {
         "n_routed_experts": 4,

@@ -63,14 +63,14 @@ def _load(name: str) -> Load:
         return Load([(_prompt(dice, 2000), 1, None) for _ in range(6)], connections=6)
     if name == "select":
         shared = _prompt(dice, 50)
-        return Load([(shared + _prompt(dice, 3), 0, 50) for _ in range(4096)])
+        return Load([(shared + _prompt(dice, 3), 0, 50) for _ in range(1024)])
     if name == "echo":
         return Load([(_prompt(dice, 3000), 0, 0)])
     if name == "vectors":
         return Load([(_prompt(dice, 1500), 0, None) for _ in range(3)], pooling="mean")
     assert name == "samples"
     prompts = [_prompt(dice, 40) for _ in range(16)]
-    return Load([(prompts[at // 128], 12, None) for at in range(16 * 128)], connections=16)
+    return Load([(prompts[at // 48], 12, None) for at in range(16 * 48)], connections=16)
 
 
 LOADS = ("prompt", "prompts", "select", "echo", "vectors", "samples")

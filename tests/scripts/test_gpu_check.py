@@ -2,8 +2,10 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -78,22 +80,36 @@ def test_a_command_that_takes_too_long_is_stopped() -> None:
     assert "FAILED" in str(check.run("bad", [sys.executable, "-c", "exit(3)"], 60))
 
 
-def test_what_a_stopped_command_started_is_stopped_with_it(tmp_path: Path) -> None:
+def test_what_a_stopped_command_started_is_stopped_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that its parent did not live to stop would keep the GPU's memory."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     code = (
-        "import subprocess, sys, time; end = open(sys.argv[1], 'wb', 0); end.write(b'x'); "
-        "subprocess.Popen(['sleep', '600'], pass_fds=[end.fileno()]); time.sleep(600 * {wait})"
+        "import subprocess, sys, time; end = open(sys.argv[1], 'wb', 0); "
+        "subprocess.Popen(['sleep', '600'], pass_fds=[end.fileno()]); end.write(b'x'); "
+        "time.sleep(600 * {wait})"
     )
+    begin = check.begin
+
+    def begun(command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Begin a command, and wait until it has started what it starts."""
+        process = begin(command)
+        assert select.select([reader], [], [], 300.0)[0]
+        assert os.read(reader, 1) == b"x"
+        return process
+
+    monkeypatch.setattr(check, "begin", begun)
     for wait in (1, 0):  # one that is stopped, one that ends before what it started
+        pipe = tmp_path / f"pipe {wait}"
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         command = [sys.executable, "-c", code.format(wait=wait), str(pipe)]
-        check.run("parent", command, 5.0 if wait else 300.0)
+        outcome = check.run("parent", command, 0.1 if wait else 300.0)
+        assert outcome.passed is not bool(wait)
         os.set_blocking(reader, True)
         while os.read(reader, 1):  # to the end of the file: nobody has the other end any more
             pass
-    os.close(reader)
+        os.close(reader)
 
 
 @pytest.mark.parametrize("among_others", [False, True])

@@ -222,9 +222,15 @@ def _fields_of(type_: inspect.Type) -> tuple[inspect.Field, ...]:
     return type_.fields if isinstance(type_, inspect.StructType) else ()
 
 
+@cache
+def _info(kind: type) -> inspect.Type:
+    """What msgspec knows of a body's type: to find it takes milliseconds."""
+    return inspect.type_info(kind)
+
+
 def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
     """The objects that may stand at a path such as `messages[0].content[1]`."""
-    types = [inspect.type_info(kind)]
+    types = [_info(kind)]
     for step in _TYPO_STEP.finditer(path):
         name = step[1]
         found: list[inspect.Type] = []
@@ -501,7 +507,7 @@ def _without_empty(raw: bytes | memoryview, kind: type, dropped: list[str]) -> m
     """The body without unknown fields that are null or empty: they ask for nothing. The paths of
     those that histories drop are added to `dropped`. Of unknown fields no values are made."""
     body = msgspec.json.decode(raw, type=msgspec.Raw)
-    return _pruned(body, _holders(inspect.type_info(kind)), "", dropped)
+    return _pruned(body, _holders(_info(kind)), "", dropped)
 
 
 def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str]) -> msgspec.Raw:

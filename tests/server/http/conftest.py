@@ -1,6 +1,8 @@
 """A served fake gateway and clients for it."""
 
+import functools
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,12 @@ class Reply:
         return json.loads(self.text)
 
 
+@functools.cache
+def certificates() -> ssl.SSLContext:
+    """What a client reads at its start, for all clients: nobody asks for it here."""
+    return ssl.create_default_context()
+
+
 @dataclass
 class Served:
     gateway: FakeGateway
@@ -38,7 +46,12 @@ class Served:
     def openai(self, api_key: str = "") -> openai.AsyncOpenAI:
         """A client that the fixture closes."""
         key = api_key or self.api_key or "none"
-        client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=key,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=certificates()),
+        )
         self.clients.append(client)
         return client
 
