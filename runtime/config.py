@@ -254,11 +254,6 @@ class ExecutorConfig:
         "On a GPU: operations that the reference computes instead of Triton's kernels, such as "
         "attention or sampling; may be given several times.",
     )
-    product_paths: Literal["measured", "processor"] = option(
-        "measured",
-        "On a CPU with two units for products: measure, once per machine, which is quicker for a "
-        "weight; or take what the processor's kind says, so that all of a kind compute the same.",
-    )
     adapters: tuple[str, ...] = option(
         (),
         "A LoRA adapter (PEFT's folder) as NAME=PATH; may be given several times.",

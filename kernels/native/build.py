@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -252,7 +251,10 @@ def library_file(
                 faults.append(str(fault))
                 continue
             if path.parent == folder:
-                note_use(path)
+                # Its time of change says when a library was last used: many systems do not note
+                # reading.
+                with suppress(OSError):  # another user's, or the folder cannot be written
+                    os.utime(path)
             yield path
             return
         if ready:
@@ -303,18 +305,11 @@ def _made(
     return path
 
 
-def note_use(path: Path) -> None:
-    """Its time of change says when a library was last used: many systems do not note reading."""
-    with suppress(OSError):  # another user's, or the folder cannot be written
-        os.utime(path)
-
-
 def _remove_unused(folder: Path) -> None:
-    """Libraries of former versions, what was measured with them, and what a process left behind
-    that was killed. Who has loaded one keeps it."""
+    """Libraries of former versions, and what a process left behind that was killed. Who has loaded
+    one keeps it."""
     now = time.time()
-    kinds = ("*.so", "paths-*", f"{UNFINISHED}*")
-    for path in chain.from_iterable(_listed(folder, kind) for kind in kinds):
+    for path in (*_listed(folder, "*.so"), *_listed(folder, f"{UNFINISHED}*")):
         with suppress(OSError):  # another process was faster
             if now - path.stat().st_mtime > KEPT_SECONDS:
                 path.unlink()

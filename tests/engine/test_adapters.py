@@ -1,5 +1,6 @@
 """Requests with LoRA adapters get what merged weights give, in any company."""
 
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native import linear
+from rootlace.kernels.native.linear import Packer
 from rootlace.kernels.native.packed import ProductPath
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -156,7 +157,7 @@ def test_in_bfloat16_and_behind_rounded_weights(path, more, tmp_path, monkeypatc
     model = save(configs()["llama"], tmp_path)
     changed = lora.write(tmp_path / "a", model, ALL)
     some = asked(("a",))[:4]
-    monkeypatch.setattr(linear, "MeasuredPaths", lambda *_: lambda *_: path)
+    monkeypatch.setattr(Packer, "pack", partialmethod(Packer.pack, path=path))
     runner = load(tmp_path, {"a": tmp_path / "a"}, "native", **more)
     together = run(runner, some)
     for (prompt, name), found in zip(some, together, strict=True):

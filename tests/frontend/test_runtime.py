@@ -112,7 +112,7 @@ def test_every_keyword_has_its_place() -> None:
         ),
         "engine.executor": (
             "adapters allow_pickle context_length cuda_graphs device dtype ignore_config_keys "
-            "kernels kv_dtype kv_memory_bytes product_paths quantize reference_for "
+            "kernels kv_dtype kv_memory_bytes quantize reference_for "
             "tensor_parallel threads weight_cache weight_cache_bytes"
         ),
         "engine.cache": "block_size eviction max_pinned num_blocks",

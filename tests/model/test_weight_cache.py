@@ -71,8 +71,7 @@ class Starts:
 
     def key(self) -> str:
         files = Checkpoint(self.config.path).files
-        asked = (self.executor.quantize, self.executor.product_paths)
-        return cache_key(self.config, files, self.library, self.dtype, *asked)
+        return cache_key(self.config, files, self.library, self.dtype, self.executor.quantize)
 
 
 def bytes_of(packed: PackedWeights) -> dict[str, Any]:

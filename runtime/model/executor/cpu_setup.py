@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from rootlace.kernels.interface import HostSampling
 from rootlace.kernels.native import library as native
@@ -56,7 +55,7 @@ def packed_weights(
         return _pack(library, team, setup)[0]
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     files = checkpoint.files
-    asked: list[str] = [setup.executor.quantize, setup.executor.product_paths]
+    asked: list[str] = [setup.executor.quantize]
     rope = config.spec.rope
     if rope.kind == "longrope":  # whose frequencies are one of two sets
         longer = setup.context_length > rope.parameters["original_max_position_embeddings"]
@@ -103,13 +102,9 @@ def _read_and_pack(
 def packer_of(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> Packer:
     """Make what packs the setup's weights, with torch."""
     from rootlace.kernels.arrays import torch_dtype
-    from rootlace.kernels.native.linear import MeasuredPaths, Packer
+    from rootlace.kernels.native.linear import Packer
 
-    dtype = torch_dtype(setup.dtype)
-    packer = Packer(library, team, dtype)
-    if setup.executor.product_paths != "measured":
-        return packer
-    return replace(packer, path_of=MeasuredPaths(library, team, dtype))
+    return Packer(library, team, torch_dtype(setup.dtype))
 
 
 # Cpu setup ----------------------------------------------------------------------------------------

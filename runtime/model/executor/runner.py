@@ -329,7 +329,7 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
         Checkpoint(config.path, config.allow_pickle).files,
         native.load() if runner.kernels == "native" else None,
         runner.dtype,
-        *(executor.quantize, executor.product_paths, executor.kv_dtype, runner.kernels, name),
+        *(executor.quantize, executor.kv_dtype, runner.kernels, name),
         transformers,
         *map(str, (cache.block_size, runner.context_length, tuple(runner.pool.shape[3:]))),
     )

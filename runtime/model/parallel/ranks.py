@@ -70,16 +70,12 @@ def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
     ) -> ModelWeights:
         return load_weights(config, dtype, device, progress, shard)
 
-    if device == "cpu":
-        # Of two kinds of products, all ranks take the same one.
-        executor = dataclasses.replace(executor, product_paths="processor")
     published = config.published or config.spec
     whole = load_adapters(read_adapters(executor.adapters), published, setup.dtype, device)
     adapters = [share_of(one, shard) for one in whole]
     setup = replace(
         setup,
         config=replace(config, spec=shard.own),
-        executor=executor,
         weights_of=weights_of,
         adapters=adapters,
         ranks=ranks,
