@@ -155,7 +155,7 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
         if known[name].name in defaults:
             raise document.wrong((str(key),), "given twice")
         if f"--{name}" in known[name].secondary_opts and value is not None:
-            value = not click.BOOL.convert(value, known[name], context)
+            value = not click.BOOL.convert(str(value), known[name], context)
         # Hand over text, as the command line does: click's types crash on lists and cut fractions.
         if value is not None and known[name].multiple:
             if isinstance(value, dict):

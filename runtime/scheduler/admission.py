@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
@@ -453,14 +454,14 @@ class Prefill:
         deferred: list[RequestState] = []
         running, preempted = self.running, self.running.preempted
         promises = running.promises()
-        in_turns = budget.seconds * (1 - _EARLY)
+        in_turns, shorts = budget.seconds * (1 - _EARLY), self._shorts(budget, long)
         while budget.open and len(running.sequences) < self.max_rows:
             following, newcomer = alone or (preempted[0] if preempted else None), False
             early = None
             if following is None:
                 following, newcomer = self._peek(budget)
                 if not newcomer and budget.seconds > in_turns:
-                    early = self._early(following, budget, long)
+                    early = self._early(following, budget, promises, shorts)
             if following is None:
                 break
             following = early or following
@@ -525,23 +526,46 @@ class Prefill:
         return self.waiting.peek_beside({one.place[:levels] for one in running}, levels), True
 
     def _early(
-        self, following: RequestState | None, budget: StepBudget, long: list[RequestState]
+        self,
+        following: RequestState | None,
+        budget: StepBudget,
+        promises: int,
+        shorts: Iterator[RequestState],
     ) -> RequestState | None:
-        """The short request to admit before `following`, whose turn it is: of a client without a
-        row, and computed by this step, where steps are bounded in time and rows are not scarce."""
+        """The one of `shorts` to admit before `following`, whose turn it is, where steps are
+        bounded in time: while rows and blocks are left for it."""
         running = self.running.sequences
         if budget.cost is None or not running or following is None:
             return None
-        if self.max_rows - len(running) <= 2 * (self.max_rows // _SPARE_ROWS):
+        if self.max_rows - len(running) <= max(2 * (self.max_rows // _SPARE_ROWS), 1):
             return None
-        held, longest = {one.place for one in running}, budget.room(following, 0)
-        if following.place not in held and following.length <= longest:
+        held = any(one.place == following.place for one in running)
+        if not held and following.length <= budget.room(following, 0):
             return None
-        found = self.waiting.peek_beside(held, _LEVELS, longest)
-        if found is None or self._waits(found, budget, long):
+        found = next(shorts, None)
+        if found is None:
             return None
-        behind = found.request.handling.priority < following.request.handling.priority
-        return None if behind else found
+        if found.request.handling.priority < following.request.handling.priority:
+            return None
+        taken = promises + self.running.wanted(found)
+        return found if self.running.fits(following, taken) else None
+
+    def _shorts(self, budget: StepBudget, long: list[RequestState]) -> Iterator[RequestState]:
+        """Waiting requests of clients without a row that this step computes whole, by turn: of the
+        first clients alone, and of each at most one."""
+        fetching = self.kv.tiering.fetching if self.kv.tiering.active else None
+        had = {one.place for one in self.running.sequences}
+        for queue in islice(self.waiting.beside(had, _LEVELS), MOST_LOOKED_AT):
+            found = queue.peek() if queue.requests else None
+            if found is None or any(one.place == found.place for one in self.running.sequences):
+                continue
+            whole = found.length <= budget.room(found, 0)
+            start = 0 if whole else self.kv.estimate(found)
+            if found.length - start > budget.room(found, start) or self._waits(found, budget, long):
+                continue
+            if fetching is not None and fetching.holds_back(found):
+                return  # reads for those in turn come first
+            yield found
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""

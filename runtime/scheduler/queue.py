@@ -12,7 +12,6 @@ little work, and then goes before all others.
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
@@ -479,28 +478,26 @@ class WaitingQueue:
             self._others.pop()
         return None
 
-    def peek_beside(
-        self, held: Collection[Place], levels: int, longest: float = math.inf
-    ) -> RequestState | None:
-        """As `peek`, of clients whose first `levels` names are not among the `held` ones, and of
-        requests with at most `longest` tokens to compute.
+    def peek_beside(self, held: Collection[Place], levels: int) -> RequestState | None:
+        """As `peek`, of the clients of `beside`."""
+        offered = (queue.peek() for queue in self.beside(held, levels))
+        return next((found for found in offered if found is not None), None)
+
+    def beside(self, held: Collection[Place], levels: int) -> list[ClientQueue]:
+        """Clients whose first `levels` names are not among the `held` ones, in order of their
+        turns. O(clients).
 
         Of connections only those count that have one waiting request, or half the mean at most: who
         has many gets a row in turn.
         """
         few = max(1.0, 0.5 * self.count / max(len(self._queues), 1))
         turn = {priority: at for at, priority in enumerate(self._by_turn())}
-        best, rank = None, (len(turn), [math.inf])
-        for (priority, place), queue in self._queues.items():
-            if place[:levels] in held or (levels > 1 and self._held[place] > few):
-                continue
-            other = turn[priority], self._rank(priority, place)
-            found = queue.peek() if other < rank else None
-            if found is None:
-                continue
-            if found.length <= longest or found.length - self._estimate(found) <= longest:
-                best, rank = found, other
-        return best
+        found = [
+            (turn[priority], self._rank(priority, place), at, queue)
+            for at, ((priority, place), queue) in enumerate(self._queues.items())
+            if place[:levels] not in held and (levels == 1 or self._held[place] <= few)
+        ]
+        return [queue for _, _, _, queue in sorted(found)]
 
     def _rank(self, priority: int, place: Place) -> list[float]:
         """The place of a client in the order that is next, level by level."""

@@ -267,6 +267,7 @@ def test_options_of_a_file(
         "warm-up: 3",
         "no-cache: {a: 1}",
         "no-overlap: x",
+        "no-overlap: {a: 1}",
     ):
         path.write_text(text)
         result = CliRunner().invoke(app, ["serve", "--config", str(path)])

@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest, Pooling
 from rootlace.runtime.scheduler.admission import Turns
+from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.pacing import MeasuredCost
+from rootlace.runtime.scheduler.request import RequestState
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.world import World
@@ -314,6 +316,78 @@ def test_short_requests_before_their_turn_take_nobodys_share() -> None:
                 if owner[update.rid] == "many":
                     send("many", f"connection {len(owner) % 50}")
     assert 0.45 <= ended["one"] / ended.total() <= 0.55 and ended.total() > 800, ended
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks", "length"), [(4, 8192, 1000), (8, 8192, 1000), (64, 220, 2600)]
+)
+def test_a_long_prompt_waits_for_no_end_of_short_ones(rows: int, blocks: int, length: int) -> None:
+    """Whether rows or blocks are scarce: sixty clients send one short request after the other."""
+    executor = SimulatedExecutor(blocks, 16, 1 << 15, VOCABULARY, SLOW)
+    scheduler = Scheduler(
+        SchedulerConfig(step_seconds=BOUND, max_running=rows),
+        CacheConfig(num_blocks=blocks),
+        1 << 15,
+        executor.clock,
+        vocab_size=VOCABULARY,
+    )
+    dice, owner = random.Random(1), dict[int, str]()
+
+    def send(client: str, tokens: int, outputs: int) -> None:
+        number = len(owner)
+        owner[number] = client
+        ids = np.array(_prompt(dice, tokens), np.int32)
+        params = SamplingParams(max_tokens=outputs, seed=0)
+        scheduler.add(EngineRequest(number, ids, params, client=client))
+
+    for at in range(60):
+        send(f"short {at}", 20, 30 + at % 7)
+    ended = Counter[str]()
+    for step in range(1000):
+        if step == 30:
+            send("long", length, 1)
+        plan = scheduler.plan()
+        assert plan is not None
+        for update in scheduler.commit(plan, executor.run(plan)):
+            if update.finish is not None:
+                client = owner[update.rid]
+                ended[client] += 1
+                if client == "long":
+                    assert max(ended.values()) <= 2, "as many rounds of those who wait"
+                    return
+                send(client, 20, 30 + int(client.split()[1]) % 7)
+    raise AssertionError("the long prompt was never begun")
+
+
+def test_few_are_looked_at_for_a_short_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many clients wait, all with prompts that no step ends."""
+    executor = SimulatedExecutor(8192, 16, 1 << 15, VOCABULARY, SLOW)
+    scheduler = Scheduler(
+        SchedulerConfig(step_seconds=BOUND),
+        CacheConfig(num_blocks=8192),
+        1 << 15,
+        executor.clock,
+        vocab_size=VOCABULARY,
+    )
+    dice, looks = random.Random(1), 0
+    estimate = KVStore.estimate
+
+    def counted(self: KVStore, sequence: RequestState) -> int:
+        nonlocal looks
+        looks += 1
+        return estimate(self, sequence)
+
+    monkeypatch.setattr(KVStore, "estimate", counted)
+    for number in range(400):
+        ids = np.array(_prompt(dice, 600), np.int32)
+        params = SamplingParams(max_tokens=2, seed=0)
+        scheduler.add(EngineRequest(number, ids, params, client=f"key {number}"))
+    for _ in range(20):
+        looks = 0
+        plan = scheduler.plan()
+        assert plan is not None
+        scheduler.commit(plan, executor.run(plan))
+        assert looks < 400
 
 
 @pytest.mark.parametrize("length", [60, 120, 500, 900])

@@ -230,6 +230,9 @@ async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(m
         assert (await place.ask(path, body))[0] == 200
         await until(lambda: not room.users)
         assert (room.gateway is not None) == kept, body
+    for odd in ({"keep_alive": [0]}, {"timeout": {}}):
+        status, reply = await place.ask("/api/chat", {**asked, **odd})
+        assert status == 400 and "b" in place.loaded and "a" not in place.loaded, reply
     # That is how `ollama stop` says it.
     _, reply = await place.ask("/api/generate", {"model": "b", "keep_alive": 0})
     assert reply["done_reason"] == "unload" and room.gateway is None

@@ -82,8 +82,8 @@ class _Named(msgspec.Struct):
 
     model: _Scalar = None
     name: _Scalar = None
-    timeout: _Scalar = None
-    keep_alive: _Scalar = None
+    timeout: Any = None
+    keep_alive: Any = None
 
 
 _named = msgspec.json.Decoder(_Named)
@@ -296,7 +296,7 @@ def _written(started: int) -> str:
     return datetime.fromtimestamp(started, UTC).isoformat()
 
 
-async def _asked(request: web.Request) -> tuple[str | None, float | None, _Scalar]:
+async def _asked(request: web.Request) -> tuple[str | None, float | None, Any]:
     """The model that a request names, its timeout, and its `keep_alive`; None for what it does not
     say, or what cannot be read."""
     asked: _Scalar = request.query.get("model")

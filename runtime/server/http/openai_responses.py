@@ -291,9 +291,10 @@ def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
     """The functions that the model may call, those of a namespace by `qualified` names. The first
     of these says what the namespace is.
 
-    Raises InvalidParameter for a tool without a name, for one that holds others and may not, and
-    for a search of the web.
+    Raises InvalidParameter for a tool without a name, for one that holds others and may not, for
+    one of a namespace by whose name the model knows another, and for a search of the web.
     """
+    known = {tool.name for tool in tools if tool.type == "function"}
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
         if tool.type == "web_search":
@@ -309,19 +310,26 @@ def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
         if tool.tools is None:
             yield Tool(tool.name, tool.description, tool.parameters, tool.strict)
         about = tool.description
-        for one in tool.tools or ():
+        for at, one in enumerate(tool.tools or ()):
+            where = f"{param}.tools[{at}].name"
+            if not one.name:
+                raise InvalidParameter(where, f"{where} is missing")
             texts = [text for text in (about, one.description) if text]
             name, about = qualified(tool.name, one.name), None
+            if name in known:
+                raise InvalidParameter(where, f"{where}: another tool is known as {name!r}, too")
+            known.add(name)
             yield Tool(name, "\n\n".join(texts) or None, one.parameters, one.strict)
 
 
-def _shown(tool: ResponseTool) -> dict[str, Any]:
+def _shown(tool: ResponseTool | FunctionTool) -> dict[str, Any]:
     """A tool as responses tell it."""
     if tool.type == "web_search":
         return {"type": tool.type}
-    inside = ("tools",) if tool.type == "namespace" else ("parameters", "strict")
-    shown = {name: getattr(tool, name) for name in ("type", "name", "description", *inside)}
-    return cast(dict[str, Any], msgspec.to_builtins(shown))
+    shown = {"type": tool.type, "name": tool.name, "description": tool.description}
+    if isinstance(tool, ResponseTool) and tool.tools is not None:
+        return {**shown, "tools": [_shown(one) for one in tool.tools]}
+    return {**shown, "parameters": tool.parameters, "strict": tool.strict}
 
 
 def constraint_of(body: ResponsesBody) -> Asked | None:

@@ -278,7 +278,7 @@ _NAMES = {"text": "output_text", "thoughts": "reasoning_text", "call": "function
 
 def qualified(namespace: str | None, name: str) -> str:
     """The name by which the model knows a function of a namespace."""
-    return name if namespace is None else f"{namespace}__{name}"
+    return f"{namespace}__{name}" if namespace else name
 
 
 _Names = dict[str, tuple[str, str | None]]

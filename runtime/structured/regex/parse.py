@@ -60,6 +60,10 @@ _POSIX = {
     "word": r"\w",
     "space": r"\s",
     "punct": "!-/:-@\\[-`{-~",
+    "blank": r" \t",
+    "cntrl": r"\x00-\x1f\x7f",
+    "graph": "!-~",
+    "print": " -~",
 }
 """Classes that other languages have, and what to write here: `re` reads the set of their letters,
 with a warning."""
@@ -67,7 +71,8 @@ with a warning."""
 # What the constructs look like, behind what would hide them.
 _PIECES = re.compile(
     rf"""\(\?\#[^)]*\)
-    | (?P<posix> \[ \^? \[: (?:{"|".join(_POSIX)}) :\] )
+    | (?P<posix> \[ \^? (?: \]? (?: [^][\\] | \\. | \[(?!:) )* \[: (?:{"|".join(_POSIX)}) :\]
+        (?= (?: [^][\\] | \\. | \[: \w+ :\] )* \] ) | \[: (?:{"|".join(_POSIX)}) :\] ) )
     | \[ \^? \]? (?: [^]\\] | \\. )* \]
     | (?P<reference> \\[1-9] | \(\?P= )
     | \\.

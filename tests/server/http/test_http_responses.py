@@ -165,6 +165,10 @@ async def test_functions_of_a_namespace(served: Served) -> None:
     assert (found.name, found.namespace, found.arguments) == ("f", "crm", '{"x": 1}')
     assert [tool.type for tool in first.tools] == ["function", "namespace"]
     assert [tool.name for tool in first.tools[1].tools] == ["f", "g"]
+    told = [tool.to_dict() for tool in (first.tools[0], *first.tools[1].tools)]
+    assert {tuple(sorted(tool)) for tool in told} == {
+        ("description", "name", "parameters", "strict", "type")
+    }
     offered = [tool["function"] for tool in served.gateway.chat.last["tools"]]
     assert [tool["name"] for tool in offered] == ["f", "crm__f", "crm__g"]
     texts = [tool.get("description") for tool in offered]
@@ -188,6 +192,10 @@ async def test_functions_of_a_namespace(served: Served) -> None:
     assert [(one.name, one.namespace) for one in listed if one.type == "function_call"] == [
         ("f", "crm")
     ]
+    plain: Any = [stateless[0], {**first.output[0].to_dict(), "namespace": ""}, result]
+    await client.responses.create(input=plain, store=False, **given)
+    made = served.gateway.chat.last["messages"][1]["tool_calls"]
+    assert made[0]["function"]["name"] == "f", "no namespace"
     named: Any = {"type": "function", "name": "g", "namespace": "crm"}
     allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
     for choice in (named, allowed):
@@ -313,6 +321,28 @@ async def test_constraints(served: Served) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
         ({"tools": [{**TOOL, "tools": []}]}, "tools[0].tools"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{**TOOL, "name": ""}]}]},
+            "tools[0].tools[0].name",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "namespace", "name": "n", "tools": [TOOL]},
+                    {**TOOL, "name": "n__f"},
+                ]
+            },
+            "tools[0].tools[0].name",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "namespace", "name": "a__b", "tools": [TOOL]},
+                    {"type": "namespace", "name": "a", "tools": [{**TOOL, "name": "b__f"}]},
+                ]
+            },
+            "tools[1].tools[0].name",
+        ),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),

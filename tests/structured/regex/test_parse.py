@@ -149,6 +149,8 @@ def test_set_algebra(left: list[tuple[int, int]], right: list[tuple[int, int]]) 
         ),
         (r"\[[[:alpha:]_]+", r"no [:alpha:] ('[[:alpha:]' at position 2); write a-zA-Z"),
         ("(?x)a# [[:digit:]\n[^[:digit:]]", "[:digit:] ('[^[:digit:]' at position 18); write 0-9"),
+        ("[_[:alnum:]-]+", "no [:alnum:] ('[_[:alnum:]' at position 0); write a-zA-Z0-9"),
+        ("x[^a-z[:blank:][:digit:]]", "no [:blank:] ('[^a-z[:blank:]' at position 1)"),
         ("(", "missing ), unterminated subpattern at position 0"),
         ("a**", "multiple repeat at position 2"),
         ("[z-a]", "bad character range z-a at position 1"),
