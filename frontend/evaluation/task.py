@@ -21,7 +21,7 @@ from rootlace.wire.errors import InvalidRequest
 
 _FIELD = re.compile(
     r"\{(?P<escaped>\{\w+(?:\[\w+\])*\})\}|\{(?P<name>\w+)(?P<inside>(?:\[\w+\])*)\}"
-    r"|\{(?P<open>\w+)(?![\w:])[^{}\n]*(?=[{\n]|\Z)"  # `{key: {` is an object
+    r"|\{(?P<open>\w+)(?![\w:])(?=(?P<rest>[^\n]*))"  # `{key: {` is an object
 )
 
 
@@ -35,9 +35,9 @@ def fill(template: str, fields: Mapping[str, Any]) -> str:
     def value(match: re.Match[str]) -> str:
         if match["escaped"]:
             return match["escaped"]
-        if match["open"] in fields:
-            raise InvalidRequest(f"the brace of {{{match['open']} is not closed")
         if match["open"]:
+            if match["open"] in fields and match["rest"].count("{") >= match["rest"].count("}"):
+                raise InvalidRequest(f"the brace of {{{match['open']} is not closed")
             return match[0]
         found = look_up(fields, match["name"])
         for key in re.findall(r"\w+", match["inside"]):

@@ -146,5 +146,13 @@ def test_templates() -> None:
     for unclosed in ("{a", "Q: {a\n}", "{a {list[0]}", "{list[0 {a}", "{{a"):
         with pytest.raises(InvalidRequest, match=r"the brace of \{(a|list) is not closed"):
             fill(unclosed, fields)
-    for text in ('{"a": 1}', "{a: 1, b: {}}", "{\n  a: 1\n}", "{b", "{a: [\n]}", "x{ a"):
+    for text in (
+        '{"a": 1}',
+        "{a: 1, b: {}}",
+        "{\n  a: 1\n}",
+        "{b",
+        "{a: [\n]}",
+        "x{ a",
+        "{a | {b: 1}}",
+    ):
         assert fill(text, fields) == text

@@ -233,6 +233,10 @@ async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(m
     for odd in ({"keep_alive": [0]}, {"timeout": {}}):
         status, reply = await place.ask("/api/chat", {**asked, **odd})
         assert status == 400 and "b" in place.loaded and "a" not in place.loaded, reply
+    wrong = {"keep_alive": 0, "options": {"num_predict": "x"}}
+    assert (await place.ask("/api/chat", {**asked, **wrong}))[0] == 400
+    await until(lambda: not room.users)
+    assert room.gateway is not None
     # That is how `ollama stop` says it.
     _, reply = await place.ask("/api/generate", {"model": "b", "keep_alive": 0})
     assert reply["done_reason"] == "unload" and room.gateway is None

@@ -70,6 +70,8 @@ _WATCHING = (
     "/cache/pins",
     "/cache/pins/{id}",
 )
+# Endpoints whose bodies have `keep_alive`.
+_KEEPING_ALIVE = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 
 
 _Scalar = str | int | float | bool | None
@@ -138,7 +140,8 @@ class ModelRoutes:
             asked, timeout, keep_alive = await _asked(request)
             async with self._use(asked, timeout) as model:
                 reply = await model.endpoints[method, path].handle(request)
-            if path.startswith("/api/") and unloads(self._rooms.config, keep_alive):
+            answered = path in _KEEPING_ALIVE and reply.status < 400
+            if answered and unloads(self._rooms.config, keep_alive):
                 self._rooms.unload(asked)
             return reply
 
