@@ -503,6 +503,8 @@ class _Lark:
         """A text that does not hold `end` without the white space around it, and then `end`. Both
         are one lexeme: the text may hold what `end` begins with."""
         literal = self._literal(end, f"{place}.end")
+        if not end.strip():
+            raise _wrong(f"{place}.end", "what ends a string is missing")
         try:
             strings = _strings_of(text.json_schema, end.strip())
         except InvalidConstraint as error:

@@ -508,6 +508,10 @@ def test_what_cannot_be_held(compiler: GrammarCompiler, schema: Any, place: str)
         ({"anyOf": [{"required": ["x"]}]}, "#/anyOf"),
         ({"patternProperties": {"^x": {"type": "string"}}}, "#/patternProperties"),
         ({"properties": {"a>b": {}}}, "#/properties: the name 'a>b'"),
+        (
+            {"properties": {}, "additionalProperties": {"type": "integer"}},
+            "#/additionalProperties",
+        ),
     ],
 )
 def test_what_is_said_of_all_arguments(compiler: GrammarCompiler, more: Any, place: str) -> None:

@@ -10,7 +10,8 @@
     </function>
     </tool_call>
 
-A value of a string parameter is its text, any other value is JSON.
+A value of a string parameter is its text, any other value is JSON. Where line breaks stand is seen
+from the chat template.
 """
 
 from __future__ import annotations
@@ -123,8 +124,10 @@ class TaggedArguments(Tagged):
         if exact and (keyword := min(schema.keys() & (_OF_OBJECTS | _APPLIED), default="")):
             raise _unheld(keyword, "arguments in tags of their own cannot be held to it")
         if not properties:
-            closed = schema.get("additionalProperties", True) is False
-            return _const("") if closed else self._any_arguments()
+            others = schema.get("additionalProperties", True)
+            if exact and others is not False and _says_something(others):
+                raise _unheld("additionalProperties", "arguments without names are any")
+            return _const("") if others is False else self._any_arguments()
         required = schema.get("required")
         elements = []
         for key, value in properties.items():
@@ -380,11 +383,8 @@ class TaggedArgumentsParser(TaggedParser):
         that follows."""
         gap, close = self._argument.gap, self._argument.close
         at = self._buffer.find(close)
-        end = (
-            at
-            if at >= 0
-            else len(self._buffer) - possible_begin(self._buffer, (gap + close, close))
-        )
+        keep = 0 if at >= 0 else possible_begin(self._buffer, (gap + close, close))
+        end = at if at >= 0 else len(self._buffer) - keep
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         return (text.removesuffix(gap) if at >= 0 else text), at >= 0
 
