@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -233,21 +234,27 @@ def test_what_a_template_writes_is_read(
     st.lists(
         st.sampled_from(
             [
-                *(*WORDS, *TAGS, *CLOSES, "<function=f>", "<parameter=text>", "f", "count"),
-                *("<parameter=items>\n", "<tool_call>f<arg_key>", "</arg_key><arg_value>"),
-                *("<tool_call><function=f><parameter=items>", '<parameter=text>"'),
+                *(*WORDS, *TAGS, *CLOSES, "<function=f>", "<parameter=text>", "f", "count", "%"),
+                *("<parameter=items>\n%", "<tool_call>f<arg_key>", "</arg_key><arg_value>%"),
+                *("<tool_call><function=f><parameter=items>", '<parameter=text>"%', "<arg_key>%"),
+                *("<parameter=%", "<tool_call>f<arg_key>items</arg_key><arg_value>", '["%'),
             ]
         ),
         max_size=14,
-    ).map("".join),
+    ),
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
-def test_any_chunking_gives_the_same(name: str, text: str, sizes: list[int]) -> None:
+def test_no_word_is_lost(name: str, parts: list[str], sizes: list[int]) -> None:
+    """However the text is cut, each word (%) comes out once and in its place."""
+    text = "".join(part.replace("%", f" w{i}w ") for i, part in enumerate(parts))
     pieces, at = [], 0
     while at < len(text):
         pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
         at += len(pieces[-1])
-    assert merged(read(FORMS[name], pieces)) == merged(read(FORMS[name], [text]))
+    deltas = merged(read(FORMS[name], pieces))
+    assert deltas == merged(read(FORMS[name], [text]))
+    found = " ".join(delta.name if isinstance(delta, CallBegin) else delta.text for delta in deltas)
+    assert re.findall(r"w\d+w", found) == re.findall(r"w\d+w", text)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -508,6 +515,7 @@ def test_what_cannot_be_held(compiler: GrammarCompiler, schema: Any, place: str)
         ({"anyOf": [{"required": ["x"]}]}, "#/anyOf"),
         ({"patternProperties": {"^x": {"type": "string"}}}, "#/patternProperties"),
         ({"properties": {"a>b": {}}}, "#/properties: the name 'a>b'"),
+        ({"properties": ["x"]}, "#/properties: it is malformed"),
         (
             {"properties": {}, "additionalProperties": {"type": "integer"}},
             "#/additionalProperties",

@@ -123,6 +123,9 @@ class TaggedArguments(Tagged):
         properties = _properties(schema)
         if exact and (keyword := min(schema.keys() & (_OF_OBJECTS | _APPLIED), default="")):
             raise _unheld(keyword, "arguments in tags of their own cannot be held to it")
+        for keyword, kind in (("properties", dict), ("required", list)):
+            if exact and not isinstance(schema.get(keyword, kind()), kind):
+                raise _unheld(keyword, "it is malformed")
         if not properties:
             others = schema.get("additionalProperties", True)
             if exact and others is not False and _says_something(others):
