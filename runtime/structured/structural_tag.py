@@ -14,6 +14,7 @@ from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
 from rootlace.runtime.structured.json_schema.pattern import (
     FORMATS,
     NotTranslated,
+    in_all,
     regex_of_format,
     regex_of_pattern,
 )
@@ -512,11 +513,9 @@ class _Lark:
                 return self._any_text(end, f"{place}.end")
             reason = str(error).removeprefix("json_schema: ")
             raise _wrong(f"{place}.content.json_schema", reason) from None
-        behind, *rest = runs(literal)
-        parts = [f"/{pattern_of(concat(one, Literal(str(behind))))}/" for one in strings]
-        # Where it is a token, its characters would end the text all the same.
-        parts.append(f"~/(?s:.)*{lexeme(end.strip())[1:-1]}(?s:.){'*' if rest else '+'}/")
-        then = self.rules.literal(literal.removeprefix(str(behind)))
+        behind = Literal(str(runs(literal)[0]))
+        parts = [f"/{pattern_of(concat(one, behind))}/" for one in strings]
+        then = self.rules.literal(literal.removeprefix(behind.text))
         return _Ways(_joined(self.rules.add("TEXT", " & ".join(parts)), then or _NOTHING))
 
     def _tags(self, one: Tags, place: str) -> _Ways:
@@ -596,6 +595,8 @@ class _Lark:
         return _Ways(*(each and self.rules.add("part", each) for each in ways))
 
 
+MAX_COUNTED = 2000
+"""Characters of a string that are counted; a lexeme that counts some thousands is refused."""
 _BESIDE_TEXT = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"])
 
 
@@ -605,7 +606,14 @@ def _strings_of(schema: dict[str, Any], close: str) -> list[Regex]:
     PreparedSchema({"type": "string", **schema})  # refuses what is malformed, or has no strings
     for keyword in sorted(schema.keys() & _BESIDE_TEXT):
         raise invalid(f"#/{keyword}", f"no mask can hold {keyword!r} in a text")
-    found = [repeat(Chars(ALL), schema.get("minLength", 0), schema.get("maxLength"))]
+    for keyword in ("minLength", "maxLength"):
+        if schema.get(keyword, 0) > MAX_COUNTED:
+            raise invalid(f"#/{keyword}", f"more than {MAX_COUNTED} characters of a text")
+    anything = repeat(Chars(ALL), 0, None)
+    found = [
+        in_all([], but=[concat(anything, Literal(close), anything)]),
+        repeat(Chars(ALL), schema.get("minLength", 0), schema.get("maxLength")),
+    ]
     for keyword in sorted(schema.keys() & {"const", "enum"}):
         listed = schema["enum"] if keyword == "enum" else [schema["const"]]
         texts = [one for one in listed if isinstance(one, str) and close not in one]

@@ -355,6 +355,7 @@ def string(end: str = "\n</a>", **content: Any) -> dict[str, Any]:
     [
         ({}, ["", 'a"<\n</\n'], ["</a>", "x</a>y"]),
         ({"minLength": 1, "maxLength": 2}, ["é\n", "<"], ["", "abc", "\n\n\n"]),
+        ({"maxLength": 500}, ["", "\n</b>" * 100], ["x" * 501]),
         ({"pattern": "^a+", "minLength": 2}, ["ab\n", "aa"], ["a", "ba"]),
         ({"enum": ["x", "x\n", "</a>"], "maxLength": 4}, ["x", "x\n"], ["", "</a>"]),
         ({"const": "x", "enum": ["x", "y"]}, ["x"], ["y"]),
@@ -382,6 +383,7 @@ def test_the_text_of_a_string(
         ({"enum": ["</a>", 1]}, "#/enum: a text ends where it holds '</a>'"),
         ({"minLength": 2, "maxLength": 1}, "#"),
         ({"minLength": "a"}, "#/minLength"),
+        ({"maxLength": 2001}, "#/maxLength: more than 2000 characters"),
     ],
 )
 def test_strings_that_cannot_be_held(compiler: GrammarCompiler, schema: Any, said: str) -> None:
