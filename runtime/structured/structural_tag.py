@@ -9,8 +9,27 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from rootlace.runtime.structured.gbnf import LexemeRules, Run, SpecialTokens, lexeme, runs
+from rootlace.runtime.structured.json_schema.load import invalid
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
+from rootlace.runtime.structured.json_schema.pattern import (
+    FORMATS,
+    NotTranslated,
+    in_all,
+    regex_of_format,
+    regex_of_pattern,
+)
 from rootlace.runtime.structured.json_schema.to_llguidance import written
-from rootlace.runtime.structured.regex.syntax import TooLarge
+from rootlace.runtime.structured.regex.syntax import (
+    ALL,
+    Chars,
+    Literal,
+    Regex,
+    TooLarge,
+    concat,
+    either,
+    pattern_of,
+    repeat,
+)
 from rootlace.runtime.structured.source import (
     MAX_DEPTH,
     MAX_SOURCE,
@@ -37,7 +56,7 @@ from rootlace.wire.protocol import Constraint
 #                "end": "</function>"}], "at_least_one": false, "stop_after_first": false}}
 #
 # or what the whole text is, by `sequence`, `or`, `tag`, `tags_with_separator`, `json_schema` and
-# `const_string`, and `any_text` within a `tag`:
+# `const_string`, and `any_text` or `string` within a `tag`:
 #
 #     {"type": "or", "elements": [{"type": "json_schema", "json_schema": {…}},
 #      {"type": "tags_with_separator", "separator": "\n", "at_least_one": true, "tags": [
@@ -72,6 +91,14 @@ class AnyText(msgspec.Struct, tag_field="type", tag="any_text"):
     """Everything up to the end of its tag."""
 
 
+class TextOf(msgspec.Struct, tag_field="type", tag="string"):
+    """The text of a string up to the end of its tag, without quotes: what the keywords of strings
+    in a schema say of it. `lenient`: any text, where that cannot be held."""
+
+    json_schema: dict[str, Any]
+    lenient: bool = False
+
+
 class ConstString(msgspec.Struct, tag_field="type", tag="const_string"):
     value: str
 
@@ -85,7 +112,7 @@ class Json(msgspec.Struct, tag_field="type", tag="json_schema"):
 
 class Tag(msgspec.Struct, tag_field="type", tag="tag"):
     begin: str
-    content: Format | AnyText
+    content: Format | AnyText | TextOf
     end: str
 
 
@@ -277,10 +304,12 @@ def _weakened(value: Any) -> Any:
         return [_weakened(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.get("type") != "json_schema":
+    if value.get("type") not in ("json_schema", "string"):
         return {key: _weakened(item) for key, item in value.items()}
     if value.get("lenient") is not True:
         return value
+    if value["type"] == "string":
+        return {"type": "any_text"}
     return {"type": "json_schema", "json_schema": least_of(value.get("json_schema"))}
 
 
@@ -448,6 +477,8 @@ class _Lark:
             content = _Ways(self._json(tag.schema, f"{place}.schema"))
         elif isinstance(tag.content, AnyText):
             return self._then(_Ways(begin or _NOTHING), self._any_text(tag.end, f"{place}.end"))
+        elif isinstance(tag.content, TextOf):
+            return self._then(_Ways(begin or _NOTHING), self._text_of(tag.content, tag.end, place))
         else:
             content = self.of(tag.content, f"{place}.content")
         content = self._then(_Ways(begin or _NOTHING), content)
@@ -468,6 +499,24 @@ class _Lark:
         behind = self.rules.literal(literal[:-2])
         text = f"/(?s:.)*{behind[1:]}" if behind.startswith("/") else f"{FREE} {behind}"
         return _Ways("", f"{free.going} {text}")
+
+    def _text_of(self, text: TextOf, end: str, place: str) -> _Ways:
+        """A text that does not hold `end` without the white space around it, and then `end`. Both
+        are one lexeme: the text may hold what `end` begins with."""
+        literal = self._literal(end, f"{place}.end")
+        if not end.strip():
+            raise _wrong(f"{place}.end", "what ends a string is missing")
+        try:
+            strings = _strings_of(text.json_schema, end.strip())
+        except InvalidConstraint as error:
+            if text.lenient:
+                return self._any_text(end, f"{place}.end")
+            reason = str(error).removeprefix("json_schema: ")
+            raise _wrong(f"{place}.content.json_schema", reason) from None
+        behind = Literal(str(runs(literal)[0]))
+        parts = [f"/{pattern_of(concat(one, behind))}/" for one in strings]
+        then = self.rules.literal(literal.removeprefix(behind.text))
+        return _Ways(_joined(self.rules.add("TEXT", " & ".join(parts)), then or _NOTHING))
 
     def _tags(self, one: Tags, place: str) -> _Ways:
         tags = [self._tag(tag, f"{place}.tags[{index}]") for index, tag in enumerate(one.tags)]
@@ -544,6 +593,41 @@ class _Lark:
 
     def _named(self, ways: _Ways) -> _Ways:
         return _Ways(*(each and self.rules.add("part", each) for each in ways))
+
+
+MAX_COUNTED = 2000
+"""Characters of a string that are counted; a lexeme that counts some thousands is refused."""
+_BESIDE_TEXT = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"])
+
+
+def _strings_of(schema: dict[str, Any], close: str) -> list[Regex]:
+    """Languages that have the strings of a schema in common. Raises InvalidConstraint, which names
+    the keyword, where they cannot be told, or none of those listed is without `close`."""
+    PreparedSchema({"type": "string", **schema})  # refuses what is malformed, or has no strings
+    for keyword in sorted(schema.keys() & _BESIDE_TEXT):
+        raise invalid(f"#/{keyword}", f"no mask can hold {keyword!r} in a text")
+    for keyword in ("minLength", "maxLength"):
+        if schema.get(keyword, 0) > MAX_COUNTED:
+            raise invalid(f"#/{keyword}", f"more than {MAX_COUNTED} characters of a text")
+    anything = repeat(Chars(ALL), 0, None)
+    found = [
+        in_all([], but=[concat(anything, Literal(close), anything)]),
+        repeat(Chars(ALL), schema.get("minLength", 0), schema.get("maxLength")),
+    ]
+    for keyword in sorted(schema.keys() & {"const", "enum"}):
+        listed = schema["enum"] if keyword == "enum" else [schema["const"]]
+        texts = [one for one in listed if isinstance(one, str) and close not in one]
+        if not texts:
+            raise invalid(f"#/{keyword}", f"a text ends where it holds {close!r}")
+        found.append(either(*map(Literal, texts)))
+    if "pattern" in schema:
+        try:
+            found.append(regex_of_pattern(schema["pattern"]))
+        except NotTranslated as error:
+            raise invalid("#/pattern", f"no mask can hold it in a text: {error}") from None
+    if schema.get("format") in FORMATS:
+        found.append(regex_of_format(schema["format"]))
+    return found
 
 
 def _joined(one: str, other: str) -> str:

@@ -39,7 +39,7 @@ from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Constraint, Part
 
 TOOLS = [Tool(name, None, {"type": "object"}) for name in "fg"]
-NAMES = frozenset(tool.name for tool in TOOLS)
+NAMES = {tool.name: tool.parameters for tool in TOOLS}
 F, G = Call("f", '{"x":1}'), Call("g", "{}")
 
 # As the chat templates of Qwen3, Mistral Nemo, Ministral 3, DeepSeek V3, DeepSeek V3.1 and gpt-oss
@@ -214,7 +214,7 @@ def test_whatever_a_model_would_write(
             token = close if close in allowed else int(random.choice(allowed))
             assert matcher.advance(token)
             text += bytes([compiler.vocabulary.token_bytes[token][0]])
-        parser = form.parser("", OFFERED.keys(), True)
+        parser = form.parser("", OFFERED, True)
         found = Answer.of([*parser.feed(text.decode(errors="replace")), *parser.finish()])
         assert found.content == "so" and found.calls, text
         for call in found.calls:

@@ -36,7 +36,7 @@ from rootlace.runtime.server.tool_parsers.tagged import Tagged
 CALL = '<tool_call>{"name":"f","arguments":{"x":1e3}}</tool_call>'
 FOUND = Call("f", '{"x":1e3}')
 G = Call("g", '{"y": "}{ \\" </tool_call>"}')
-TOOLS = ("f", "g")
+TOOLS = {"f": None, "g": None}
 THINK = ("<think>", "</think>")
 
 FORMATS: dict[str, Format] = {

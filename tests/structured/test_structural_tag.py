@@ -12,8 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured import GrammarCompiler, Matcher
+from rootlace.runtime.structured.structural_tag import weakest
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
 
 WEATHER = {
     "type": "object",
@@ -341,6 +343,62 @@ def test_what_is_wrong_is_named(compiler: GrammarCompiler, tag: Any, said: str) 
     with pytest.raises(InvalidConstraint, match=said) as caught:
         compiler.compile(structural_tag=tag)
     assert str(caught.value).startswith("structural_tag: ")
+
+
+def string(end: str = "\n</a>", **content: Any) -> dict[str, Any]:
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "string", **content}, "end": end}
+    return {"type": "structural_tag", "format": tag}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({}, ["", 'a"<\n</\n'], ["</a>", "x</a>y"]),
+        ({"minLength": 1, "maxLength": 2}, ["é\n", "<"], ["", "abc", "\n\n\n"]),
+        ({"maxLength": 500}, ["", "\n</b>" * 100], ["x" * 501]),
+        ({"pattern": "^a+", "minLength": 2}, ["ab\n", "aa"], ["a", "ba"]),
+        ({"enum": ["x", "x\n", "</a>"], "maxLength": 4}, ["x", "x\n"], ["", "</a>"]),
+        ({"const": "x", "enum": ["x", "y"]}, ["x"], ["y"]),
+        ({"format": "date"}, ["2024-02-29"], ["2023-02-29", ""]),
+        ({"pattern": "/", "format": "no such"}, ["a/b"], ["ab"]),
+    ],
+)
+def test_the_text_of_a_string(
+    compiler: GrammarCompiler, schema: Any, right: list[str], wrong: list[str]
+) -> None:
+    matcher = compiler.compile(structural_tag=string(json_schema=schema)).matcher()
+    for text in right:
+        assert feed(compiler, matcher, f"<a>{text}\n</a>") and matcher.is_accepting(), text
+        assert not feed(compiler, matcher, f"<a>{text}\n</a>x")
+    for text in wrong:
+        taken = feed(compiler, matcher, f"<a>{text}\n</a>")
+        assert not (taken and matcher.is_accepting()), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"pattern": r"(a)\1"}, "#/pattern: no mask can hold"),
+        ({"not": {}}, "#/not: "),
+        ({"enum": ["</a>", 1]}, "#/enum: a text ends where it holds '</a>'"),
+        ({"minLength": 2, "maxLength": 1}, "#"),
+        ({"minLength": "a"}, "#/minLength"),
+        ({"maxLength": 2001}, "#/maxLength: more than 2000 characters"),
+    ],
+)
+def test_strings_that_cannot_be_held(compiler: GrammarCompiler, schema: Any, said: str) -> None:
+    with pytest.raises(InvalidConstraint, match=said) as caught:
+        compiler.compile(structural_tag=string(json_schema=schema))
+    assert str(caught.value).startswith("structural_tag: format.content.json_schema: #")
+    with pytest.raises(InvalidConstraint, match=r"format\.end: what ends a string is missing"):
+        compiler.compile(structural_tag=string(" ", json_schema={}))
+    lenient = string(json_schema=schema, lenient=True)
+    least = weakest(Constraint("structural_tag", json.dumps(lenient)))
+    assert least is not None
+    for tag in (lenient, json.loads(least.source)):
+        matcher = compiler.compile(structural_tag=tag).matcher()
+        assert feed(compiler, matcher, "<a>any\n</a>") and matcher.is_accepting()
+        assert not feed(compiler, matcher, "<a>any\n</a>x")
 
 
 def test_overlapping_triggers(compiler: GrammarCompiler) -> None:

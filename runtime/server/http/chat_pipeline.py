@@ -133,11 +133,11 @@ class Chats:
         written = self._write(request, parts) if request.keep else None
         if written is not None:
             parts = (Tokens(tuple(written.ids)),)
-        names = frozenset([tool.name for tool in tools] if tools and not whole else ())
+        offered = {tool.name: tool.parameters for tool in tools} if not whole else {}
         # The beginning of a constrained answer that has no thoughts is no beginning of any.
         reasoning = request.reasoning and form.always
         reasoning = reasoning and (thoughts is not None or not (whole or forced))
-        parser = partial(form.parser, end + lead, names, reasoning)
+        parser = partial(form.parser, end + lead, offered, reasoning)
         return Prepared(
             job=GenerateRequest(
                 parts,
@@ -153,7 +153,7 @@ class Chats:
                 param=request.param,
                 thoughts=thoughts,
             ),
-            parser=parser if names or form.always else None,
+            parser=parser if offered or form.always else None,
             prefix=prefix,
             several=request.choice.parallel is not False,
             written=written,

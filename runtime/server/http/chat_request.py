@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -346,7 +347,7 @@ def forced_call(
         tools = [tool for tool in tools if tool.name == choice.name]
         if not tools:
             raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {choice.name!r}")
-    if choice.parallel or all(tool.strict is False for tool in tools):
+    if choice.parallel or not form.writes_json or all(tool.strict is False for tool in tools):
         return (), _calls(tools, form, options, one=not choice.parallel)
     if form.trigger == HERMES.begin:
         # One call's JSON, where the model has learnt to write it, and reads it in a later turn.
@@ -368,7 +369,7 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
     `tool_calls.arguments` (where the model may call)."""
     # An object without a tag may be text: it is held only where arguments have to be.
     calls = _begun(tools, form) if not form.calls.bare or any(tool.strict for tool in tools) else []
-    begun = [(form.begin_alone(tool.name), _arguments(tool, tool.strict)) for tool in tools]
+    begun = [(form.begin_alone(tool.name), _written(tool, form)) for tool in tools]
     also = [(found, content) for found, content in begun if found is not None]
     alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
     tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
@@ -409,13 +410,26 @@ def _with(
 
 def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, tool_calls.Content]]:
     """How calls begin, and the arguments that follow."""
-    return [(form.begin(tool.name), _arguments(tool, tool.strict)) for tool in tools]
+    return [(form.begin(tool.name), _written(tool, form)) for tool in tools]
+
+
+def _written(tool: Tool, form: Format) -> tool_calls.Content:
+    """The arguments as the format writes them."""
+    held = _arguments(tool, tool.strict)
+    with _naming(tool):
+        return form.content(held)
 
 
 def _arguments(tool: Tool, strict: bool | None) -> tool_calls.Content:
-    """Raises InvalidConstraint that names the tool."""
-    try:
+    with _naming(tool):
         return tool_calls.arguments(tool.parameters, strict)
+
+
+@contextmanager
+def _naming(tool: Tool) -> Iterator[None]:
+    """Names the tool in an InvalidConstraint."""
+    try:
+        yield
     except InvalidConstraint as error:
         raise InvalidConstraint(f"tool {tool.name!r}: {error}", "tools") from None
 

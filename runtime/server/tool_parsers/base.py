@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from rootlace.wire import tool_calls
 from rootlace.wire.protocol import Thoughts
 from rootlace.wire.tool_calls import LINES, Around
 
@@ -311,6 +312,10 @@ DEEPSEEK_31 = Calls(
 # Format -------------------------------------------------------------------------------------------
 
 
+Schemas = Mapping[str, Mapping[str, Any] | None]
+"""The names of the tools that were offered, and the schemas of their arguments."""
+
+
 class Parser(Protocol):
     """Takes an answer as it is written.
 
@@ -367,12 +372,22 @@ class Format(ABC):
     def always(self) -> bool:
         """Whether answers are to be parsed even if nobody offers a tool: they may have thoughts."""
 
+    @property
+    def writes_json(self) -> bool:
+        """Whether a call's arguments are one JSON text."""
+        return True
+
+    def content(self, held: tool_calls.Content) -> tool_calls.Content:
+        """A call's arguments as they are written. Raises InvalidConstraint where they cannot be
+        `held` so."""
+        return held
+
     @abstractmethod
-    def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> Parser:
+    def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> Parser:
         """A parser of an answer that follows `prompt_end`.
 
-        `tools` are the names of those that were offered. Calls are not looked for where there are
-        none, nor thoughts without `reasoning`: then they are content.
+        `tools` are those that were offered. Calls are not looked for where there are none, nor
+        thoughts without `reasoning`: then they are content.
         """
 
     @abstractmethod

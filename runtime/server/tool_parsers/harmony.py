@@ -19,6 +19,7 @@ from rootlace.runtime.server.tool_parsers.base import (
     Delta,
     Format,
     Reasoning,
+    Schemas,
     first_tag,
     pieces,
     possible_begin,
@@ -60,7 +61,7 @@ class Harmony(Format):
     def always(self) -> bool:
         return True
 
-    def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> HarmonyParser:
+    def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> HarmonyParser:
         return HarmonyParser(prompt_end.endswith(_MESSAGE), tools, reasoning)
 
     def thoughts(self, prompt_end: str) -> Thoughts | None:

@@ -24,6 +24,7 @@ from rootlace.runtime.server.tool_parsers.base import (
 )
 from rootlace.runtime.server.tool_parsers.harmony import Harmony
 from rootlace.runtime.server.tool_parsers.tagged import Tagged
+from rootlace.runtime.server.tool_parsers.tagged_arguments import PROBE, TaggedArguments
 from rootlace.wire.chat_format import enclosed
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import (
@@ -55,7 +56,13 @@ def format_of(template: ChatTemplate) -> Format:
     if "<|channel|>" in source and "<|message|>" in source:
         return Harmony()
     think = next((tags for tags in _THINK if tags[1] in source), None)
-    return Tagged(_calls(template, source), think)
+    calls = _calls(template, source)
+    if calls is HERMES:
+        text = _text(template, [{"role": "user", "content": "?"}, _called(PROBE)])
+        found = TaggedArguments.seen(text, _NAME, think)
+        if found is not None:
+            return found
+    return Tagged(calls, think)
 
 
 def _calls(template: ChatTemplate, source: str) -> Calls:
@@ -126,7 +133,7 @@ class ToolPrompt:
         guessed = isinstance(self.format, Tagged) and self.format.calls is HERMES
         self.reads = not self.calls or self.encodes or not guessed
         """False where the template writes calls in a form that no parser has, such as arguments in
-        tags of their own (Qwen3-Coder, GLM 4.5, MiniMax M2)."""
+        tags of another kind (MiniMax M2, Step 3)."""
         if self.encodes:
             asked = [user, _called(json.dumps(_ARGUMENTS))]
         elif not self.calls:
@@ -254,7 +261,9 @@ def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = 
 
 def tool_format(template: ChatTemplate, form: Format) -> ToolFormat:
     """As the template lists tools behind the content of a system message; in words of our own where
-    it does so elsewhere, or not at all."""
+    it does so elsewhere, or not at all. Programs write arguments as JSON: where the template does
+    not, calls are Hermes's."""
+    form = form if form.writes_json else Tagged(HERMES)
     begin, _, between = form.begin(_NAME).partition(_NAME)
     example = f'{begin}the_name{between}{{"argument": "value"}}{form.end}'
     own = ToolFormat()

@@ -19,6 +19,7 @@ from rootlace.runtime.server.tool_parsers.base import (
     Format,
     JsonEnd,
     Reasoning,
+    Schemas,
     first_tag,
     pieces,
     possible_begin,
@@ -27,7 +28,7 @@ from rootlace.wire.protocol import Thoughts
 
 # No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
 # what is looked at again with every new piece.
-_HEADER_CHARACTERS = 512
+HEADER_CHARACTERS = 512
 _OBJECT = re.compile(
     r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
@@ -44,7 +45,7 @@ class Tagged(Format):
     def always(self) -> bool:
         return self.think is not None
 
-    def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> TaggedParser:
+    def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> TaggedParser:
         think = self.think if reasoning else None
         thinking = think is not None and prompt_end.rstrip().endswith(think[0])
         return TaggedParser(self.calls if tools else None, tools, think, thinking)
@@ -66,7 +67,9 @@ class Tagged(Format):
         return "" if self.think is None else f"{self.think[0]}\n\n{self.think[1]}\n\n"
 
 
-class _State(Enum):
+class State(Enum):
+    """Where a parser is."""
+
     TEXT = auto()
     THOUGHT = auto()
     HEADER = auto()  # behind the tag of a call, before its arguments
@@ -91,7 +94,7 @@ class TaggedParser:
         self._think = think
         self._buffer = ""
         self._out: list[Delta] = []
-        self._state = _State.THOUGHT if thinking else _State.TEXT
+        self._state = State.THOUGHT if thinking else State.TEXT
         self._said = False  # the answer has begun: thoughts come before it
         self._spaces: list[str] = []  # white space that says nothing unless thoughts follow it
         self._trim = thinking  # white space before the next text says nothing
@@ -102,14 +105,14 @@ class TaggedParser:
         self._object = False  # the arguments stand in an object
         self._held: list[str] = []  # what has come of an object that is read as a whole
         self._closers: list[str] = []  # tags that may still follow the last call
-        self._steps: dict[_State, Callable[[], bool]] = {
-            _State.TEXT: self._text,
-            _State.THOUGHT: self._thought,
-            _State.HEADER: self._header,
-            _State.WHOLE: self._whole,
-            _State.ARGUMENTS: self._arguments,
-            _State.REST: self._rest,
-            _State.TAIL: self._tail,
+        self._steps: dict[State, Callable[[], bool]] = {
+            State.TEXT: self._text,
+            State.THOUGHT: self._thought,
+            State.HEADER: self._header,
+            State.WHOLE: self._whole,
+            State.ARGUMENTS: self._arguments,
+            State.REST: self._rest,
+            State.TAIL: self._tail,
         }
 
     def feed(self, text: str) -> list[Delta]:
@@ -132,20 +135,20 @@ class TaggedParser:
     def _close(self) -> bool:
         """Decides what waits for more text. Returns whether some of it has to be read once more."""
         rest = self._buffer
-        if self._state is _State.HEADER and not rest.lstrip().startswith("{"):
+        if self._state is State.HEADER and not rest.lstrip().startswith("{"):
             self._take_whole("")
             return True
-        if self._state is _State.TAIL or (self._state is _State.REST and not _is_rest(rest, "}")):
+        if self._state is State.TAIL or (self._state is State.REST and not _is_rest(rest, "}")):
             self._leave_call()
             return True
         self._buffer = ""
-        if self._state is _State.TEXT:
+        if self._state is State.TEXT:
             self._say(rest)
-        elif self._state is _State.THOUGHT:
+        elif self._state is State.THOUGHT:
             self._reason(rest)
-        elif self._state is _State.ARGUMENTS:
+        elif self._state is State.ARGUMENTS:
             self._out.append(CallArguments(rest))
-        elif self._state in (_State.HEADER, _State.WHOLE):
+        elif self._state in (State.HEADER, State.WHOLE):
             self._take_whole("".join([*self._held, rest]))
         return False
 
@@ -161,7 +164,7 @@ class TaggedParser:
                 self._say(self._buffer[: len(self._buffer) - len(ahead)])
                 self._buffer = ahead
                 if ahead.startswith("{"):
-                    self._state, self._opened, self._tagged = _State.HEADER, "", False
+                    self._state, self._opened, self._tagged = State.HEADER, "", False
                     return True
             tags += [calls.begin, *calls.noise]
         found = first_tag(self._buffer, tags)
@@ -178,9 +181,9 @@ class TaggedParser:
             if self._said:
                 self._say(tag)
             else:
-                self._state, self._trim, self._spaces = _State.THOUGHT, True, []
+                self._state, self._trim, self._spaces = State.THOUGHT, True, []
         elif calls is not None and tag == calls.begin:
-            self._state, self._opened = _State.HEADER, tag
+            self._state, self._opened = State.HEADER, tag
             self._tagged, self._array = True, False
         return True
 
@@ -195,17 +198,17 @@ class TaggedParser:
         if not self._buffer.startswith(end):
             return False
         self._buffer = self._buffer[len(end) :]
-        self._state, self._trim = _State.TEXT, True
+        self._state, self._trim = State.TEXT, True
         return True
 
     def _header(self) -> bool:
         calls = self._calls
         assert calls is not None
-        head = self._buffer[:_HEADER_CHARACTERS]
+        head = self._buffer[:HEADER_CHARACTERS]
         if self._begin_call(head):
             return True
         ahead = head.lstrip()
-        full = len(head) == _HEADER_CHARACTERS
+        full = len(head) == HEADER_CHARACTERS
         if calls.array and not self._array and ahead.startswith("["):
             self._array = True
             self._opened += head[: len(head) - len(ahead) + 1]
@@ -216,7 +219,7 @@ class TaggedParser:
             json.feed(head)
             if not (full or json.ended):
                 return False
-            self._state, self._json = _State.WHOLE, JsonEnd(stops=calls.stops)
+            self._state, self._json = State.WHOLE, JsonEnd(stops=calls.stops)
             return True
         if not full and (calls.header is not None or not ahead):
             return False
@@ -240,7 +243,7 @@ class TaggedParser:
         self._out.append(CallBegin(name))
         self._buffer = self._buffer[found.end() :]
         self._said, self._json = True, JsonEnd(stops=calls.stops)
-        self._state = _State.ARGUMENTS
+        self._state = State.ARGUMENTS
         self._closers = [*([] if is_object else [calls.fence]), *calls.ends]
         self._object = is_object
         return True
@@ -261,7 +264,7 @@ class TaggedParser:
         self._buffer = self._buffer[end:]
         if not self._json.ended:
             return False
-        self._state = _State.REST if self._object and self._json.closed else _State.TAIL
+        self._state = State.REST if self._object and self._json.closed else State.TAIL
         return True
 
     def _rest(self) -> bool:
@@ -269,16 +272,16 @@ class TaggedParser:
         calls = self._calls
         assert calls is not None
         self._buffer = self._buffer.lstrip()
-        head = self._buffer[:_HEADER_CHARACTERS]
+        head = self._buffer[:HEADER_CHARACTERS]
         if not head:
             return False
         json = JsonEnd(depth=1, stops=calls.stops)
         end = json.feed(head) if head[0] in "}," else 0
-        if head[0] in "}," and not json.ended and len(head) < _HEADER_CHARACTERS:
+        if head[0] in "}," and not json.ended and len(head) < HEADER_CHARACTERS:
             return False
         if json.ended and _is_rest(head[:end], "" if json.closed else "}"):
             self._buffer = self._buffer[end:]
-        self._state = _State.TAIL
+        self._state = State.TAIL
         return True
 
     def _tail(self) -> bool:
@@ -296,7 +299,7 @@ class TaggedParser:
                 return True
         if calls.again and self._buffer.startswith(calls.again):
             self._buffer = self._buffer[len(calls.again) :]
-            self._state, self._opened, self._tagged = _State.HEADER, calls.again, self._array
+            self._state, self._opened, self._tagged = State.HEADER, calls.again, self._array
             return True
         if any(tag.startswith(self._buffer) for tag in closers):
             return False
@@ -306,7 +309,7 @@ class TaggedParser:
     # ------------------------------------------------------------ what is given
 
     def _leave_call(self) -> None:
-        self._state, self._trim = _State.TEXT, True
+        self._state, self._trim = State.TEXT, True
 
     def _take_whole(self, source: str) -> None:
         """A call whose arguments could not be given as they came, or else content."""
@@ -318,9 +321,9 @@ class TaggedParser:
             if (offered or self._tagged) if call.has_arguments else (offered and self._tagged):
                 self._said, self._closers = True, list(calls.ends)
                 self._out += [CallBegin(call.name), CallArguments(call.arguments)]
-                self._state = _State.TAIL
+                self._state = State.TAIL
                 return
-        self._state = _State.TEXT
+        self._state = State.TEXT
         self._say(self._opened + source)
 
     def _say(self, text: str) -> None:

@@ -8,8 +8,10 @@ import jsonschema
 import openai
 import pytest
 
+from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.wire.protocol import Text
 from tests.server.http.conftest import Served
+from tests.server.test_tagged_arguments import FORMS, SOURCES, written
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -205,6 +207,55 @@ async def test_tool_calls(served: Served) -> None:
         "content": "3",
         "tool_call_id": message.tool_calls[0].id,  # type: ignore[index]
     }
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+async def test_arguments_in_tags(served: Served, name: str) -> None:
+    """As Qwen3-Coder and GLM 4.5 write them: whole and streamed they become JSON, and go back into
+    the template as it writes them."""
+    gateway, form = served.gateway, FORMS[name]
+    gateway.chat = ChatTemplate(SOURCES[name])  # type: ignore[assignment]
+    text = 'a "long" text of </tool_call>s'
+    called = written(form, "add", ("text", text), ("a", "1.50"))
+    prompts: list[str] = []
+
+    def script(prompt: str, index: int) -> str:
+        prompts.append(prompt)
+        return f"Let me see.\n{called}"
+
+    gateway.script = script
+    parameters = {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "a": {"type": "number"}},
+        "required": ["text"],
+    }
+    add = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    client = served.openai()
+    given: dict[str, Any] = {"model": "fake", "messages": ASK, "tools": [add, _tool("now")]}
+    choice = (await client.chat.completions.create(**given)).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see."
+    arguments = f'{{"text": {json.dumps(text)}, "a": 1.50}}'
+    calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()]
+    assert calls == [("add", arguments)]
+
+    streamed = []
+    async for chunk in await client.chat.completions.create(**given, stream=True):
+        streamed += chunk.choices[0].delta.tool_calls or []
+    assert _joined(streamed) == calls and len(streamed) > len(text)  # as it is written
+
+    result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}  # type: ignore[index]
+    given["messages"] = [*ASK, choice.message, result]
+    await client.chat.completions.create(**given)
+    assert called.replace("1.50", "1.5") in prompts[-1]
+
+    await client.chat.completions.create(**given, tool_choice="required")
+    constraint = gateway.last_generate.constraint
+    assert constraint is not None and constraint.kind == "structural_tag"
+    assert prompts[-1] == prompts[-2]  # nothing is begun for the model
+    strict = {"name": "add", "strict": True, "parameters": {**parameters, "minProperties": 1}}
+    given["tools"] = [{"type": "function", "function": strict}]
+    with pytest.raises(openai.BadRequestError, match="tool 'add': json_schema: #/minProperties"):
+        await client.chat.completions.create(**given)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,534 @@
+"""Calls whose arguments stand in tags of their own: found, read and held to schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from random import Random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rootlace.runtime.server.chat_template import ChatTemplate
+from rootlace.runtime.server.http.chat_request import (
+    Tool,
+    ToolChoice,
+    calls_among_text,
+    calls_or_format,
+    forced_call,
+)
+from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.tool_parsers.base import (
+    HERMES,
+    Answer,
+    Call,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Reasoning,
+)
+from rootlace.runtime.server.tool_parsers.listing import ToolPrompt, format_of
+from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
+from rootlace.runtime.structured import GrammarCompiler
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint, Text
+
+QWEN = """{% for tool in tools or () %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}{% for tool_call in message.tool_calls or () %}
+{%- set tool_call = tool_call.function %}
+{{- '\\n<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
+{%- for args_name, args_value in tool_call.arguments | items %}
+{{- '<parameter=' + args_name + '>\\n' }}
+{%- set args_value = args_value | tojson | safe if args_value is mapping or (args_value is sequence
+  and args_value is not string) else args_value | string %}
+{{- args_value }}
+{{- '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
+{%- endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}{# 'tool' #}"""
+"""Writes calls as Qwen3-Coder's and Qwen3.5's do: numbers and constants as Python does."""
+
+GLM = """[gMASK]<sop>{% for tool in tools or () %}{{ tool | tojson }}
+{% endfor %}{% for m in messages %}<|{{ m.role }}|>
+{{ m.content or '' }}{% if m.tool_calls %}
+{% for tc in m.tool_calls %}{%- set tc = tc.function %}
+{{ '\\n<tool_call>' + tc.name }}
+{% for k, v in tc.arguments.items() %}
+<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>
+{% endfor %}
+</tool_call>{% endfor %}
+{% endif %}
+{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}{# 'tool' <think></think> #}"""
+"""Writes calls as that of GLM 4.5 does."""
+
+GLM_COMPACT = GLM.replace("{{ '\\n<tool_call>' + tc.name }}\n", "{{- '<tool_call>' + tc.name -}}\n")
+GLM_COMPACT = GLM_COMPACT.replace("</arg_key>\n", "</arg_key>").replace(
+    "items() %}\n", "items() %}"
+)
+GLM_COMPACT = GLM_COMPACT.replace("</arg_value>\n{% endfor %}\n", "</arg_value>{% endfor %}")
+"""As GLM 4.7's: without line breaks."""
+
+SOURCES = {"qwen": QWEN, "glm": GLM, "glm_compact": GLM_COMPACT}
+TEMPLATES = {_name: ChatTemplate(_source) for _name, _source in SOURCES.items()}
+FORMS: dict[str, TaggedArguments] = {}
+for _name, _template in TEMPLATES.items():
+    _found = format_of(_template)
+    assert isinstance(_found, TaggedArguments), _name
+    FORMS[_name] = _found
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "Some text."},
+        "count": {"type": "integer"},
+        "items": {"type": "array"},
+        "nested": {"$ref": "#/$defs/Nested"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "flag": {"type": "boolean"},
+        "ratio": {"type": ["number", "null"]},
+    },
+    "$defs": {"Nested": {"type": "object"}},
+}
+SCHEMAS: dict[str, Any] = {"f": PARAMETERS, "g": None}
+
+
+def read(form: TaggedArguments, pieces: list[str]) -> list[Delta]:
+    parser = form.parser("", SCHEMAS, True)
+    return [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
+
+
+def answer(form: TaggedArguments, text: str) -> Answer:
+    """The answer, which must be the same in one piece and character by character."""
+    whole = Answer.of(read(form, [text]))
+    assert Answer.of(read(form, list(text))) == whole
+    return whole
+
+
+def merged(deltas: list[Delta]) -> list[Delta]:
+    found: list[Delta] = []
+    for delta in deltas:
+        last = found[-1] if found else None
+        if isinstance(delta, Content | Reasoning | CallArguments) and type(last) is type(delta):
+            found[-1] = type(delta)(last.text + delta.text)  # type: ignore[union-attr]
+        else:
+            found.append(delta)
+    return found
+
+
+def written(form: TaggedArguments, name: str, *arguments: tuple[str, str]) -> str:
+    """A call with these keys and texts."""
+    one = form.argument
+    texts = [
+        f"{one.opening}{key}{one.between}{text}{one.gap}{one.close}{one.after}"
+        for key, text in arguments
+    ]
+    return form.begin(name) + "".join(texts) + form.end
+
+
+# Found --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_tells_the_form(name: str) -> None:
+    prompt = ToolPrompt(TEMPLATES[name])
+    assert prompt.reads and prompt.calls and not prompt.encodes
+    assert (FORMS[name].think is not None) is (name != "qwen")
+    # Programs write and read JSON, of models that were trained on another form, too.
+    assert prompt.listed.begin == HERMES.opening and prompt.listed.end == HERMES.end
+
+
+def test_how_calls_are_written() -> None:
+    arguments = (("a", "1"), ("b", "x"))
+    assert written(FORMS["qwen"], "f", *arguments) == (
+        "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    assert written(FORMS["glm"], "f", *arguments) == (
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n"
+        "<arg_key>b</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
+    )
+    assert written(FORMS["glm_compact"], "f", *arguments) == (
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>"
+        "<arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
+    )
+
+
+# Read ---------------------------------------------------------------------------------------------
+
+WORDS = [
+    "a",
+    "é",
+    '"',
+    "\\",
+    "\n",
+    "\r\n",
+    " ",
+    "<",
+    ">",
+    "</",
+    "</parameter",
+    "{",
+    "]",
+    "null",
+    "1",
+]
+TAGS = ["<tool_call>", "</tool_call>", "</function>", "<parameter=x>", "<arg_key>", "</arg_key>"]
+CLOSES = ("</parameter>", "</arg_value>")
+TEXTS = st.lists(st.sampled_from(WORDS + TAGS), max_size=8).map("".join)
+TEXTS = TEXTS.filter(lambda text: not any(close in text for close in CLOSES))
+# What is no text may hold the tags that would end one.
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS | st.sampled_from(CLOSES),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": TEXTS,
+        "count": st.integers(),
+        "items": st.lists(JSON, max_size=3),
+        "nested": st.dictionaries(TEXTS, JSON, max_size=3),
+        "maybe": TEXTS.filter(lambda text: text != "null"),
+        "flag": st.booleans(),
+        "ratio": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    },
+)
+
+
+@given(st.sampled_from(sorted(FORMS)), ARGUMENTS, TEXTS, st.data())
+def test_what_a_template_writes_is_read(
+    name: str, arguments: dict[str, Any], said: str, data: st.DataObject
+) -> None:
+    form, said = FORMS[name], said.replace("<tool_call>", "").strip()
+    functions = [{"name": "f", "arguments": arguments}, {"name": "g", "arguments": {}}]
+    calls = [{"type": "function", "function": function} for function in functions]
+    message = {"role": "assistant", "content": said, "tool_calls": calls}
+    parts = TEMPLATES[name].render([message], add_generation_prompt=False)
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    text = text.partition("assistant")[2].removeprefix("|>").removesuffix("<|im_end|>\n")
+    pieces, rest = [], text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    deltas = read(form, pieces)
+    found = Answer.of(deltas)
+    assert found.content == said and [call.name for call in found.calls] == ["f", "g"]
+    assert json.loads(found.calls[0].arguments) == arguments and found.calls[1].arguments == "{}"
+    assert merged(deltas) == merged(read(form, [text]))
+
+
+@given(
+    st.sampled_from(sorted(FORMS)),
+    st.lists(
+        st.sampled_from(
+            [
+                *(*WORDS, *TAGS, *CLOSES, "<function=f>", "<parameter=text>", "f", "count", "%"),
+                *("<parameter=items>\n%", "<tool_call>f<arg_key>", "</arg_key><arg_value>%"),
+                *("<tool_call><function=f><parameter=items>", '<parameter=text>"%', "<arg_key>%"),
+                *("<parameter=%", "<tool_call>f<arg_key>items</arg_key><arg_value>", '["%'),
+            ]
+        ),
+        max_size=14,
+    ),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_no_word_is_lost(name: str, parts: list[str], sizes: list[int]) -> None:
+    """However the text is cut, each word (%) comes out once and in its place."""
+    text = "".join(part.replace("%", f" w{i}w ") for i, part in enumerate(parts))
+    pieces, at = [], 0
+    while at < len(text):
+        pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
+        at += len(pieces[-1])
+    deltas = merged(read(FORMS[name], pieces))
+    assert deltas == merged(read(FORMS[name], [text]))
+    found = " ".join(delta.name if isinstance(delta, CallBegin) else delta.text for delta in deltas)
+    assert re.findall(r"w\d+w", found) == re.findall(r"w\d+w", text)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("text", "1", "1"),
+        ("text", " a\n", " a\n"),
+        ("count", "1", 1),
+        ("count", " 1 ", 1),
+        ("count", "many", "many"),
+        ("items", "[1, 'a\"]", "[1, 'a\"]"),
+        ("items", "", ""),
+        ("maybe", "null", None),
+        ("maybe", "5", "5"),
+        ("flag", "true", True),
+        ("flag", "True", True),
+        ("ratio", "None", None),
+        ("ratio", "NaN", "NaN"),
+        ("unknown", "5", 5),
+        ("unknown", '{"a": [1.50]}', {"a": [1.5]}),
+        ("unknown", '"a', '"a'),
+        ("unknown", "<b>", "<b>"),
+    ],
+)
+def test_values(name: str, key: str, text: str, value: Any) -> None:
+    form = FORMS[name]
+    found = answer(form, written(form, "f", (key, text), ("text", "x")))
+    (call,) = found.calls
+    expected = {key: value} if key == "text" else {key: value, "text": "x"}
+    if key != "text":
+        assert json.loads(call.arguments) == expected
+    else:
+        assert json.loads(call.arguments, object_pairs_hook=list)[0] == ("text", value)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_and_text(name: str) -> None:
+    form = FORMS[name]
+    f, g, h = (written(form, "f", ("count", "1.50")), written(form, "g"), written(form, "h"))
+    called = [Call("f", '{"count": 1.50}'), Call("g", "{}")]
+    assert answer(form, f"a {f}\n{g} b") == Answer("a b", "", called)
+    assert answer(form, h).calls == [Call("h", "{}")]  # as of other forms: the tag says so
+    hermes = '<tool_call>\n{"name": "f", "arguments": {"x": "</parameter>"}}\n</tool_call>'
+    assert answer(form, hermes).calls == [Call("f", '{"x": "</parameter>"}')]
+    for text in (
+        "<tool_call>",
+        "<tool_call>no call</tool_call>",
+        "<tool_ <function=f> </function>",
+    ):
+        assert answer(form, text) == Answer(text)
+    # Without the end of the arguments, and without any.
+    assert answer(form, f.replace("</function>", "")).calls == called[:1]
+    forgotten = answer(form, written(form, "g").removesuffix(form.end) + form.end.strip() + " so")
+    assert (forgotten.content, forgotten.calls) == ("so", called[1:])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_that_are_cut_stay_open(name: str) -> None:
+    form = FORMS[name]
+    text = written(form, "f", ("text", 'a"\n'), ("items", '["</parameter>", 1]'), ("count", "12"))
+    begun = text.index(form.argument.opening)
+    given = '{"text": "a\\"\\n", "items": ["</parameter>", 1], "count": 12}'
+    for end in range(len(text)):
+        found = answer(form, text[:end])
+        if not found.calls:
+            assert end < begun + len(form.argument.opening) and found.content == text[:end]
+            continue
+        arguments = found.calls[0].arguments
+        if end < len(text) - len(form.end):
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(arguments)
+        elif arguments.endswith("}"):
+            assert arguments == given
+        else:
+            assert arguments + "}" == given
+
+
+def test_texts_come_as_they_are_written() -> None:
+    for form in FORMS.values():
+        deltas = read(form, list(written(form, "f", ("text", "x" * 50), ("count", "12"))))
+        assert deltas[0] == CallBegin("f") and deltas.count(CallArguments("x")) == 50
+
+
+def test_a_quote_that_is_never_closed_costs_one_value() -> None:
+    """Such text is no JSON: it ends where the first tag says, also if the answer ends before."""
+    for form in FORMS.values():
+        text = written(form, "f", ("items", '["a]'), ("count", "1"), ("text", "b")) * 2
+        found = answer(form, text).calls
+        expected = {"items": '["a]', "count": 1, "text": "b"}
+        assert [json.loads(call.arguments) for call in found] == [expected] * 2
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("text", ["x", "<", '"', "\n", "[", "</", "%"])
+def test_the_work_is_linear(name: str, text: str) -> None:
+    form = FORMS[name]
+    for key in ("text", "items", "unknown"):
+        begun = written(form, "f", (key, "%")).partition("%")[0]
+        parser = form.parser("", SCHEMAS, True)
+        long = begun + text.replace("%", begun) * 8_000
+        for at in range(0, 40_000, 4):
+            parser.feed(long[at : at + 4])
+            assert len(parser._buffer) <= 600
+        parser.finish()
+
+
+# Held ---------------------------------------------------------------------------------------------
+
+STRICT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 3},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["c", "c\n", "cf"]},
+        "code": {"anyOf": [{"type": "string", "pattern": "^[a<]\n*$"}, {"type": "null"}]},
+        "where": {"$ref": "#/$defs/Where"},
+        "date": {"type": "string", "format": "date"},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {
+        "Where": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 14}},
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    },
+}
+OFFERED = [Tool("get", None, STRICT, True), Tool("now"), Tool("any", None, {"type": "object"})]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return GrammarCompiler(tokenizer, eos_token_ids=[0])
+
+
+def takes(compiler: GrammarCompiler, asked: Asked, text: str) -> bool:
+    """Whether a text is an answer."""
+    tag = json.loads(asked.constraint.source)
+    matcher = compiler.compile(structural_tag=tag).matcher()
+    taken = all(matcher.advance(compiler.vocabulary.byte_tokens[b]) for b in text.encode())
+    return taken and matcher.is_accepting()
+
+
+CITY, UNIT = ("city", "a<b"), ("unit", "c")
+RIGHT = [
+    ("get", CITY, UNIT),
+    ("get", ("city", ""), ("unit", "c\n")),
+    ("get", CITY, ("days", "14"), ("unit", "cf"), ("code", "null"), ("date", "2024-02-29")),
+    ("get", CITY, UNIT, ("code", "a\n\n"), ("where", '{"name": "</arg_value>"}')),
+    ("now",),
+    ("any",),
+    ("any", ("what", "ever</b>"), ("x", "5")),
+]
+WRONG = [
+    ("get", UNIT),
+    ("get", UNIT, CITY),
+    ("get", ("city", "abcd"), UNIT),
+    ("get", CITY, ("days", "15"), UNIT),
+    ("get", CITY, ("unit", "f")),
+    ("get", CITY, UNIT, ("code", "b")),
+    ("get", CITY, UNIT, ("code", "\n")),
+    ("get", CITY, UNIT, ("where", "Rome")),
+    ("get", CITY, UNIT, ("date", "2024-02-30")),
+    ("get", CITY, UNIT, ("more", "1")),
+    ("now", ("x", "1")),
+    ("later",),
+]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
+    form = FORMS[name]
+    begun, forced = forced_call(ToolChoice("required"), OFFERED, form, {})
+    several = forced_call(ToolChoice("required", parallel=True), OFFERED, form, {})[1]
+    one = forced_call(ToolChoice("required", "get"), OFFERED, form, {})[1]
+    among = calls_among_text(OFFERED, form, {})
+    either = calls_or_format(
+        Asked(Constraint("json_schema", '{"type":"integer"}'), "response_format"),
+        ToolChoice(),
+        OFFERED,
+        form,
+    )
+    assert not begun
+    for call in RIGHT:
+        text = written(form, *call)  # type: ignore[arg-type]
+        assert takes(compiler, forced, text) and takes(compiler, among, f"so {text} so"), text
+        assert takes(compiler, one, text) is (call[0] == "get")
+        assert not takes(compiler, forced, f"{text}\n{text}") and not takes(compiler, forced, "so")
+        assert takes(compiler, several, f"{text}\n{text}") and takes(compiler, either, text)
+    for call in WRONG:
+        text = written(form, *call)  # type: ignore[arg-type]
+        for asked in (forced, several, among, either):
+            assert not takes(compiler, asked, text), text
+    assert takes(compiler, among, "so") and takes(compiler, either, form.answer_prefix("") + "12")
+
+
+@pytest.mark.parametrize("strict", [True, None])
+@pytest.mark.parametrize("name", FORMS)
+def test_whatever_a_model_would_write(
+    compiler: GrammarCompiler, name: str, strict: bool | None
+) -> None:
+    """It draws bytes at random, of those that it may, and prefers what ends a text."""
+    form, random = FORMS[name], Random(name)
+    tools = [Tool("get", None, STRICT, strict), Tool("now", None, None, strict)]
+    tag = json.loads(forced_call(ToolChoice("required"), tools, form, {})[1].constraint.source)
+    matcher = compiler.compile(structural_tag=tag).matcher()
+    schemas = {tool.name: tool.parameters for tool in tools}
+    lengths = set()
+    for _ in range(25):
+        matcher.reset()
+        text = bytearray()
+        while not matcher.is_accepting():
+            allowed = np.flatnonzero(matcher.allowed_mask())
+            token = int(random.choice(allowed))
+            assert matcher.advance(token)
+            text += bytes([compiler.vocabulary.token_bytes[token][0]])
+        parser = form.parser("", schemas, True)
+        found = Answer.of([*parser.feed(text.decode(errors="replace")), *parser.finish()])
+        assert not found.content and len(found.calls) == 1, text
+        call = found.calls[0]
+        arguments = json.loads(call.arguments)
+        jsonschema.validate(arguments, schemas[call.name] or {"maxProperties": 0})
+        lengths.add(len(arguments))
+    assert len(lengths) > 2
+
+
+UNHELD: list[tuple[dict[str, Any], str]] = [
+    ({"type": "string", "not": {"const": "x"}}, "#/not"),
+    ({"type": "string", "pattern": r"(a)\1"}, "#/pattern"),
+    ({"enum": ["a</parameter></arg_value>"]}, "#/enum"),
+    ({"type": "array", "uniqueItems": True}, "#/uniqueItems"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), UNHELD)
+def test_what_cannot_be_held(compiler: GrammarCompiler, schema: Any, place: str) -> None:
+    """It is refused where a tool is strict, and left free where it is not."""
+    parameters = {"properties": {"x": schema}, "required": ["x"]}
+    for form in FORMS.values():
+        lenient = calls_among_text([Tool("f", None, parameters)], form, {})
+        assert takes(compiler, lenient, written(form, "f", ("x", "[1]")))
+        strict = calls_among_text([Tool("now"), Tool("f", None, parameters, True)], form, {})
+        with pytest.raises(InvalidConstraint, match=place) as caught:
+            takes(compiler, strict, "")
+        assert strict.told(str(caught.value)).startswith(f"tool 'f': json_schema: {place}")
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"minProperties": 1}, "#/minProperties"),
+        ({"anyOf": [{"required": ["x"]}]}, "#/anyOf"),
+        ({"patternProperties": {"^x": {"type": "string"}}}, "#/patternProperties"),
+        ({"properties": {"a>b": {}}}, "#/properties: the name 'a>b'"),
+        ({"properties": ["x"]}, "#/properties: it is malformed"),
+        (
+            {"properties": {}, "additionalProperties": {"type": "integer"}},
+            "#/additionalProperties",
+        ),
+    ],
+)
+def test_what_is_said_of_all_arguments(compiler: GrammarCompiler, more: Any, place: str) -> None:
+    parameters = {"properties": {"x": {"type": "integer"}}, **more}
+    for form in FORMS.values():
+        assert takes(
+            compiler,
+            calls_among_text([Tool("f", None, parameters)], form, {}),
+            written(form, "f", *([("x", "1")] if "properties" not in more else [])),
+        )
+        with pytest.raises(InvalidConstraint, match=f"tool 'f': json_schema: {place}"):
+            calls_among_text([Tool("f", None, parameters, True)], form, {})
