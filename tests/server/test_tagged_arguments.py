@@ -206,6 +206,20 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.parametrize("name", sorted(FORMS))
+@pytest.mark.parametrize("key", ["text", "maybe", "unknown"])
+@pytest.mark.parametrize("value", ["\n", "\n\n", "a\n", "a \r\n", " ", "\n<\n"])
+def test_lines_of_a_text_are_its_own(name: str, key: str, value: str) -> None:
+    form, function = FORMS[name], {"name": "f", "arguments": {key: value}}
+    message = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    parts = TEMPLATES[name].render([message], add_generation_prompt=False)
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    text = text[text.index("<tool_call>") : text.index("</tool_call>") + len("</tool_call>")]
+    for at in range(len(text)):
+        (call,) = Answer.of(read(form, [text[:at], text[at:]])).calls
+        assert json.loads(call.arguments) == {key: value}, at
+
+
 @given(st.sampled_from(sorted(FORMS)), ARGUMENTS, TEXTS, st.data())
 def test_what_a_template_writes_is_read(
     name: str, arguments: dict[str, Any], said: str, data: st.DataObject

@@ -393,14 +393,14 @@ class TaggedArgumentsParser(TaggedParser):
 
     def _take_value(self) -> None:
         """Gives a value of which the whole text has come."""
-        form = self._argument
         text, self._held = "".join(self._held), []
-        if self._reading is _Reading.JSON and not _is_json(text):
-            # A quote opened no string: then a tag ends the value where the form goes on behind it.
-            found = self._goes_on.search(text)
-            end = len(text) if found is None else found.start()
-            text, self._buffer = text[:end], text[end:] + self._buffer
-        text = text.removesuffix(form.gap)
+        if self._reading is _Reading.JSON:
+            if not _is_json(text):
+                # A quote opened no string: then a tag ends the value where the form goes on.
+                found = self._goes_on.search(text)
+                end = len(text) if found is None else found.start()
+                text, self._buffer = text[:end], text[end:] + self._buffer
+            text = text.removesuffix(self._argument.gap)
         if self._reading is _Reading.NULLABLE:
             written = "null" if text == "null" else None
         else:
