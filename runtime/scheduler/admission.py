@@ -252,9 +252,7 @@ class Turns:
         Where there are `prompts` to compute, too, a part of each step is left for these.
         """
         cost = self.measured.cost
-        limit = self.limit * _AIMED / self.measured.levels[prompts]
-        if prompts:
-            limit *= 1 - _LEAST
+        limit = self.limit * (1 - _LEAST if prompts else 1) / self.measured.levels[prompts]
         decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
         parts = math.ceil(decoding / max(limit - cost.step, _ROWS_TO_STEP * cost.step))
         if parts < 2 or not self.measured.steps:
