@@ -230,7 +230,7 @@ class Document:
     Raises InvalidRequest.
     """
 
-    def __init__(self, path: Path, kind: str = "a task is a mapping of keys to values") -> None:
+    def __init__(self, path: Path, kind: str) -> None:
         import yaml
 
         self.path = path
@@ -436,7 +436,7 @@ def read_task(path: str | Path, changes: Mapping[str, Any] | None = None) -> Tas
 
     Raises InvalidRequest that names the file, the line and the key of what is wrong.
     """
-    document = Document(Path(path))
+    document = Document(Path(path), "a task is a mapping of keys to values")
     given = {"name": document.path.stem, **document.content}
     return _made(given, changes or {}, document.path.parent, document.wrong)
 

@@ -101,6 +101,8 @@ _NOTES = frozenset(
         "xml",
     ]
 )
+IN_PLACE = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"])
+"""Keywords that apply other schemas to the same value."""
 _CONSTRAINING = _MAPS | _LISTS | _SINGLE | _VALUES
 _KEYWORDS = _CONSTRAINING | _NOTES
 _NAMED_DRAFT = re.compile(r"json-schema\.org/draft(?:-0([467])|/(2019)-09)/schema")

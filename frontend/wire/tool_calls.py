@@ -79,18 +79,18 @@ def or_json(
     before: str = "",
 ) -> dict[str, Any]:
     """Only `calls`, or `before` and what fits `schema`. `last`: no call follows the first."""
-    answer = _sequence(_const(before), as_content(schema))
-    return _tag(_either(_together(calls, end, around, last), answer))
+    answer = sequence(const(before), as_content(schema))
+    return _tag(either(_together(calls, end, around, last), answer))
 
 
 def either_json(contents: Iterable[Content]) -> dict[str, Any]:
     """One of `contents`, in each of which references count from its own root."""
-    return _tag(_either(*contents))
+    return _tag(either(*contents))
 
 
 def _together(calls: Calls, end: str, around: Around, last: bool) -> dict[str, Any]:
     first, _, behind = around
-    return _sequence(_const(first), _several(calls, end, around, last), _const(behind))
+    return sequence(const(first), _several(calls, end, around, last), const(behind))
 
 
 def _several(calls: Calls, end: str, around: Around, last: bool) -> dict[str, Any]:
@@ -118,13 +118,13 @@ def as_content(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _const(text: str) -> dict[str, Any]:
+def const(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
 
 
-def _sequence(*elements: Mapping[str, Any]) -> dict[str, Any]:
+def sequence(*elements: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": [*elements]}
 
 
-def _either(*elements: Mapping[str, Any]) -> dict[str, Any]:
+def either(*elements: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "or", "elements": [*elements]}

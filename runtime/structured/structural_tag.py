@@ -37,6 +37,7 @@ from rootlace.runtime.structured.source import (
     parsed,
     value_is_suspicious,
 )
+from rootlace.types.constraint_kinds import IN_PLACE
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 
@@ -597,14 +598,13 @@ class _Lark:
 
 MAX_COUNTED = 2000
 """Characters of a string that are counted; a lexeme that counts some thousands is refused."""
-_BESIDE_TEXT = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"])
 
 
 def _strings_of(schema: dict[str, Any], close: str) -> list[Regex]:
     """Languages that have the strings of a schema in common. Raises InvalidConstraint, which names
     the keyword, where they cannot be told, or none of those listed is without `close`."""
     PreparedSchema({"type": "string", **schema})  # refuses what is malformed, or has no strings
-    for keyword in sorted(schema.keys() & _BESIDE_TEXT):
+    for keyword in sorted(schema.keys() & IN_PLACE):
         raise invalid(f"#/{keyword}", f"no mask can hold {keyword!r} in a text")
     for keyword in ("minLength", "maxLength"):
         if schema.get(keyword, 0) > MAX_COUNTED:

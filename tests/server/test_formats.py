@@ -297,7 +297,7 @@ def test_any_chunking_gives_the_same(name: str, text: str, data: st.DataObject) 
         size = data.draw(st.integers(1, len(rest)))
         pieces.append(rest[:size])
         rest = rest[size:]
-    assert _merged(read(FORMATS[name], pieces)) == _merged(read(FORMATS[name], [text]))
+    assert merged(read(FORMATS[name], pieces)) == merged(read(FORMATS[name], [text]))
 
 
 WORDS = st.sampled_from(
@@ -330,7 +330,7 @@ def test_no_word_is_lost(name: str, text: str, sizes: list[int]) -> None:
         at += len(pieces[-1])
     deltas = read(FORMATS[name], pieces)
     found = " ".join(
-        delta.name if isinstance(delta, CallBegin) else delta.text for delta in _merged(deltas)
+        delta.name if isinstance(delta, CallBegin) else delta.text for delta in merged(deltas)
     )
     whole_calls = '"arguments": {"a": "'  # their arguments may stand before their name
     expected = [word.strip() for word in words]
@@ -385,15 +385,15 @@ def test_the_work_is_linear(
     assert searched <= 3 * len(text) + 150 * 600
 
 
-def _merged(deltas: list[Delta]) -> list[Delta]:
-    merged: list[Delta] = []
+def merged(deltas: list[Delta]) -> list[Delta]:
+    found: list[Delta] = []
     for delta in deltas:
-        last = merged[-1] if merged else None
+        last = found[-1] if found else None
         if isinstance(delta, Content | Reasoning | CallArguments) and type(last) is type(delta):
-            merged[-1] = type(delta)(last.text + delta.text)  # type: ignore[union-attr]
+            found[-1] = type(delta)(last.text + delta.text)  # type: ignore[union-attr]
         else:
-            merged.append(delta)
-    return merged
+            found.append(delta)
+    return found
 
 
 VALUES = st.recursive(

@@ -29,15 +29,14 @@ from rootlace.runtime.server.tool_parsers.base import (
     Call,
     CallArguments,
     CallBegin,
-    Content,
     Delta,
-    Reasoning,
 )
 from rootlace.runtime.server.tool_parsers.listing import ToolPrompt, format_of
 from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, Text
+from tests.server.test_formats import merged
 
 QWEN = """{% for tool in tools or () %}{{ tool | tojson }}
 {% endfor %}{% for message in messages %}<|im_start|>{{ message.role }}
@@ -112,17 +111,6 @@ def answer(form: TaggedArguments, text: str) -> Answer:
     whole = Answer.of(read(form, [text]))
     assert Answer.of(read(form, list(text))) == whole
     return whole
-
-
-def merged(deltas: list[Delta]) -> list[Delta]:
-    found: list[Delta] = []
-    for delta in deltas:
-        last = found[-1] if found else None
-        if isinstance(delta, Content | Reasoning | CallArguments) and type(last) is type(delta):
-            found[-1] = type(delta)(last.text + delta.text)  # type: ignore[union-attr]
-        else:
-            found.append(delta)
-    return found
 
 
 def written(form: TaggedArguments, name: str, *arguments: tuple[str, str]) -> str:

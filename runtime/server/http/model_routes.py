@@ -141,7 +141,7 @@ class ModelRoutes:
             async with self._use(asked, timeout) as model:
                 reply = await model.endpoints[method, path].handle(request)
             answered = path in _KEEPING_ALIVE and reply.status < 400
-            if answered and unloads(self._rooms.config, keep_alive):
+            if answered and unloads(self._rooms.config.load, keep_alive):
                 self._rooms.unload(asked)
             return reply
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.model.checkpoint.source import About, model_source
 from rootlace.runtime.server.auth import caller
 from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
@@ -196,11 +195,11 @@ class EmbeddingsBody(HandlingBody, kw_only=True):
     options: Annotated[dict[str, Any] | None, _SERVER] = None
 
 
-def unloads(config: GatewayConfig, keep_alive: object) -> bool:
+def unloads(load: str, keep_alive: object) -> bool:
     """Whether a model is to be unloaded behind the answer: one that was loaded on demand, for a
     `keep_alive` of 0, "0", "0s" ... A key may not ask for it: others use the model as well."""
     none = str(keep_alive).rstrip("nuµmsh") in ("0", "0.0")
-    return none and config.load == "on-demand" and caller() is None
+    return none and load == "on-demand" and caller() is None
 
 
 def fields_of(options: OptionsBody | None) -> dict[str, Any]:
@@ -576,7 +575,7 @@ class Ollama:
         return await self._answer(body, model, prepared, chat=False)
 
     def _loaded(self, body: AnswerBody) -> dict[str, Any]:
-        leaves = unloads(self._gateway.config, body.keep_alive)
+        leaves = unloads(self._gateway.config.load, body.keep_alive)
         return {"done": True, "done_reason": "unload" if leaves else "load"}
 
     def _wanted(

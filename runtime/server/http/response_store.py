@@ -295,6 +295,11 @@ def _names(tools: Sequence[Mapping[str, Any]]) -> _Names:
     }
 
 
+def _known(names: _Names, name: str) -> tuple[str, str | None]:
+    """The own name and the namespace of a function that the model calls by `name`."""
+    return names.get(name, (name, None))
+
+
 class Items:
     """Writes blocks as items. An item keeps its ids from its first event to the whole response.
 
@@ -311,7 +316,7 @@ class Items:
         written = status != "in_progress"
         if block.kind == "call":
             arguments = block.text if written else ""
-            name, namespace = self._names.get(block.name, (block.name, None))
+            name, namespace = _known(self._names, block.name)
             return OutputCall(item_id, status, call_id, name, arguments, namespace)
         if block.kind == "thoughts":
             return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
@@ -334,16 +339,18 @@ class Items:
                 part = _part(block, "")
                 events.append({"type": "response.content_part.added", **inside, "part": part})
             return events
+        ended = _item_event("response.output_item.done", block, self.item(block, status))
         if block.kind == "call":
-            own, _ = self._names.get(block.name, (block.name, None))
-            whole: dict[str, Any] = {"arguments": block.text, "name": own}
-        else:
-            whole = {"text": block.text, **({"logprobs": []} if block.kind == "text" else {})}
-        events = [{"type": f"{name}.done", **inside, **whole}]
-        if block.kind != "call":
-            part = _part(block, block.text)
-            events.append({"type": "response.content_part.done", **inside, "part": part})
-        return [*events, _item_event("response.output_item.done", block, self.item(block, status))]
+            own, _ = _known(self._names, block.name)
+            whole = {"arguments": block.text, "name": own}
+            return [{"type": f"{name}.done", **inside, **whole}, ended]
+        logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        part = _part(block, block.text)
+        return [
+            {"type": f"{name}.done", **inside, "text": block.text, **logprobs},
+            {"type": "response.content_part.done", **inside, "part": part},
+            ended,
+        ]
 
     def call_id(self, block: Block) -> str:
         return self._of(block)[1]
@@ -446,7 +453,7 @@ def _items(message: dict[str, Any], names: _Names) -> Iterator[InputItem]:
         function = call["function"]
         given = function["arguments"]
         source = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-        name, namespace = names.get(function["name"], (function["name"], None))
+        name, namespace = _known(names, function["name"])
         yield OutputCall("fc", "completed", call["id"], name, source, namespace)
 
 

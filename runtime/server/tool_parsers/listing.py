@@ -40,10 +40,11 @@ from rootlace.wire.protocol import (
 # Choose -------------------------------------------------------------------------------------------
 
 
-_PROBE_NAME, _PROBE_KEY = "probe_the_name", "probe_the_arguments"
+_NAME, _PROBE_KEY = "probe_the_name", "probe_the_arguments"
+_ASKED = {"role": "user", "content": "?"}
 _TAG = re.escape(HERMES.begin)
 _PROBE = re.compile(
-    rf"(?P<opening>{_TAG}(?:(?!{_TAG}).)*?){_PROBE_NAME}(?P<between>.*?)"
+    rf"(?P<opening>{_TAG}(?:(?!{_TAG}).)*?){_NAME}(?P<between>.*?)"
     rf'\{{\s*"{_PROBE_KEY}"\s*:\s*1\s*\}}(?P<end>.*?{re.escape(HERMES.ends[0])})',
     re.DOTALL,
 )
@@ -58,7 +59,7 @@ def format_of(template: ChatTemplate) -> Format:
     think = next((tags for tags in _THINK if tags[1] in source), None)
     calls = _calls(template, source)
     if calls is HERMES:
-        text = _text(template, [{"role": "user", "content": "?"}, _called(PROBE)])
+        text = _text(template, [_ASKED, _called(PROBE)])
         found = TaggedArguments.seen(text, _NAME, think)
         if found is not None:
             return found
@@ -79,17 +80,7 @@ def _calls(template: ChatTemplate, source: str) -> Calls:
 
 def _as_written(template: ChatTemplate) -> Calls:
     """Hermes's calls, with the white space that the template has around a call's name."""
-    function = {"name": _PROBE_NAME, "arguments": {_PROBE_KEY: 1}}
-    call = {"id": "call_0", "type": "function", "function": function}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    try:
-        parts = template.render(messages, add_generation_prompt=False)
-    except InvalidRequest:
-        return HERMES
-    found = _PROBE.search("".join(part.text for part in parts if isinstance(part, Text)))
+    found = _PROBE.search(_text(template, [_ASKED, _called({_PROBE_KEY: 1})], generate=False))
     return msgspec.structs.replace(HERMES, **found.groupdict()) if found else HERMES
 
 
@@ -99,7 +90,7 @@ def _as_written(template: ChatTemplate) -> Calls:
 RESULT = ("<tool_response>\n", "\n</tool_response>")
 """What stands around a result in words of our own."""
 
-_NAME, _SYSTEM, _RESULT = "probe_the_name", "probe the system", "probe the result"
+_SYSTEM, _RESULT = "probe the system", "probe the result"
 _ROLE = re.compile("""['"]tool['"]""")
 RESULTS = ("tool", "function")
 """Roles of messages that are results of calls."""

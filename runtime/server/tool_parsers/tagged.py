@@ -46,9 +46,15 @@ class Tagged(Format):
         return self.think is not None
 
     def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> TaggedParser:
+        return TaggedParser(*self._given(prompt_end, tools, reasoning))
+
+    def _given(
+        self, prompt_end: str, tools: Schemas, reasoning: bool
+    ) -> tuple[Calls | None, Schemas, tuple[str, str] | None, bool]:
+        """What a parser is made of."""
         think = self.think if reasoning else None
         thinking = think is not None and prompt_end.rstrip().endswith(think[0])
-        return TaggedParser(self.calls if tools else None, tools, think, thinking)
+        return self.calls if tools else None, tools, think, thinking
 
     def leave_thoughts(self, prompt_end: str) -> str:
         if self.think is None or not prompt_end.rstrip().endswith(self.think[0]):

@@ -40,6 +40,7 @@ from rootlace.runtime.server.tool_parsers.tagged import (
     Tagged,
     TaggedParser,
 )
+from rootlace.types.constraint_kinds import IN_PLACE
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint
 
@@ -112,16 +113,13 @@ class TaggedArguments(Tagged):
         return False
 
     def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> TaggedArgumentsParser:
-        think = self.think if reasoning else None
-        thinking = think is not None and prompt_end.rstrip().endswith(think[0])
-        calls = self.calls if tools else None
-        return TaggedArgumentsParser(self.argument, calls, tools, think, thinking)
+        return TaggedArgumentsParser(self.argument, *self._given(prompt_end, tools, reasoning))
 
     def content(self, held: tool_calls.Content) -> tool_calls.Content:
         """The arguments in the order of the schema's properties; any, where it names none."""
         schema, exact = held["json_schema"], not held.get("lenient", False)
         properties = _properties(schema)
-        if exact and (keyword := min(schema.keys() & (_OF_OBJECTS | _APPLIED), default="")):
+        if exact and (keyword := min(schema.keys() & (_OF_OBJECTS | IN_PLACE), default="")):
             raise _unheld(keyword, "arguments in tags of their own cannot be held to it")
         for keyword, kind in (("properties", dict), ("required", list)):
             if exact and not isinstance(schema.get(keyword, kind()), kind):
@@ -130,7 +128,7 @@ class TaggedArguments(Tagged):
             others = schema.get("additionalProperties", True)
             if exact and others is not False and _says_something(others):
                 raise _unheld("additionalProperties", "arguments without names are any")
-            return _const("") if others is False else self._any_arguments()
+            return tool_calls.const("") if others is False else self._any_arguments()
         required = schema.get("required")
         elements = []
         for key, value in properties.items():
@@ -140,8 +138,8 @@ class TaggedArguments(Tagged):
                 continue
             one = self._argument(key, value, schema, exact)
             needed = isinstance(required, list) and key in required
-            elements.append(one if needed else {"type": "or", "elements": [one, _const("")]})
-        return _sequence(*elements, _const(""))
+            elements.append(one if needed else tool_calls.either(one, tool_calls.const("")))
+        return tool_calls.sequence(*elements, tool_calls.const(""))
 
     def _argument(
         self, key: str, value: Any, root: Mapping[str, Any], exact: bool
@@ -154,31 +152,23 @@ class TaggedArguments(Tagged):
         elif text is None or {} in text.strings:
             content, end = {"type": "any_text"}, form.close
         else:
-            ways = [_const(f"null{end}")] if text.nullable else []
+            ways = [tool_calls.const(f"null{end}")] if text.nullable else []
             for one in text.strings:
                 string = {"type": "string", "json_schema": one, **lenient}
                 ways.append(_tag("", string, end))
-            content, end = {"type": "or", "elements": ways}, ""
+            content, end = tool_calls.either(*ways), ""
         begin = f"{form.opening}{key}{form.between}"
-        return _sequence(_tag(begin, content, end), _const(form.after))
+        return tool_calls.sequence(_tag(begin, content, end), tool_calls.const(form.after))
 
     def _any_arguments(self) -> dict[str, Any]:
         form, text = self.argument, {"type": "any_text"}
-        inner = _sequence(_tag("", text, form.between), _tag("", text, form.close))
+        inner = tool_calls.sequence(_tag("", text, form.between), _tag("", text, form.close))
         tags = [_tag(form.opening, inner, form.after)]
         return {"type": "tags_with_separator", "tags": tags, "separator": ""}
 
 
-def _const(text: str) -> dict[str, Any]:
-    return {"type": "const_string", "value": text}
-
-
 def _unheld(place: str, why: str) -> InvalidConstraint:
     return InvalidConstraint(f"json_schema: #/{place}: {why}")
-
-
-def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "sequence", "elements": [*elements]}
 
 
 def _tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
@@ -194,8 +184,7 @@ _NOTES = frozenset(
     ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"]
 )
 """Keywords that say nothing of a value."""
-_APPLIED = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"])
-_OF_TEXT = _APPLIED | {"pattern", "minLength", "maxLength", "format", "enum", "const"}
+_OF_TEXT = IN_PLACE | {"pattern", "minLength", "maxLength", "format", "enum", "const"}
 _OF_OBJECTS = frozenset(
     [
         *("dependentRequired", "dependentSchemas", "dependencies", "patternProperties", "enum"),
