@@ -18,6 +18,7 @@ from rootlace import types
 from rootlace.language.expressions import Expression
 from rootlace.language.failures import Site, call_site
 from rootlace.language.variables import Readable
+from rootlace.types import tagged_arguments
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import ToolFormat
@@ -89,10 +90,12 @@ class Tools(Expression):
                     f"not {choice!r}"
                 )
             offered = [tool]
-        calls = [
-            (form.begin + tool.name + form.between, tool_calls.arguments(tool.parameters))
-            for tool in offered
-        ]
+        calls = []
+        for tool in offered:
+            content = tool_calls.arguments(tool.parameters)
+            if form.argument is not None:
+                content = tagged_arguments.held(form.argument, content)
+            calls.append((form.begin + tool.name + form.between, content))
         if choice == "auto":
             return tool_calls.among_text(calls, form.trigger, form.end, form.around)
         return tool_calls.nothing_else(calls, form.end, True, form.around)
@@ -235,11 +238,12 @@ class Offer(NamedTuple):
     def calls(self) -> list[ToolCall]:
         """The calls in the generated text, once that is complete."""
         written = self.said.written()
-        return list(find_calls(written if isinstance(written, str) else written[0], self.form))
+        text = written if isinstance(written, str) else written[0]
+        return list(find_calls(text, self.form, self.tools))
 
 
-def find_calls(text: str, form: ToolFormat) -> Iterator[ToolCall]:
-    """The calls in `text`; one whose arguments are no JSON object has an error."""
+def find_calls(text: str, form: ToolFormat, tools: Tools) -> Iterator[ToolCall]:
+    """The calls in `text`; one whose arguments cannot be read has an error."""
     first, between, behind = form.around
     begins = _call_beginning_with(form.begin, form)
     # Behind another one, where all of them together have one beginning.
@@ -248,7 +252,14 @@ def find_calls(text: str, form: ToolFormat) -> Iterator[ToolCall]:
     at = 0
     while (match := goes_on.match(text, at) or begins.search(text, at)) is not None:
         try:
-            arguments, at = _decoder.raw_decode(text, match.end())
+            if form.argument is not None:
+                tool = tools.find(match[1])
+                schema = tool.parameters if tool is not None else {}
+                arguments, at = tagged_arguments.read(
+                    text, match.end(), form.argument, form.end, schema
+                )
+            else:
+                arguments, at = _decoder.raw_decode(text, match.end())
             if not isinstance(arguments, dict):
                 raise ValueError("the arguments are no JSON object")
             yield ToolCall(match[1], arguments)
@@ -258,7 +269,8 @@ def find_calls(text: str, form: ToolFormat) -> Iterator[ToolCall]:
 
 
 def _call_beginning_with(begin: str, form: ToolFormat) -> re.Pattern[str]:
-    return re.compile(re.escape(begin) + r"(.{1,64}?)" + re.escape(form.between), re.DOTALL)
+    name = r"(.{1,64}?)" if form.argument is None else r"([^\s<>]{1,64})"
+    return re.compile(re.escape(begin) + name + re.escape(form.between), re.DOTALL)
 
 
 def run_call(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:

@@ -22,7 +22,7 @@ import msgspec
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.sampling import PLAIN, Handling
 from rootlace.wire.sampling import SamplingParams as SamplingParams
-from rootlace.wire.tool_calls import LINES, Around
+from rootlace.wire.tool_calls import LINES, Argument, Around
 
 # Cache report -------------------------------------------------------------------------------------
 #
@@ -143,10 +143,10 @@ FORMS: tuple[Form, ...] = ("tool", "tool_indented", "function", "function_indent
 
 
 class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A call is `begin + name + between`, its arguments as a JSON object, `end`; every call begins
-    with `trigger`, and several stand together as `around` says. In a system message, behind its
-    content, tools are listed as `before`, each as `form` says with `separator` between them,
-    `after`.
+    """A call is `begin + name + between`, its arguments as a JSON object, or each as `argument`
+    says, and `end`; every call begins with `trigger`, and several stand together as `around` says.
+    In a system message, behind its content, tools are listed as `before`, each as `form` says with
+    `separator` between them, `after`.
 
     The defaults are those of a model whose template shows none. `refused`: why no tools can be
     listed; empty where they can.
@@ -157,6 +157,7 @@ class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     between: str = '", "arguments": '
     end: str = "}\n</tool_call>"
     around: Around = LINES
+    argument: Argument | None = None
     form: Form = "function"
     before: str = (
         "\n\nYou are given a question and a set of tools. "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from rootlace.wire.errors import InvalidConstraint
 
 Content = Mapping[str, Any]
@@ -15,6 +17,25 @@ Around = tuple[str, str, str]
 """What calls that stand together begin with (and so each of `Calls`), what stands between two, and
 what they end with."""
 LINES: Around = ("", "\n", "")
+
+
+class Argument(msgspec.Struct, frozen=True):
+    r"""How an argument in tags of its own is written, here with Qwen3-Coder's texts:
+
+    <parameter=  KEY  >\n      VALUE  \n   </parameter>  \n
+    opening           between         gap  close         after
+    """
+
+    opening: str
+    between: str
+    gap: str
+    close: str
+    after: str
+
+    def written(self, key: str, text: str) -> str:
+        """The argument `key` whose value has this text."""
+        return f"{self.opening}{key}{self.between}{text}{self.gap}{self.close}{self.after}"
+
 
 _NO_ARGUMENTS = frozenset({"array", "string", "number", "integer", "boolean"})
 

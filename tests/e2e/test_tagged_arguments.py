@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import pytest
@@ -64,3 +64,29 @@ def test_a_call_that_there_has_to_be(tiny: rl.Runtime, strict: bool | None) -> N
         (call,) = choice["message"]["tool_calls"]
         assert call["function"]["name"] == "lamp"
         jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
+
+
+def test_a_program_calls_its_function(tiny: rl.Runtime) -> None:
+    """The list shows the model's own form, the constraint holds it, and the call is read."""
+    called: list[tuple[str, bool, list[int]]] = []
+
+    def lamp(room: Literal["hall", "den"], on: bool, hours: list[int]) -> str:
+        """Switch a lamp."""
+        called.append((room, on, hours))
+        return f"{room}: {on}"
+
+    offered = rl.tools(lamp)
+
+    @rl.function
+    def program(s: Any) -> Any:
+        s += rl.system("Help." + offered) + rl.user("Lights?")
+        s += rl.assistant(rl.gen("said", tools=offered, tool_choice="lamp", max_tokens=300))
+        return s.call_tools()
+
+    for seed in range(3):
+        state = program.run(backend=tiny, temperature=1, seed=seed)
+        ((call,), (room, on, hours)) = state.ret_value, called.pop()
+        assert call.error is None and call.result == f"{room}: {on}"
+        assert room in ("hall", "den") and type(on) is bool and type(hours) is list
+        assert "each argument in tags of its own" in state.text()
+        assert state["said"].startswith("<tool_call>") and '{"name"' not in state["said"]

@@ -267,6 +267,9 @@ def test_of_programs(compiler: GrammarCompiler, family: str) -> None:
     text = "so " + first + second + end + ' {"name": "f", "arguments": {}}'
     assert whole(text) and whole(text.replace('{"x":1}', '{"y":1}')) is None
     assert whole("so " + first + second.replace("{}", "[]") + end) is None
-    assert list(find_calls(text, written)) == [ToolCall("f", {"x": 1}), ToolCall("g", {})]
+    assert list(find_calls(text, written, tools(f, g))) == [
+        ToolCall("f", {"x": 1}),
+        ToolCall("g", {}),
+    ]
     one = whole_of(compiler, tools(f, g).constrain(written, "required"))
     assert one(first + end) and not one(first + second + end)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import rootlace as rl
+from rootlace.language.tools import ToolCall, find_calls, run_call
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.http.chat_request import (
     Tool,
@@ -24,7 +28,6 @@ from rootlace.runtime.server.http.chat_request import (
 )
 from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.tool_parsers.base import (
-    HERMES,
     Answer,
     Call,
     CallArguments,
@@ -99,6 +102,9 @@ PARAMETERS: dict[str, Any] = {
     "$defs": {"Nested": {"type": "object"}},
 }
 SCHEMAS: dict[str, Any] = {"f": PARAMETERS, "g": None}
+PROGRAM_TOOLS = rl.tools(
+    rl.Tool("f", "", PARAMETERS, json.loads), rl.Tool("g", "", {"type": "object"}, json.loads)
+)
 
 
 def read(form: TaggedArguments, pieces: list[str]) -> list[Delta]:
@@ -115,11 +121,7 @@ def answer(form: TaggedArguments, text: str) -> Answer:
 
 def written(form: TaggedArguments, name: str, *arguments: tuple[str, str]) -> str:
     """A call with these keys and texts."""
-    one = form.argument
-    texts = [
-        f"{one.opening}{key}{one.between}{text}{one.gap}{one.close}{one.after}"
-        for key, text in arguments
-    ]
+    texts = [form.argument.written(key, text) for key, text in arguments]
     return form.begin(name) + "".join(texts) + form.end
 
 
@@ -131,8 +133,9 @@ def test_a_template_tells_the_form(name: str) -> None:
     prompt = ToolPrompt(TEMPLATES[name])
     assert prompt.reads and prompt.calls and not prompt.encodes
     assert (FORMS[name].think is not None) is (name != "qwen")
-    # Programs write and read JSON, of models that were trained on another form, too.
-    assert prompt.listed.begin == HERMES.opening and prompt.listed.end == HERMES.end
+    assert prompt.listed.argument == FORMS[name].argument
+    assert written(FORMS[name], "the_name", ("argument", "value")) in prompt.listed.after
+    assert "JSON" not in prompt.listed.after
 
 
 def test_how_calls_are_written() -> None:
@@ -229,6 +232,9 @@ def test_what_a_template_writes_is_read(
     assert found.content == said and [call.name for call in found.calls] == ["f", "g"]
     assert json.loads(found.calls[0].arguments) == arguments and found.calls[1].arguments == "{}"
     assert merged(deltas) == merged(read(form, [text]))
+    listed = ToolPrompt(TEMPLATES[name]).listed
+    of_programs = [ToolCall("f", arguments), ToolCall("g", {})]
+    assert list(find_calls(text, listed, PROGRAM_TOOLS)) == of_programs
 
 
 @given(
@@ -487,6 +493,50 @@ def test_whatever_a_model_would_write(
         jsonschema.validate(arguments, schemas[call.name] or {"maxProperties": 0})
         lengths.add(len(arguments))
     assert len(lengths) > 2
+
+
+@dataclass
+class Where:
+    name: str
+
+
+def test_programs_hold_and_read_the_same(compiler: GrammarCompiler) -> None:
+    """Whatever is drawn is a call of the function, with arguments of its types."""
+    called: list[Any] = []
+
+    def get(
+        days: Annotated[int, Meta(ge=1, le=14)],
+        unit: Literal["c", "c\n", "f"],
+        code: Annotated[str, Meta(max_length=3)] | None,
+        where: Where,
+    ) -> str:
+        called.append((days, unit, code, where))
+        return "done"
+
+    tools = rl.tools(get)
+    for name, template in TEMPLATES.items():
+        listed, random = ToolPrompt(template).listed, Random(name)
+        tag = tools.constrain(listed, "required")
+        assert tag is not None
+        matcher = compiler.compile(structural_tag=tag).matcher()
+        for _ in range(10):
+            matcher.reset()
+            text = bytearray()
+            while not matcher.is_accepting():
+                token = int(random.choice(np.flatnonzero(matcher.allowed_mask())))
+                assert matcher.advance(token)
+                text += bytes([compiler.vocabulary.token_bytes[token][0]])
+            (call,) = find_calls(text.decode(errors="replace"), listed, tools)
+            assert run_call(call, tools, None).result == "done", text
+            days, unit, code, where = called.pop()
+            assert type(days) is int and 1 <= days <= 14 and unit in ("c", "c\n", "f")
+            assert (code is None or len(code) <= 3) and type(where.name) is str
+        cut = FORMS[name].begin("get") + FORMS[name].argument.opening + "days"
+        (call,) = find_calls(cut, listed, tools)
+        assert str(call.error) == "the call has no end"
+        begun = written(FORMS[name], "get", ("days", "%")).partition("%")[0]
+        (call,) = find_calls(f"{begun}1", listed, tools)
+        assert str(call.error) == "the argument 'days' has no end"
 
 
 UNHELD: list[tuple[dict[str, Any], str]] = [

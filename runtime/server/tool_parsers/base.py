@@ -377,10 +377,10 @@ class Format(ABC):
         """Whether a call's arguments are one JSON text."""
         return True
 
-    def content(self, held: tool_calls.Content) -> tool_calls.Content:
-        """A call's arguments as they are written. Raises InvalidConstraint where they cannot be
-        `held` so."""
-        return held
+    def content(self, content: tool_calls.Content) -> tool_calls.Content:
+        """What holds a call's arguments as they are written to `content`, which holds JSON. Raises
+        InvalidConstraint where they cannot be held so."""
+        return content
 
     @abstractmethod
     def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> Parser:

@@ -252,21 +252,24 @@ def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = 
 
 def tool_format(template: ChatTemplate, form: Format) -> ToolFormat:
     """As the template lists tools behind the content of a system message; in words of our own where
-    it does so elsewhere, or not at all. Programs write arguments as JSON: where the template does
-    not, calls are Hermes's."""
-    form = form if form.writes_json else Tagged(HERMES)
+    it does so elsewhere, or not at all."""
     begin, _, between = form.begin(_NAME).partition(_NAME)
-    example = f'{begin}the_name{between}{{"argument": "value"}}{form.end}'
     own = ToolFormat()
+    argument, after = None, own.after
+    plain = written = '{"argument": "value"}'
+    if isinstance(form, TaggedArguments):
+        argument = form.argument
+        after = after.replace("its arguments as JSON", "each argument in tags of its own")
+        written = argument.written("argument", "value")
+    example = f"{begin}the_name{between}{written}{form.end}"
     found = ToolFormat(
         trigger=form.trigger,
         begin=begin,
         between=between,
         end=form.end,
         around=form.around,
-        after=own.after.replace(
-            f'{own.begin}the_name{own.between}{{"argument": "value"}}{own.end}', example
-        ),
+        argument=argument,
+        after=after.replace(f"{own.begin}the_name{own.between}{plain}{own.end}", example),
     )
     listing = _listing(template)
     one, other = _TOOLS

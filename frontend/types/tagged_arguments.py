@@ -1,0 +1,265 @@
+"""Arguments of a call in tags of their own: what holds them to a schema, and how they are read.
+
+A value of a string parameter is its text, any other value is JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from itertools import chain
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rootlace.types.constraint_kinds import IN_PLACE
+from rootlace.wire import tool_calls
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.tool_calls import Argument
+
+# Hold ---------------------------------------------------------------------------------------------
+
+
+def held(form: Argument, content: tool_calls.Content) -> tool_calls.Content:
+    """What holds arguments that are written as `form` to `content`, which holds them as JSON: in
+    the order of the schema's properties; any, where it names none.
+
+    Raises InvalidConstraint for what is to be held exactly and cannot be.
+    """
+    schema, exact = content["json_schema"], not content.get("lenient", False)
+    properties = _properties(schema)
+    if exact and (keyword := min(schema.keys() & (_OF_OBJECTS | IN_PLACE), default="")):
+        raise _unheld(keyword, "arguments in tags of their own cannot be held to it")
+    for keyword, kind in (("properties", dict), ("required", list)):
+        if exact and not isinstance(schema.get(keyword, kind()), kind):
+            raise _unheld(keyword, "it is malformed")
+    if not properties:
+        others = schema.get("additionalProperties", True)
+        if exact and others is not False and _says_something(others):
+            raise _unheld("additionalProperties", "arguments without names are any")
+        return tool_calls.const("") if others is False else _any_arguments(form)
+    required = schema.get("required")
+    elements = []
+    for key, value in properties.items():
+        if any(part in key for part in ("<", ">", "\n")):
+            if exact:
+                raise _unheld("properties", f"the name {key!r} cannot be written in a tag")
+            continue
+        one = _argument(form, key, value, schema, exact)
+        needed = isinstance(required, list) and key in required
+        elements.append(one if needed else tool_calls.either(one, tool_calls.const("")))
+    return tool_calls.sequence(*elements, tool_calls.const(""))
+
+
+def _argument(
+    form: Argument, key: str, value: Any, root: Mapping[str, Any], exact: bool
+) -> dict[str, Any]:
+    text, end = _text_of(value, root), form.gap + form.close
+    lenient = {} if exact else {"lenient": True}
+    content: dict[str, Any]
+    if text is None and _says_something(value):
+        content = {**tool_calls.as_content(_alone(value, root)), **lenient}
+    elif text is None or {} in text.strings:
+        content, end = {"type": "any_text"}, form.close
+    else:
+        ways = [tool_calls.const(f"null{end}")] if text.nullable else []
+        for one in text.strings:
+            string = {"type": "string", "json_schema": one, **lenient}
+            ways.append(_tag("", string, end))
+        content, end = tool_calls.either(*ways), ""
+    begin = f"{form.opening}{key}{form.between}"
+    return tool_calls.sequence(_tag(begin, content, end), tool_calls.const(form.after))
+
+
+def _any_arguments(form: Argument) -> dict[str, Any]:
+    text = {"type": "any_text"}
+    inner = tool_calls.sequence(_tag("", text, form.between), _tag("", text, form.close))
+    tags = [_tag(form.opening, inner, form.after)]
+    return {"type": "tags_with_separator", "tags": tags, "separator": ""}
+
+
+def _unheld(place: str, why: str) -> InvalidConstraint:
+    return InvalidConstraint(f"json_schema: #/{place}: {why}")
+
+
+def _tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+# Values -------------------------------------------------------------------------------------------
+#
+# What the schema of a parameter says of the text of its value.
+
+
+_NOTES = frozenset(
+    ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"]
+)
+"""Keywords that say nothing of a value."""
+_OF_TEXT = IN_PLACE | {"pattern", "minLength", "maxLength", "format", "enum", "const"}
+_OF_OBJECTS = frozenset(
+    [
+        *("dependentRequired", "dependentSchemas", "dependencies", "patternProperties", "enum"),
+        *("propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "const"),
+    ]
+)
+"""Keywords of arguments beside `properties`, `required` and `additionalProperties`."""
+_DEFINITIONS = ("$defs", "definitions")
+_MAX_DEPTH = 16
+
+
+class _Text(NamedTuple):
+    """What a schema says whose values are strings, or null."""
+
+    strings: tuple[dict[str, Any], ...]
+    """What is said of strings, one of which they fit; an empty one says nothing."""
+    nullable: bool
+    """Whether the text "null" is no string, but null."""
+
+
+def _text_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> _Text | None:
+    """None where values may be others than strings and null. `root` has the definitions."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return None
+    says = schema.keys() - _NOTES
+    if says == {"$ref"}:
+        return _text_of(_referred(schema["$ref"], root), root, depth + 1)
+    if says in ({"anyOf"}, {"allOf"}):
+        (given,) = (schema[key] for key in says)
+        if not isinstance(given, list) or ("allOf" in says and len(given) != 1):
+            return None
+        each = [_text_of(one, root, depth + 1) for one in given]
+        found = [one for one in each if one is not None]
+        if len(found) < len(each):
+            return None
+        each_string = chain.from_iterable(one.strings for one in found)
+        return _Text(tuple(each_string), any(one.nullable for one in found))
+    types = schema.get("type", [])
+    types = {str(one) for one in (types if isinstance(types, list) else [types])}
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        kinds = {"null" if one is None else "string" for one in values}
+        if not all(one is None or isinstance(one, str) for one in values):
+            return None
+        types = kinds & types if types else kinds
+    if not types or not types <= {"string", "null"}:
+        return None
+    string = {key: schema[key] for key in sorted(says & _OF_TEXT)}
+    return _Text((string,) if "string" in types else (), "null" in types)
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    """The definition that a reference names; None where there is none."""
+    kind, _, name = str(reference).removeprefix("#/").partition("/")
+    found = root.get(kind)
+    return found.get(name) if kind in _DEFINITIONS and isinstance(found, Mapping) else None
+
+
+def _says_something(schema: Any) -> bool:
+    """Whether a value may not be any."""
+    return schema is False or (isinstance(schema, Mapping) and not schema.keys() <= _NOTES)
+
+
+def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
+    """The schema of a parameter with the definitions that its references name."""
+    if not isinstance(schema, Mapping):
+        return schema
+    return {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
+
+
+def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas of the parameters, also of those that are only required."""
+    given, required = root.get("properties"), root.get("required")
+    found = dict(given) if isinstance(given, Mapping) else {}
+    for key in required if isinstance(required, list) else ():
+        found.setdefault(str(key), root.get("additionalProperties", True))
+    return found
+
+
+# Read ---------------------------------------------------------------------------------------------
+
+
+_OTHERS = {"True": "true", "False": "false", "None": "null"}
+"""JSON of what templates write as Python does."""
+
+
+class Reading(Enum):
+    """How the text of a value is read."""
+
+    TEXT = auto()  # a string as it is written
+    NULLABLE = auto()  # null, or such a string
+    JSON = auto()  # JSON, or else a string; a tag within JSON's strings does not end it
+    ANY = auto()  # the same, up to the first tag
+
+
+def reading_of(root: Mapping[str, Any], key: str) -> Reading:
+    """How the value of the parameter `key` is read; `root`: the schema of the arguments."""
+    schema = _properties(root).get(key, root.get("additionalProperties"))
+    text = _text_of(schema, root)
+    if text is not None:
+        return Reading.NULLABLE if text.nullable else Reading.TEXT
+    return Reading.JSON if _says_something(schema) else Reading.ANY
+
+
+def value_of(text: str, reading: Reading) -> str:
+    """The value as JSON, of its whole text."""
+    if reading is Reading.TEXT:
+        found = None
+    elif reading is Reading.NULLABLE:
+        found = "null" if text == "null" else None
+    else:
+        bare = text.strip()
+        found = _OTHERS.get(bare, bare if is_json(bare) else None)
+    return f'"{escaped(text)}"' if found is None else found
+
+
+def key_pattern(form: Argument) -> re.Pattern[str]:
+    """What stands before a value. Of a line break before it that is none of the value, more has to
+    have come."""
+    tags = form.between.rstrip()
+    between = r"\s{0,8}".join(map(re.escape, tags.split()))
+    line = r"\n?+(?=.)" if form.between != tags else ""
+    return re.compile(f"{re.escape(form.opening)}(?P<key>.*?){between}{line}", re.DOTALL)
+
+
+def read(
+    text: str, at: int, form: Argument, end: str, root: Mapping[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """The arguments of a call whose name ends at `at`, and where the last of them ends. `end`
+    follows the arguments; `root` is their schema.
+
+    Raises ValueError where an argument or the call has no end.
+    """
+    pattern, found = key_pattern(form), {}
+    follows = "|".join(map(re.escape, (form.opening, end.strip())))
+    goes_on = re.compile(rf"{re.escape(form.close)}\s*(?:{follows})")
+    space = re.compile(r"\s*")
+    while begun := pattern.match(text, space.match(text, at).end()):  # type: ignore[union-attr]
+        reading, begin = reading_of(root, begun["key"]), begun.end()
+        stop = text.find(form.close, begin)
+        if reading is Reading.JSON:
+            while stop >= 0 and not is_json(text[begin:stop].strip()):
+                stop = text.find(form.close, stop + 1)
+            if stop < 0 and (other := goes_on.search(text, begin)) is not None:
+                stop = other.start()
+        if stop < 0:
+            raise ValueError(f"the argument {begun['key']!r} has no end")
+        value = text[begin:stop].removesuffix(form.gap)
+        found[begun["key"]] = msgspec.json.decode(value_of(value, reading))
+        at = stop + len(form.close)
+    if not text.startswith(end.lstrip(), space.match(text, at).end()):  # type: ignore[union-attr]
+        raise ValueError("the call has no end")
+    return found, at
+
+
+def escaped(text: str) -> str:
+    """As within a JSON string."""
+    return msgspec.json.encode(text).decode()[1:-1]
+
+
+def is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
