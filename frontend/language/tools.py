@@ -247,7 +247,8 @@ def find_calls(text: str, form: ToolFormat, tools: Tools) -> Iterator[ToolCall]:
     first, between, behind = form.around
     begins = _call_beginning_with(form.begin, form)
     # Behind another one, where all of them together have one beginning.
-    again = form.end.removesuffix(behind) + between + form.begin.removeprefix(first)
+    end = form.end.removesuffix(behind)
+    again = end + between + form.begin.removeprefix(first)
     goes_on = _call_beginning_with(again, form)
     at = 0
     while (match := goes_on.match(text, at) or begins.search(text, at)) is not None:
@@ -255,9 +256,7 @@ def find_calls(text: str, form: ToolFormat, tools: Tools) -> Iterator[ToolCall]:
             if form.argument is not None:
                 tool = tools.find(match[1])
                 schema = tool.parameters if tool is not None else {}
-                arguments, at = tagged_arguments.read(
-                    text, match.end(), form.argument, form.end, schema
-                )
+                arguments, at = tagged_arguments.read(text, match.end(), form.argument, end, schema)
             else:
                 arguments, at = _decoder.raw_decode(text, match.end())
             if not isinstance(arguments, dict):

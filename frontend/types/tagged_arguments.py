@@ -5,6 +5,8 @@ A value of a string parameter is its text, any other value is JSON.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -179,8 +181,10 @@ def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
 # Read ---------------------------------------------------------------------------------------------
 
 
-_OTHERS = {"True": "true", "False": "false", "None": "null"}
-"""JSON of what templates write as Python does."""
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}
+"""Constants as templates write them that leave values to Python."""
+_MOST_BRACKETS = 200
+"""Of a Python value that is read; Python's parser goes no deeper than its stack."""
 
 
 class Reading(Enum):
@@ -209,8 +213,20 @@ def value_of(text: str, reading: Reading) -> str:
         found = "null" if text == "null" else None
     else:
         bare = text.strip()
-        found = _OTHERS.get(bare, bare if is_json(bare) else None)
+        found = bare if is_json(bare) else _PYTHONS.get(bare)
+        if found is None and reading is Reading.JSON:
+            found = _of_python(bare)
     return f'"{escaped(text)}"' if found is None else found
+
+
+def _of_python(text: str) -> str | None:
+    """The JSON of a list or dictionary that is written as Python writes it."""
+    if text[:1] not in ("[", "{") or text.count("[") + text.count("{") > _MOST_BRACKETS:
+        return None
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def key_pattern(form: Argument) -> re.Pattern[str]:
@@ -225,8 +241,8 @@ def key_pattern(form: Argument) -> re.Pattern[str]:
 def read(
     text: str, at: int, form: Argument, end: str, root: Mapping[str, Any]
 ) -> tuple[dict[str, Any], int]:
-    """The arguments of a call whose name ends at `at`, and where the last of them ends. `end`
-    follows the arguments; `root` is their schema.
+    """The arguments of a call whose name ends at `at`, and where its `end` begins. `root` is their
+    schema.
 
     Raises ValueError where an argument or the call has no end.
     """
@@ -247,6 +263,7 @@ def read(
         value = text[begin:stop].removesuffix(form.gap)
         found[begun["key"]] = msgspec.json.decode(value_of(value, reading))
         at = stop + len(form.close)
+        at += len(form.after) * text.startswith(form.after, at)
     if not text.startswith(end.lstrip(), space.match(text, at).end()):  # type: ignore[union-attr]
         raise ValueError("the call has no end")
     return found, at

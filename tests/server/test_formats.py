@@ -30,7 +30,7 @@ from rootlace.runtime.server.tool_parsers.base import (
     Reasoning,
 )
 from rootlace.runtime.server.tool_parsers.harmony import Harmony
-from rootlace.runtime.server.tool_parsers.listing import format_of
+from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.tagged import Tagged
 
 CALL = '<tool_call>{"name":"f","arguments":{"x":1e3}}</tool_call>'

@@ -7,7 +7,8 @@ import pytest
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.server.chat_template import ChatTemplate
-from rootlace.runtime.server.tool_parsers.listing import format_of, tool_format
+from rootlace.runtime.server.tool_parsers.learnt import format_of
+from rootlace.runtime.server.tool_parsers.listing import tool_format
 from rootlace.wire.protocol import Text, ToolFormat, write_list
 
 QWEN = """{%- if tools %}{{- '<|im_start|>system\\n' }}

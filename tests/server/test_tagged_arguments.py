@@ -34,7 +34,8 @@ from rootlace.runtime.server.tool_parsers.base import (
     CallBegin,
     Delta,
 )
-from rootlace.runtime.server.tool_parsers.listing import ToolPrompt, format_of
+from rootlace.runtime.server.tool_parsers.learnt import format_of
+from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
 from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
@@ -80,7 +81,56 @@ GLM_COMPACT = GLM_COMPACT.replace("</arg_key>\n", "</arg_key>").replace(
 GLM_COMPACT = GLM_COMPACT.replace("</arg_value>\n{% endfor %}\n", "</arg_value>{% endfor %}")
 """As GLM 4.7's: without line breaks."""
 
-SOURCES = {"qwen": QWEN, "glm": GLM, "glm_compact": GLM_COMPACT}
+GROUPED = """{% for tool in tools or () %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}]~b]{{ message.role }}
+{{ message.content or '' }}{% if message.tool_calls %}
+<minimax:tool_call>
+{% for one in message.tool_calls %}<invoke name="{{ one.function.name }}">
+{% for key, value in one.function.arguments.items() %}<parameter name="{{ key }}">
+{{- value | tojson(ensure_ascii=False) if value is not string else value }}</parameter>
+{% endfor %}</invoke>
+{% endfor %}</minimax:tool_call>{% endif %}[e~[
+{% endfor %}{% if add_generation_prompt %}]~b]assistant
+{% endif %}{# 'tool' #}"""
+"""Writes calls as MiniMax M2's does: those of an answer stand together in one tag."""
+
+BARE = """{% for tool in tools or () %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}{% for one in message.tool_calls or () %}
+<function name="{{ one.function.name }}">{% for key, value in one.function.arguments.items() %}
+{{- '<param name="' + key + '">' }}
+{{- value | tojson(ensure_ascii=False) if value is not string else value }}</param>
+{%- endfor %}</function>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}{# 'tool' #}"""
+"""Writes calls as MiniCPM 5's does: with no tag around them."""
+
+HUNYUAN = GROUPED.replace("<minimax:tool_call>", "<tool_calls:a>")
+for _old, _new in {
+    "</minimax:tool_call>": "</tool_calls:a>",
+    '<invoke name="{{ one.function.name }}">': "<tool_call:a>{{ one.function.name }}<tool_sep:a>",
+    "</invoke>": "</tool_call:a>",
+    '<parameter name="{{ key }}">': "<arg_key:a>{{ key }}</arg_key:a><arg_value:a>",
+    "</parameter>": "</arg_value:a>",
+}.items():
+    HUNYUAN = HUNYUAN.replace(_old, _new)
+"""As Hunyuan 3's: a tag stands between name and arguments."""
+
+SEED = QWEN.replace("tool_call>", "seed:tool_call>").replace(
+    "args_name + '>\\n'", "args_name + '>'"
+)
+SEED = SEED.replace("'\\n</parameter>", "'</parameter>")
+"""As Seed-OSS's: Qwen3-Coder's with another tag, and without the line breaks around values."""
+
+SOURCES = {
+    "qwen": QWEN,
+    "glm": GLM,
+    "glm_compact": GLM_COMPACT,
+    "grouped": GROUPED,
+    "bare": BARE,
+    "hunyuan": HUNYUAN,
+    "seed": SEED,
+}
 TEMPLATES = {_name: ChatTemplate(_source) for _name, _source in SOURCES.items()}
 FORMS: dict[str, TaggedArguments] = {}
 for _name, _template in TEMPLATES.items():
@@ -125,6 +175,13 @@ def written(form: TaggedArguments, name: str, *arguments: tuple[str, str]) -> st
     return form.begin(name) + "".join(texts) + form.end
 
 
+def several(form: TaggedArguments, *texts: str) -> str:
+    """Such calls, together in one answer."""
+    first, apart, behind = form.around
+    each = [text.removeprefix(first).removesuffix(behind) for text in texts]
+    return f"{first}{apart.join(each)}{behind}"
+
+
 # Found --------------------------------------------------------------------------------------------
 
 
@@ -132,7 +189,7 @@ def written(form: TaggedArguments, name: str, *arguments: tuple[str, str]) -> st
 def test_a_template_tells_the_form(name: str) -> None:
     prompt = ToolPrompt(TEMPLATES[name])
     assert prompt.reads and prompt.calls and not prompt.encodes
-    assert (FORMS[name].think is not None) is (name != "qwen")
+    assert (FORMS[name].think is not None) is name.startswith("glm")
     assert prompt.listed.argument == FORMS[name].argument
     assert written(FORMS[name], "the_name", ("argument", "value")) in prompt.listed.after
     assert "JSON" not in prompt.listed.after
@@ -174,7 +231,7 @@ WORDS = [
     "1",
 ]
 TAGS = ["<tool_call>", "</tool_call>", "</function>", "<parameter=x>", "<arg_key>", "</arg_key>"]
-CLOSES = ("</parameter>", "</arg_value>")
+CLOSES = tuple(sorted({form.argument.close for form in FORMS.values()}))
 TEXTS = st.lists(st.sampled_from(WORDS + TAGS), max_size=8).map("".join)
 TEXTS = TEXTS.filter(lambda text: not any(close in text for close in CLOSES))
 # What is no text may hold the tags that would end one.
@@ -205,7 +262,7 @@ def test_lines_of_a_text_are_its_own(name: str, key: str, value: str) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
     parts = TEMPLATES[name].render([message], add_generation_prompt=False)
     text = "".join(part.text for part in parts if isinstance(part, Text))
-    text = text[text.index("<tool_call>") : text.index("</tool_call>") + len("</tool_call>")]
+    text = text[text.index(form.trigger) : text.index(form.end) + len(form.end)]
     for at in range(len(text)):
         (call,) = Answer.of(read(form, [text[:at], text[at:]])).calls
         assert json.loads(call.arguments) == {key: value}, at
@@ -215,13 +272,15 @@ def test_lines_of_a_text_are_its_own(name: str, key: str, value: str) -> None:
 def test_what_a_template_writes_is_read(
     name: str, arguments: dict[str, Any], said: str, data: st.DataObject
 ) -> None:
-    form, said = FORMS[name], said.replace("<tool_call>", "").strip()
+    form = FORMS[name]
+    said = said.replace(form.trigger, "").strip()
     functions = [{"name": "f", "arguments": arguments}, {"name": "g", "arguments": {}}]
     calls = [{"type": "function", "function": function} for function in functions]
     message = {"role": "assistant", "content": said, "tool_calls": calls}
     parts = TEMPLATES[name].render([message], add_generation_prompt=False)
     text = "".join(part.text for part in parts if isinstance(part, Text))
     text = text.partition("assistant")[2].removeprefix("|>").removesuffix("<|im_end|>\n")
+    text = text.removesuffix("[e~[\n")
     pieces, rest = [], text
     while rest:
         size = data.draw(st.integers(1, len(rest)))
@@ -281,6 +340,12 @@ def test_no_word_is_lost(name: str, parts: list[str], sizes: list[int]) -> None:
         ("flag", "true", True),
         ("flag", "True", True),
         ("ratio", "None", None),
+        ("items", "[1, {'x': 'y\"'}, None]", [1, {"x": 'y"'}, None]),
+        ("nested", "{'x': (1,)}", {"x": [1]}),
+        ("items", "[1, b'x']", "[1, b'x']"),
+        ("items", "[" * 300 + "'x'" + "]" * 300, "[" * 300 + "'x'" + "]" * 300),
+        ("text", "['x']", "['x']"),
+        ("unknown", "['x']", "['x']"),
         ("ratio", "NaN", "NaN"),
         ("unknown", "5", 5),
         ("unknown", '{"a": [1.50]}', {"a": [1.5]}),
@@ -306,16 +371,15 @@ def test_calls_and_text(name: str) -> None:
     called = [Call("f", '{"count": 1.50}'), Call("g", "{}")]
     assert answer(form, f"a {f}\n{g} b") == Answer("a b", "", called)
     assert answer(form, h).calls == [Call("h", "{}")]  # as of other forms: the tag says so
-    hermes = '<tool_call>\n{"name": "f", "arguments": {"x": "</parameter>"}}\n</tool_call>'
-    assert answer(form, hermes).calls == [Call("f", '{"x": "</parameter>"}')]
-    for text in (
-        "<tool_call>",
-        "<tool_call>no call</tool_call>",
-        "<tool_ <function=f> </function>",
-    ):
+    tag = form.calls.begin
+    if tag.endswith(">"):
+        hermes = f'{tag}\n{{"name": "f", "arguments": {{"x": "</parameter>"}}}}\n{form.end}'
+        assert answer(form, hermes).calls == [Call("f", '{"x": "</parameter>"}')]
+    for text in (tag, f"{tag}no call{form.calls.ends[-1]}", f"{tag[:5]} <function=f> </function>"):
         assert answer(form, text) == Answer(text)
     # Without the end of the arguments, and without any.
-    assert answer(form, f.replace("</function>", "")).calls == called[:1]
+    if len(form.calls.ends) > 1:
+        assert answer(form, f.replace(form.calls.ends[0], "")).calls == called[:1]
     forgotten = answer(form, written(form, "g").removesuffix(form.end) + form.end.strip() + " so")
     assert (forgotten.content, forgotten.calls) == ("so", called[1:])
 
@@ -329,7 +393,10 @@ def test_calls_that_are_cut_stay_open(name: str) -> None:
     for end in range(len(text)):
         found = answer(form, text[:end])
         if not found.calls:
-            assert end < begun + len(form.argument.opening) and found.content == text[:end]
+            content = text[:end]
+            for tag in form.calls.noise:
+                content = content.removeprefix(tag).lstrip() if content.startswith(tag) else content
+            assert end < begun + len(form.argument.opening) and found.content == content
             continue
         arguments = found.calls[0].arguments
         if end < len(text) - len(form.end):
@@ -442,7 +509,7 @@ WRONG = [
 def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
     form = FORMS[name]
     begun, forced = forced_call(ToolChoice("required"), OFFERED, form, {})
-    several = forced_call(ToolChoice("required", parallel=True), OFFERED, form, {})[1]
+    together = forced_call(ToolChoice("required", parallel=True), OFFERED, form, {})[1]
     one = forced_call(ToolChoice("required", "get"), OFFERED, form, {})[1]
     among = calls_among_text(OFFERED, form, {})
     either = calls_or_format(
@@ -456,11 +523,12 @@ def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
         text = written(form, *call)  # type: ignore[arg-type]
         assert takes(compiler, forced, text) and takes(compiler, among, f"so {text} so"), text
         assert takes(compiler, one, text) is (call[0] == "get")
-        assert not takes(compiler, forced, f"{text}\n{text}") and not takes(compiler, forced, "so")
-        assert takes(compiler, several, f"{text}\n{text}") and takes(compiler, either, text)
+        twice = several(form, text, text)
+        assert not takes(compiler, forced, twice) and not takes(compiler, forced, "so")
+        assert takes(compiler, together, twice) and takes(compiler, either, text)
     for call in WRONG:
         text = written(form, *call)  # type: ignore[arg-type]
-        for asked in (forced, several, among, either):
+        for asked in (forced, together, among, either):
             assert not takes(compiler, asked, text), text
     assert takes(compiler, among, "so") and takes(compiler, either, form.answer_prefix("") + "12")
 
@@ -542,7 +610,7 @@ def test_programs_hold_and_read_the_same(compiler: GrammarCompiler) -> None:
 UNHELD: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "not": {"const": "x"}}, "#/not"),
     ({"type": "string", "pattern": r"(a)\1"}, "#/pattern"),
-    ({"enum": ["a</parameter></arg_value>"]}, "#/enum"),
+    ({"enum": ["a" + "".join(CLOSES)]}, "#/enum"),
     ({"type": "array", "uniqueItems": True}, "#/uniqueItems"),
 ]
 

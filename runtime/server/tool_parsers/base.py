@@ -340,8 +340,9 @@ class Format(ABC):
     @property
     def trigger(self) -> str:
         """What every call begins with."""
-        begin, opening = self.calls.begin, self.calls.opening
-        return begin if opening.startswith(begin) else opening
+        calls = self.calls
+        tags = (tag for tag in (calls.begin, *calls.noise) if calls.opening.startswith(tag))
+        return next(tags, calls.opening)
 
     @property
     def end(self) -> str:

@@ -12,77 +12,27 @@ import msgspec
 
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.tool_parsers.base import (
-    DEEPSEEK,
-    DEEPSEEK_31,
     HERMES,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MISTRAL_BLANK,
-    Calls,
     Format,
 )
-from rootlace.runtime.server.tool_parsers.harmony import Harmony
+from rootlace.runtime.server.tool_parsers.learnt import (
+    NAME,
+    Message,
+    calling,
+    format_of,
+    rendered,
+)
 from rootlace.runtime.server.tool_parsers.tagged import Tagged
-from rootlace.runtime.server.tool_parsers.tagged_arguments import PROBE, TaggedArguments
+from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
 from rootlace.wire.chat_format import enclosed
-from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import (
     FORMS,
     ChatFormat,
     RoleFormat,
-    Text,
     ToolFormat,
     write_list,
     write_tool,
 )
-
-# Choose -------------------------------------------------------------------------------------------
-
-
-_NAME, _PROBE_KEY = "probe_the_name", "probe_the_arguments"
-_ASKED = {"role": "user", "content": "?"}
-_TAG = re.escape(HERMES.begin)
-_PROBE = re.compile(
-    rf"(?P<opening>{_TAG}(?:(?!{_TAG}).)*?){_NAME}(?P<between>.*?)"
-    rf'\{{\s*"{_PROBE_KEY}"\s*:\s*1\s*\}}(?P<end>.*?{re.escape(HERMES.ends[0])})',
-    re.DOTALL,
-)
-_THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-
-
-def format_of(template: ChatTemplate) -> Format:
-    """The format that the template writes earlier answers in; Hermes's if it shows none."""
-    source = template.source or ""
-    if "<|channel|>" in source and "<|message|>" in source:
-        return Harmony()
-    think = next((tags for tags in _THINK if tags[1] in source), None)
-    calls = _calls(template, source)
-    if calls is HERMES:
-        text = _text(template, [_ASKED, _called(PROBE)])
-        found = TaggedArguments.seen(text, _NAME, think)
-        if found is not None:
-            return found
-    return Tagged(calls, think)
-
-
-def _calls(template: ChatTemplate, source: str) -> Calls:
-    if "<｜tool▁call▁begin｜>" in source:
-        return DEEPSEEK if "```json" in source else DEEPSEEK_31
-    if "[TOOL_CALLS]" in source:
-        if "[ARGS]" in source:
-            return MISTRAL_ARGS
-        return MISTRAL_BLANK if "[TOOL_CALLS] [" in source else MISTRAL
-    if HERMES.begin not in source and ("<|python_tag|>" in source or "ipython" in source):
-        return LLAMA3
-    return _as_written(template)
-
-
-def _as_written(template: ChatTemplate) -> Calls:
-    """Hermes's calls, with the white space that the template has around a call's name."""
-    found = _PROBE.search(_text(template, [_ASKED, _called({_PROBE_KEY: 1})], generate=False))
-    return msgspec.structs.replace(HERMES, **found.groupdict()) if found else HERMES
-
 
 # Listing ------------------------------------------------------------------------------------------
 
@@ -95,8 +45,6 @@ _ROLE = re.compile("""['"]tool['"]""")
 RESULTS = ("tool", "function")
 """Roles of messages that are results of calls."""
 _ARGUMENTS = {"probe_the_key": "probe the value"}
-
-Message = dict[str, Any]
 
 
 class ToolPrompt:
@@ -112,31 +60,31 @@ class ToolPrompt:
         self.format: Format = format_of(template)
         source = template.source
         user = {"role": "user", "content": "?"}
-        asked = [user, _called(dict(_ARGUMENTS))]
-        result = {"role": "tool", "tool_call_id": "probe0000", "name": _NAME, "content": _RESULT}
-        self.lists = _NAME in _text(self.template, [user], [_tool(_NAME)])
+        asked = [user, calling(dict(_ARGUMENTS), NAME)]
+        result = {"role": "tool", "tool_call_id": "probe0000", "name": NAME, "content": _RESULT}
+        self.lists = NAME in rendered(self.template, [user], [_tool(NAME)])
         self.encodes = False
         """Whether the template takes the arguments of calls as JSON text."""
         self.calls = self._writes_call(asked)
         if not self.calls:
-            self.encodes = self._writes_call([user, _called(json.dumps(_ARGUMENTS))])
+            self.encodes = self._writes_call([user, calling(json.dumps(_ARGUMENTS), NAME)])
             self.calls = self.encodes
         guessed = isinstance(self.format, Tagged) and self.format.calls is HERMES
         self.reads = not self.calls or self.encodes or not guessed
         """False where the template writes calls in a form that no parser has, such as arguments in
         tags of another kind (MiniMax M2, Step 3)."""
         if self.encodes:
-            asked = [user, _called(json.dumps(_ARGUMENTS))]
+            asked = [user, calling(json.dumps(_ARGUMENTS), NAME)]
         elif not self.calls:
             asked = [user, {"role": "assistant", "content": "?"}]
         # A template that writes any role as it stands knows no results for that.
         known = source is None or _ROLE.search(source) is not None
-        written = _text(template, [*asked, result], generate=False).partition(_RESULT)
+        written = rendered(template, [*asked, result], generate=False).partition(_RESULT)
         self.results = known and bool(written[1])
         self._result_end = written[2] if self.results else RESULT[1]
         system = {"role": "system", "content": _SYSTEM}
-        self._system = _SYSTEM in _text(template, [system, user])
-        self._alternates = not _text(template, [user, user])
+        self._system = _SYSTEM in rendered(template, [system, user])
+        self._alternates = not rendered(template, [user, user])
         self._default = _default_system(template.format)
         self.listed = tool_format(template, self.format)
 
@@ -231,8 +179,8 @@ class ToolPrompt:
         return {**result, "content": enclosed(content, self._result_end)}
 
     def _writes_call(self, messages: list[Message]) -> bool:
-        text = _text(self.template, messages)
-        return _NAME in text and _ARGUMENTS["probe_the_key"] in text
+        text = rendered(self.template, messages)
+        return NAME in text and _ARGUMENTS["probe_the_key"] in text
 
 
 def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = "") -> ChatFormat:
@@ -253,7 +201,7 @@ def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = 
 def tool_format(template: ChatTemplate, form: Format) -> ToolFormat:
     """As the template lists tools behind the content of a system message; in words of our own where
     it does so elsewhere, or not at all."""
-    begin, _, between = form.begin(_NAME).partition(_NAME)
+    begin, _, between = form.begin(NAME).partition(NAME)
     own = ToolFormat()
     argument, after = None, own.after
     plain = written = '{"argument": "value"}'
@@ -301,29 +249,9 @@ _TOOLS = [_tool("probe_a"), _tool("probe_b")]
 def _listing(template: ChatTemplate) -> str:
     """What stands behind the system message's content because of the tools."""
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "?"}]
-    usual = _text(template, messages).partition(_SYSTEM)[2]
-    listed = _text(template, messages, _TOOLS).partition(_SYSTEM)[2]
+    usual = rendered(template, messages).partition(_SYSTEM)[2]
+    listed = rendered(template, messages, _TOOLS).partition(_SYSTEM)[2]
     return listed.removesuffix(usual) if usual and listed.endswith(usual) else ""
-
-
-def _text(
-    template: ChatTemplate,
-    messages: list[Message],
-    tools: list[Message] | None = None,
-    generate: bool = True,
-) -> str:
-    """What the template makes of it; empty where it refuses."""
-    try:
-        parts = template.render(messages, tools=tools, add_generation_prompt=generate)
-    except InvalidRequest:
-        return ""
-    return "".join(part.text for part in parts if isinstance(part, Text))
-
-
-def _called(arguments: Any) -> Message:
-    function = {"name": _NAME, "arguments": arguments}
-    call = {"id": "probe0000", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _encoded(message: Message) -> Message:

@@ -29,7 +29,7 @@ from rootlace.wire.protocol import Thoughts
 # No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
 # what is looked at again with every new piece.
 HEADER_CHARACTERS = 512
-_OBJECT = re.compile(
+OBJECT = re.compile(
     r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
 )
@@ -191,6 +191,8 @@ class TaggedParser:
         elif calls is not None and tag == calls.begin:
             self._state, self._opened = State.HEADER, tag
             self._tagged, self._array = True, False
+        else:
+            self._trim = True
         return True
 
     def _thought(self) -> bool:
@@ -236,14 +238,13 @@ class TaggedParser:
         """Begins the call whose name is known, and whose arguments follow."""
         calls = self._calls
         assert calls is not None
-        found, is_object = _OBJECT.match(head), True
+        found, named = OBJECT.match(head), True
         if found is None and calls.header is not None:
-            found, is_object = calls.header.match(head), False
+            found, named = calls.header.match(head), False
         if found is None:
             return False
-        name: str | None = found["name"].strip()
-        if is_object:
-            name = _string(found["name"])
+        name: str | None = _string(found["name"]) if named else found["name"].strip()
+        is_object = "{" in found[0]
         if name is None or not (self._tagged or name in self._tools):
             return False
         self._out.append(CallBegin(name))
@@ -299,7 +300,7 @@ class TaggedParser:
             if self._buffer.startswith(tag):
                 self._buffer = self._buffer[len(tag) :]
                 if tag == "]" and self._array:
-                    self._array, self._closers = False, []
+                    self._array = False
                 else:
                     self._closers = self._closers[self._closers.index(tag) + 1 :]
                 return True

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rootlace.runtime.server.tool_parsers.base import (
-    HERMES,
     CallArguments,
     CallBegin,
     Calls,
@@ -49,52 +48,11 @@ from rootlace.wire.tool_calls import Argument, Content
 # Format -------------------------------------------------------------------------------------------
 
 
-PROBE: dict[str, Any] = {"probe_the_text": "probe the value", "probe_the_number": 12}
-"""Arguments of a call by which a template shows how it writes arguments."""
-_PROBE = """
-    (?P<begin> {tag} (?: (?! {tag} ) . )*? ) {name} (?P<between> [^<]* )
-    (?P<opening> < [^<]*? ) probe_the_text (?P<to_value> .*? ) probe\\ the\\ value
-    (?P<gap> \\s* ) (?P<close> </\\w+> ) (?P<after> \\s* )
-    (?P=opening) probe_the_number (?P=to_value) 12 (?P=gap) (?P=close) (?P=after)
-    (?P<end> (?: </\\w+> \\s* )*? </tool_call> )
-"""
-_NAME_CHARACTERS = 128
-
-
 @dataclass(frozen=True)
 class TaggedArguments(Tagged):
     """A format of tagged calls, whose arguments are written as `argument` says."""
 
     argument: Argument = field(kw_only=True)
-
-    @classmethod
-    def seen(
-        cls, text: str, name: str, think: tuple[str, str] | None = None
-    ) -> TaggedArguments | None:
-        """The format of a text with a call of `name` that has the arguments `PROBE`; None if their
-        form is another."""
-        probe = _PROBE.format(tag=HERMES.begin, name=name)
-        found = re.search(probe, text, re.DOTALL | re.VERBOSE)
-        if found is None:
-            return None
-        opening, between, end = found["begin"], found["between"], found["end"]
-        ends = tuple(re.findall(r"</\w+>", end))
-        before = re.escape(opening.removeprefix(HERMES.begin).strip())
-        follows = f"{re.escape(found['opening'])}|{re.escape(ends[0])}"
-        header = (
-            rf"\s{{0,8}}{before}(?P<name>[^\s<>]{{1,{_NAME_CHARACTERS}}})"
-            rf"{re.escape(between.strip())}\s{{0,8}}(?={follows})"
-        )
-        calls = Calls(
-            begin=HERMES.begin,
-            opening=opening,
-            between=between,
-            end=end,
-            ends=ends,
-            header=re.compile(header),
-        )
-        parts = (found[part] for part in ("opening", "to_value", "gap", "close", "after"))
-        return cls(calls, think, argument=Argument(*parts))
 
     @property
     def writes_json(self) -> bool:

@@ -12,7 +12,7 @@ from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.server.model_texts import load_chat
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.server.tool_parsers.base import Format
-from rootlace.runtime.server.tool_parsers.listing import format_of
+from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint
 from rootlace.wire.protocol import Constraint, Thoughts

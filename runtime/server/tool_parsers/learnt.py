@@ -1,0 +1,252 @@
+"""The format of calls and thoughts that a chat template shows.
+
+The template writes an answer of one made-up call, and one of two. Here Apriel's:
+
+    <tool_calls>[  {"name": "  NAME  ", "arguments":   {...}  }  ]</tool_calls>
+    first          begin             between                 end  behind
+
+    <tool_calls>[  {"name": "NAME", "arguments": {...}}  ,      {"name": "OTHER", "arguments": ...
+                                                         apart
+
+Arguments are one JSON text, or each stands in tags of its own (`tagged_arguments`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rootlace.runtime.server.chat_template import ChatTemplate
+from rootlace.runtime.server.tool_parsers.base import (
+    DEEPSEEK,
+    DEEPSEEK_31,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_BLANK,
+    Calls,
+    Format,
+)
+from rootlace.runtime.server.tool_parsers.harmony import Harmony
+from rootlace.runtime.server.tool_parsers.tagged import OBJECT, Tagged
+from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import Text
+from rootlace.wire.tool_calls import Argument
+
+_THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+def format_of(template: ChatTemplate) -> Format:
+    """The format that the template writes earlier answers in; Hermes's if it shows none."""
+    source = template.source or ""
+    if "<|channel|>" in source and "<|message|>" in source:
+        return Harmony()
+    think = next((tags for tags in _THINK if tags[1] in source), None)
+    known = _known(source)
+    calls, argument = (known, None) if known is not None else _learnt(template)
+    if argument is not None and calls is not None:
+        return TaggedArguments(calls, think, argument=argument)
+    if calls is None and HERMES.begin not in source:
+        calls = LLAMA3 if "<|python_tag|>" in source or "ipython" in source else None
+    return Tagged(calls or HERMES, think)
+
+
+def _known(source: str) -> Calls | None:
+    """Calls of a family whose models, or whose templates, write them in more than one way."""
+    if "<｜tool▁call▁begin｜>" in source:
+        return DEEPSEEK if "```json" in source else DEEPSEEK_31
+    if "[TOOL_CALLS]" not in source:
+        return None
+    if "[ARGS]" in source:
+        return MISTRAL_ARGS
+    return MISTRAL_BLANK if "[TOOL_CALLS] [" in source else MISTRAL
+
+
+# Write --------------------------------------------------------------------------------------------
+
+
+NAME, _OTHER_NAME = "probe_the_name", "probe_another"
+ASKED = {"role": "user", "content": "?"}
+_SAID, _ID = "probe the answer", "probe0000"
+
+Message = dict[str, Any]
+
+
+def rendered(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: list[Message] | None = None,
+    generate: bool = True,
+) -> str:
+    """What the template makes of it; empty where it refuses."""
+    try:
+        parts = template.render([*messages], tools=tools, add_generation_prompt=generate)
+    except InvalidRequest:
+        return ""
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def calling(arguments: Any, *names: str) -> Message:
+    """An answer that is a call of each of these tools."""
+    functions = [{"name": name, "arguments": arguments} for name in names]
+    calls = [{"id": _ID, "type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _answer(template: ChatTemplate, message: Message, around: tuple[str, str]) -> str:
+    """An answer without what stands around any answer."""
+    text = rendered(template, [ASKED, message], generate=False)
+    before, after = around
+    begin = _whole_tags(text, _shared(text, before))
+    end = len(text) - _shared(text[begin:][::-1], after[::-1])
+    if text.rfind("<", begin, end) > text.rfind(">", begin, end):
+        end = text.find(">", end) + 1
+    return text[begin:end].strip()
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters both texts begin with; any number is as good as another."""
+    size = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b and not (a.isdecimal() and b.isdecimal()):
+            break
+        size += 1
+    return size
+
+
+def _whole_tags(text: str, at: int) -> int:
+    """The place `at`, or where the tag begins that has it inside."""
+    begin = text.rfind("<", 0, at)
+    return begin if begin > text.rfind(">", 0, at) else at
+
+
+# Read ---------------------------------------------------------------------------------------------
+
+
+_ARGUMENTS = {"probe_a": "probe the value", "probe_b": 12}
+_FORMS = (
+    r"""\{ \s* "probe_a" \s* : \s* "probe\ the\ value" \s* ,
+    \s* "probe_b" \s* : \s* 12 \s* \}""",
+    r"""
+    (?P<opening> < [^<]*? ) probe_a (?P<between> .*? ) probe\ the\ value
+    (?P<gap> \s* ) (?P<close> < [^<>]+ > ) (?P<after> \s* )
+    (?P=opening) probe_b (?P=between) 12 (?P=gap) (?P=close) (?P=after)
+    """,
+)
+"""How `_ARGUMENTS` are written: as JSON, or each in tags of its own."""
+_TAG = re.compile(r"<[^<>]*>")
+_NAME_CHARACTERS = 128
+
+
+class _Parts(NamedTuple):
+    """See the top of the file."""
+
+    first: str
+    begin: str
+    between: str
+    end: str
+    apart: str
+    behind: str
+
+
+def _learnt(template: ChatTemplate) -> tuple[Calls | None, Argument | None]:
+    said = {"role": "assistant", "content": _SAID}
+    before, found, after = rendered(template, [ASKED, said], generate=False).partition(_SAID)
+    arguments: Any = _ARGUMENTS
+    one = _answer(template, calling(arguments, NAME), (before, after)) if found else ""
+    if found and NAME not in one:
+        arguments = json.dumps(_ARGUMENTS)
+        one = _answer(template, calling(arguments, NAME), (before, after))
+    if one.count(NAME) != 1 or _ID in one:
+        return None, None
+    two = _answer(template, calling(arguments, NAME, _OTHER_NAME), (before, after))
+    for form in _FORMS:
+        given = re.search(form, one, re.DOTALL | re.VERBOSE)
+        if given is None or NAME not in one[: given.start()]:
+            continue
+        parts = _parts(one, two, given)
+        argument = Argument(**given.groupdict()) if given.groupdict() else None
+        calls = None if parts is None else _calls(parts, argument)
+        # A tag of every answer says nothing of calls.
+        if calls is not None and calls.begin not in before + after:
+            return calls, argument
+    return None, None
+
+
+def _parts(one: str, two: str, given: re.Match[str]) -> _Parts | None:
+    """The parts of an answer of one call, whose arguments are `given`, as one of two shows them."""
+    before, _, between = one[: given.start()].partition(NAME)
+    behind, call = one[given.end() :], one[: given.end()]
+    others, found, _ = two.removeprefix(call).partition(_OTHER_NAME)
+    if not found or not two.startswith(call):  # one call at most
+        return _Parts("", before, between, _tags(behind, before.count("<")), "\n", "")
+    size = _shared(before[::-1], others[::-1])
+    begins = [at for mark in "<{" if (at := before.find(mark, len(before) - size)) >= 0]
+    if not begins:
+        return None
+    first, begin = before[: min(begins)], before[min(begins) :]
+    others = others[: len(others) - len(begin)]
+    end = behind[: _shared(others, behind)]
+    end = end[: _whole_tags(end, len(end))]
+    apart, behind = others[len(end) :], behind[len(end) :]
+    tags = list(_TAG.finditer(first))
+    if tags:
+        first = first[tags[-1].start() :]  # without thoughts
+    return _Parts(first, begin, between, end, apart, _tags(behind, min(len(tags), 1)))
+
+
+def _tags(text: str, count: int) -> str:
+    """The text up to the end of so many tags; without the tags that end the answer."""
+    tags = list(_TAG.finditer(text))
+    return text if len(tags) <= count else text[: tags[count].start()].rstrip()
+
+
+def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
+    """Calls as the parsers read them; None where nothing tells one from text."""
+    first, begin, between, end, apart, behind = parts
+    array, tags = first.rstrip().endswith("["), tuple(_TAG.findall(end + behind))
+    noise, at = tuple(_TAG.findall(first)), begin.find("{")
+    if at >= 0:  # a call is an object, which may stand in an array
+        found = _TAG.match(first + begin)
+        if found is None or array != bool(first):
+            return None
+        if (first + begin[:at])[found.end() :].strip() != "[" * array:
+            return None
+        tag, head, noise = found[0], begin[at:], ()
+    else:
+        found = _TAG.match(begin)
+        tag = begin.rstrip() if found is None else found[0]
+        head = begin[len(tag) :]
+        if not tag.startswith("<"):
+            return None
+    header = None
+    if not OBJECT.match(f"{head}{NAME}{between}{{"):
+        follows = [r"\{"]
+        if argument is not None:
+            follows = [re.escape(one) for one in (argument.opening, *tags[:1])]
+        header = re.compile(
+            rf"\s{{0,8}}{_loosely(head)}(?P<name>[^\s<>]{{1,{_NAME_CHARACTERS}}})"
+            rf"{_loosely(between)}\s{{0,8}}(?={'|'.join(follows)})"
+        )
+    return Calls(
+        begin=tag,
+        opening=first + begin,
+        between=between,
+        end=end + behind,
+        ends=tags,
+        again=apart.strip() if array else "",
+        around=(first, apart, behind),
+        array=array,
+        header=header,
+        noise=noise,
+    )
+
+
+def _loosely(text: str) -> str:
+    """A pattern of the text with any other white space, and with other numbers."""
+    words = (re.sub(r"\d+", r"\\d{1,9}", re.escape(word)) for word in text.split())
+    return r"\s{0,8}".join(words)
