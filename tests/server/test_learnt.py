@@ -23,6 +23,7 @@ from rootlace.runtime.server.http.constraints import Asked
 from rootlace.runtime.server.tool_parsers.base import HERMES, LLAMA3, Answer
 from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
+from rootlace.runtime.server.tool_parsers.tagged import Tagged
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import Text
 
@@ -169,3 +170,28 @@ def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
 )
 def test_what_says_too_little(source: str, calls: object) -> None:
     assert format_of(ChatTemplate(source)).calls is calls
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "expected"),
+    [
+        ("<seed:think>", "</seed:think>\n", ("<seed:think>", "</seed:think>")),
+        ("<think:a>\n", "\n</think:a>", ("<think:a>", "</think:a>")),
+        ("<think>", "</think>", ("<think>", "</think>")),
+        ("<|think|>", "<|end|><|content|>", None),
+        ("Thoughts: ", "\n", None),
+    ],
+)
+def test_thoughts_are_learnt(before: str, behind: str, expected: tuple[str, str] | None) -> None:
+    thought = (
+        f"{{% if m.reasoning_content %}}{before}{{{{ m.reasoning_content }}}}{behind}{{% endif %}}"
+    )
+    source = (
+        f"{{% for m in messages %}}<|{{{{ m.role }}}}|>{thought}{{{{ m.content }}}}{{% endfor %}}"
+    )
+    form = format_of(ChatTemplate(source))
+    assert isinstance(form, Tagged) and form.think == expected
+    if expected is not None:
+        parser = form.parser("", {}, True)
+        deltas = parser.feed(f"{before}Hm.{behind}Yes.") + parser.finish()
+        assert Answer.of(deltas) == Answer("Yes.", "Hm.")

@@ -45,7 +45,7 @@ def format_of(template: ChatTemplate) -> Format:
     source = template.source or ""
     if "<|channel|>" in source and "<|message|>" in source:
         return Harmony()
-    think = next((tags for tags in _THINK if tags[1] in source), None)
+    think = next((tags for tags in _THINK if tags[1] in source), None) or _thoughts(template)
     known = _known(source)
     calls, argument = (known, None) if known is not None else _learnt(template)
     if argument is not None and calls is not None:
@@ -71,7 +71,7 @@ def _known(source: str) -> Calls | None:
 
 NAME, _OTHER_NAME = "probe_the_name", "probe_another"
 ASKED = {"role": "user", "content": "?"}
-_SAID, _ID = "probe the answer", "probe0000"
+_THOUGHT, _SAID, _ID = "probe the thought", "probe the answer", "probe0000"
 
 Message = dict[str, Any]
 
@@ -125,6 +125,14 @@ def _whole_tags(text: str, at: int) -> int:
 
 
 # Read ---------------------------------------------------------------------------------------------
+
+
+def _thoughts(template: ChatTemplate) -> tuple[str, str] | None:
+    """The tags around the thoughts of an answer, where only these tell both apart."""
+    said = {"content": _SAID, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
+    text = rendered(template, [ASKED, {"role": "assistant", **said}], generate=False)
+    found = re.search(rf"(<[^<>/]+>)\s*{_THOUGHT}\s*(</[^<>]+>)\s*{_SAID}", text)
+    return (found[1], found[2]) if found is not None else None
 
 
 _ARGUMENTS = {"probe_a": "probe the value", "probe_b": 12}

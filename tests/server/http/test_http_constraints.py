@@ -439,6 +439,7 @@ async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None
         "}</tool_call>",
         {"type": "integer"},
         last=False,
+        around=("", "", ""),
     )
     # It holds behind the thoughts.
     thoughts = Thoughts("</think>", "<think>", gap="\n\n", close="\n</think>")
