@@ -10,6 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.model.checkpoint.source import FolderSource
@@ -18,6 +20,7 @@ from rootlace.runtime.server.http.app import make_runner
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.session import Session
 from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import Chunk, Event, Op, Welcome
 from tests.server.fake_engine import FakeEngine
 
@@ -49,6 +52,15 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 @pytest.fixture
 def stories() -> Tokenizer:
     return load("stories3M")
+
+
+@pytest.fixture(scope="session")
+def compiler() -> GrammarCompiler:
+    """Of tokens of one byte each."""
+    tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = RawTokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return GrammarCompiler(tokenizer, eos_token_ids=[0])
 
 
 @asynccontextmanager

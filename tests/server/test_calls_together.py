@@ -8,7 +8,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.language.tools import ToolCall, find_calls, tools
 from rootlace.runtime.server.http.chat_request import (
@@ -100,14 +99,6 @@ WRITTEN: dict[str, tuple[Format, tuple[str, str, str]]] = {
         ),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    return GrammarCompiler(tokenizer, eos_token_ids=[0])
 
 
 Whole = Callable[[str], bool | None]

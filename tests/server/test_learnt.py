@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import rootlace as rl
 from rootlace.language.tools import ToolCall, find_calls
@@ -122,14 +121,6 @@ def test_what_a_template_writes_is_read(
     listed = ToolPrompt(TEMPLATES[name]).listed
     if name not in ("cohere", "kimi"):  # programs count no calls
         assert list(find_calls(text, listed, OF_PROGRAMS)) == [ToolCall(*call) for call in calls]
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    return GrammarCompiler(tokenizer, eos_token_ids=[0])
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import rootlace as rl
 from rootlace.language.tools import ToolCall, find_calls, run_call
@@ -461,14 +460,6 @@ STRICT: dict[str, Any] = {
     },
 }
 OFFERED = [Tool("get", None, STRICT, True), Tool("now"), Tool("any", None, {"type": "object"})]
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    return GrammarCompiler(tokenizer, eos_token_ids=[0])
 
 
 def takes(compiler: GrammarCompiler, asked: Asked, text: str) -> bool:

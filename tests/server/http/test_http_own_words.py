@@ -161,17 +161,18 @@ TAGS = """<function={{ call.function.name }}>
 {{ value }}
 </parameter>
 {% endfor %}</function>"""
-OTHER_TAGS = """</tool_call><minimax:tool_call><invoke name="{{ call.function.name }}">
-{% for key, value in call.function.arguments.items() %}<parameter name="{{ key }}">
-{{ value }}</parameter>
-{% endfor %}</invoke></minimax:tool_call>"""
+TYPED_TAGS = """<invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments.items() %}
+{{- '<parameter name="' + key + '" string="' + ('true' if value is string else 'false') + '">' }}
+{{- value }}</parameter>
+{% endfor %}</invoke>"""
 
 
-@pytest.mark.parametrize(("form", "lines"), [(JSON, 0), (TAGS, 0), (OTHER_TAGS, 1)])
+@pytest.mark.parametrize(("form", "lines"), [(JSON, 0), (TAGS, 0), (TYPED_TAGS, 1)])
 async def test_the_log_says_once_that_a_form_of_calls_is_not_read(
     serve: Serve, caplog: pytest.LogCaptureFixture, form: str, lines: int
 ) -> None:
-    """Such as MiniMax M2's; arguments in tags as Qwen3-Coder's template has them are read."""
+    """Such as DeepSeek V3.2's; arguments in tags as Qwen3-Coder's template has them are read."""
     gateway = FakeGateway()
     gateway.chat = ChatTemplate(TURNS.replace("CALL", form))  # type: ignore[assignment]
     served = await serve(gateway)
