@@ -20,7 +20,7 @@ from rootlace.language.failures import Site, call_site
 from rootlace.language.variables import Readable
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError
-from rootlace.wire.protocol import ToolFormat
+from rootlace.wire.tool_calls import ToolFormat
 
 Schema = Mapping[str, Any]
 

@@ -27,15 +27,8 @@ from rootlace.runtime.server.tool_parsers.tagged import Tagged
 from rootlace.runtime.server.tool_parsers.tagged_arguments import PROBE, TaggedArguments
 from rootlace.wire.chat_format import enclosed
 from rootlace.wire.errors import InvalidRequest
-from rootlace.wire.protocol import (
-    FORMS,
-    ChatFormat,
-    RoleFormat,
-    Text,
-    ToolFormat,
-    write_list,
-    write_tool,
-)
+from rootlace.wire.protocol import ChatFormat, RoleFormat, Text
+from rootlace.wire.tool_calls import FORMS, ToolFormat, write_list, write_tool
 
 # Choose -------------------------------------------------------------------------------------------
 
