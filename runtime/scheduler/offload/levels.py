@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from rootlace.runtime.cache import Node, RadixTree
 from rootlace.runtime.cache.journal import prefix_keys
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import RadixTree
 from rootlace.runtime.cache.tier import Entry, HourlyBytes, Label, Tier
 from rootlace.runtime.contracts.block_store import NO_MOVES, PASS, SAVE, HandedState, StoreState
 from rootlace.runtime.contracts.messages import adapter_and_namespace, kv_space
