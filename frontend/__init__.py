@@ -18,49 +18,58 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rootlace.client.endpoint import (
-        RuntimeEndpoint,
-        flush_cache,
-        get_server_info,
-        set_default_backend,
-    )
-    from rootlace.client.runtime import Runtime
-    from rootlace.client.services import AnthropicBackend, LiteLLMBackend, OpenAIBackend
-    from rootlace.language.control import beam, best_of, majority
+    from rootlace.client.endpoint import RuntimeEndpoint as RuntimeEndpoint
+    from rootlace.client.endpoint import flush_cache as flush_cache
+    from rootlace.client.endpoint import get_server_info as get_server_info
+    from rootlace.client.endpoint import set_default_backend as set_default_backend
+    from rootlace.client.runtime import Runtime as Runtime
+    from rootlace.client.services import AnthropicBackend as AnthropicBackend
+    from rootlace.client.services import LiteLLMBackend as LiteLLMBackend
+    from rootlace.client.services import OpenAIBackend as OpenAIBackend
+    from rootlace.language.control import beam as beam
+    from rootlace.language.control import best_of as best_of
+    from rootlace.language.control import majority as majority
+    from rootlace.language.expressions import ChoicesMethod as ChoicesMethod
+    from rootlace.language.expressions import assistant as assistant
+    from rootlace.language.expressions import assistant_begin as assistant_begin
+    from rootlace.language.expressions import assistant_end as assistant_end
+    from rootlace.language.expressions import gen as gen
+    from rootlace.language.expressions import gen_int as gen_int
+    from rootlace.language.expressions import gen_string as gen_string
+    from rootlace.language.expressions import greedy_token_selection as greedy_token_selection
+    from rootlace.language.expressions import ids as ids
+    from rootlace.language.expressions import image as image
+    from rootlace.language.expressions import select as select
+    from rootlace.language.expressions import system as system
+    from rootlace.language.expressions import system_begin as system_begin
+    from rootlace.language.expressions import system_end as system_end
+    from rootlace.language.expressions import token_length_normalized as token_length_normalized
+    from rootlace.language.expressions import tool as tool
+    from rootlace.language.expressions import tool_begin as tool_begin
+    from rootlace.language.expressions import tool_end as tool_end
     from rootlace.language.expressions import (
-        ChoicesMethod,
-        assistant,
-        assistant_begin,
-        assistant_end,
-        gen,
-        gen_int,
-        gen_string,
-        greedy_token_selection,
-        ids,
-        image,
-        select,
-        system,
-        system_begin,
-        system_end,
-        token_length_normalized,
-        tool,
-        tool_begin,
-        tool_end,
-        unconditional_likelihood_normalized,
-        user,
-        user_begin,
-        user_end,
+        unconditional_likelihood_normalized as unconditional_likelihood_normalized,
     )
-    from rootlace.language.failures import ProgramError
-    from rootlace.language.state import AsyncProgramState, Forks, ProgramState, State
-    from rootlace.language.tools import Tool, Tools, mcp_tools, tools
-    from rootlace.program.batch import Checkpoint
-    from rootlace.program.engine import Engine
-    from rootlace.program.function import Function, function
-    from rootlace.timeline import Timeline
-    from rootlace.trace import Trace
-    from rootlace.wire.errors import RootlaceError
-    from rootlace.wire.sampling import Cache
+    from rootlace.language.expressions import user as user
+    from rootlace.language.expressions import user_begin as user_begin
+    from rootlace.language.expressions import user_end as user_end
+    from rootlace.language.failures import ProgramError as ProgramError
+    from rootlace.language.state import AsyncProgramState as AsyncProgramState
+    from rootlace.language.state import Forks as Forks
+    from rootlace.language.state import ProgramState as ProgramState
+    from rootlace.language.state import State as State
+    from rootlace.language.tools import Tool as Tool
+    from rootlace.language.tools import Tools as Tools
+    from rootlace.language.tools import mcp_tools as mcp_tools
+    from rootlace.language.tools import tools as tools
+    from rootlace.program.batch import Checkpoint as Checkpoint
+    from rootlace.program.engine import Engine as Engine
+    from rootlace.program.function import Function as Function
+    from rootlace.program.function import function as function
+    from rootlace.timeline import Timeline as Timeline
+    from rootlace.trace import Trace as Trace
+    from rootlace.wire.errors import RootlaceError as RootlaceError
+    from rootlace.wire.sampling import Cache as Cache
 
     __version__: str
 
@@ -89,59 +98,7 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "AnthropicBackend",
-    "AsyncProgramState",
-    "Cache",
-    "Checkpoint",
-    "ChoicesMethod",
-    "Engine",
-    "Forks",
-    "Function",
-    "LiteLLMBackend",
-    "OpenAIBackend",
-    "ProgramError",
-    "ProgramState",
-    "RootlaceError",
-    "Runtime",
-    "RuntimeEndpoint",
-    "State",
-    "Timeline",
-    "Tool",
-    "Tools",
-    "Trace",
-    "__version__",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "beam",
-    "best_of",
-    "flush_cache",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "get_server_info",
-    "greedy_token_selection",
-    "ids",
-    "image",
-    "majority",
-    "mcp_tools",
-    "select",
-    "set_default_backend",
-    "system",
-    "system_begin",
-    "system_end",
-    "token_length_normalized",
-    "tool",
-    "tool_begin",
-    "tool_end",
-    "tools",
-    "unconditional_likelihood_normalized",
-    "user",
-    "user_begin",
-    "user_end",
-]
+__all__ = sorted([*_MODULE_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ from rootlace.language.transcript import SettledBranch
 from rootlace.language.variables import Constant, Readable, refuses_use
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.chat_format import PLAIN
-from rootlace.wire.protocol import write_list
+from rootlace.wire.tool_calls import write_list
 
 # Graph --------------------------------------------------------------------------------------------
 #

@@ -151,7 +151,7 @@ def app(
     address = options.pop("program_address", "tcp://NODE:30001")
     config = _checked(runtime_config(model, address, options), RuntimeConfig)
 
-    from rootlace.runtime.replicas import apart_of, transfer_of
+    from rootlace.runtime.replicas.handover import apart_of, transfer_of
 
     apart = apart_of(config.gateway, 2 * prefill)
     way = msgspec.json.encode(apart and transfer_of(apart, shared=False))

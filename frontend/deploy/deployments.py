@@ -21,8 +21,9 @@ from starlette.responses import StreamingResponse
 from rootlace.runtime.config import EngineConfig, RuntimeConfig
 from rootlace.runtime.contracts.block_store import TransferConfig
 from rootlace.runtime.model.hub.local import known_name, local_model
-from rootlace.runtime.replicas import Replicas, apart_of
+from rootlace.runtime.replicas.handover import apart_of
 from rootlace.runtime.replicas.remote import Host, LineAddress, Meeting
+from rootlace.runtime.replicas.replicas import Replicas
 from rootlace.runtime.server.app import Listening
 from rootlace.runtime.server.app import serve as serve_models
 from rootlace.runtime.server.http.connections import passed_on, passed_to

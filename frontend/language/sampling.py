@@ -29,7 +29,7 @@ from rootlace import types
 from rootlace.language.failures import warn
 from rootlace.types.constraint_kinds import KINDS, KindKeywords, remarks
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from rootlace.wire.protocol import CONSTRAINT_OPTIONS, PLAIN_TOOLS, Constraint, ToolFormat
+from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 from rootlace.wire.sampling import (
     PARAMETERS,
     PLAIN,
@@ -39,6 +39,7 @@ from rootlace.wire.sampling import (
     SamplingKeywords,
     SamplingParams,
 )
+from rootlace.wire.tool_calls import PLAIN_TOOLS, ToolFormat
 
 # Handling -----------------------------------------------------------------------------------------
 #

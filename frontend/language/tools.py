@@ -21,7 +21,7 @@ from rootlace.language.variables import Readable
 from rootlace.types import tagged_arguments
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError
-from rootlace.wire.protocol import ToolFormat
+from rootlace.wire.tool_calls import ToolFormat
 
 Schema = Mapping[str, Any]
 

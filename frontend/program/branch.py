@@ -40,8 +40,8 @@ from rootlace.program.run import ProgramRun, RemoteBranch
 from rootlace.timeline import Timeline
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, RootlaceError
-from rootlace.wire.protocol import write_list
 from rootlace.wire.sampling import with_seed_of
+from rootlace.wire.tool_calls import write_list
 
 # Steps --------------------------------------------------------------------------------------------
 #

@@ -26,82 +26,29 @@ from rootlace.wire.protocol import ConstraintKind
 # nothing, in silence, and so does one that the schema's draft does not have. Keywords of older
 # drafts say something in a schema that names no draft, too.
 
-_MAPS = frozenset(
-    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"]
-)
-_LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
-_SINGLE = frozenset(
-    [
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
-)
-_VALUES = frozenset(
-    [
-        "$ref",
-        "const",
-        "dependentRequired",
-        "enum",
-        "exclusiveMaximum",
-        "exclusiveMinimum",
-        "format",
-        "maxContains",
-        "maxItems",
-        "maxLength",
-        "maxProperties",
-        "maximum",
-        "minContains",
-        "minItems",
-        "minLength",
-        "minProperties",
-        "minimum",
-        "multipleOf",
-        "nullable",
-        "pattern",
-        "required",
-        "type",
-        "uniqueItems",
-    ]
-)
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MAPS = _words("properties patternProperties $defs definitions dependentSchemas dependencies")
+_LISTS = _words("allOf anyOf oneOf prefixItems")
+_SINGLE = _words("""
+    additionalItems additionalProperties contains contentSchema else if items not propertyNames then
+    unevaluatedItems unevaluatedProperties
+""")
+_VALUES = _words("""
+    $ref const dependentRequired enum exclusiveMaximum exclusiveMinimum format maxContains maxItems
+    maxLength maxProperties maximum minContains minItems minLength minProperties minimum multipleOf
+    nullable pattern required type uniqueItems
+""")
 # What they say is for readers; nothing is lost with one that is misspelt.
-_NOTES = frozenset(
-    [
-        "$anchor",
-        "$comment",
-        "$dynamicAnchor",
-        "$dynamicRef",
-        "$id",
-        "$recursiveAnchor",
-        "$recursiveRef",
-        "$schema",
-        "$vocabulary",
-        "contentEncoding",
-        "contentMediaType",
-        "default",
-        "deprecated",
-        "description",
-        "discriminator",
-        "example",
-        "examples",
-        "externalDocs",
-        "id",
-        "readOnly",
-        "title",
-        "writeOnly",
-        "xml",
-    ]
-)
-IN_PLACE = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"])
+_NOTES = _words("""
+    $anchor $comment $dynamicAnchor $dynamicRef $id $recursiveAnchor $recursiveRef $schema
+    $vocabulary contentEncoding contentMediaType default deprecated description discriminator
+    example examples externalDocs id readOnly title writeOnly xml
+""")
+IN_PLACE = _words("$ref $dynamicRef allOf anyOf oneOf not if")
 """Keywords that apply other schemas to the same value."""
 _CONSTRAINING = _MAPS | _LISTS | _SINGLE | _VALUES
 _KEYWORDS = _CONSTRAINING | _NOTES

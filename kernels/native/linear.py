@@ -15,7 +15,7 @@ from rootlace.kernels.arrays import as_array
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.machine import mapped
-from rootlace.kernels.native.packed import LINE, Epilogue, Packed, ProductPath
+from rootlace.kernels.native.packed import LINE, Epilogue, Packed
 from rootlace.kernels.reference.layers import flat_scales
 from rootlace.kernels.weights import CODES, Dense, Quantised, Weight, parts_of, rows_of, same
 
@@ -180,13 +180,10 @@ class Packer(msgspec.Struct, frozen=True):
         if self.dtype not in DTYPES:
             raise ValueError(f"activations are in float32 or bfloat16, not in {self.dtype}")
 
-    def pack(
-        self, weight: Weight, *, gated: bool = False, path: ProductPath = ProductPath.BEST
-    ) -> Packed:
+    def pack(self, weight: Weight, *, gated: bool = False) -> Packed:
         """`gated`: W's rows are those of the gate, then those of the values it gates. Gate and
         values may be stacked weights of unlike schemes. A bias of any dtype is kept in float32.
-        Paths differ in their results' bits. Raises ValueError, also for codes that there are no
-        kernels for (`why_not`)."""
+        Raises ValueError, also for codes that there are no kernels for (`why_not`)."""
         outputs, inputs = weight.shape
         if not outputs or not inputs:
             raise ValueError(f"weights of shape {[outputs, inputs]}")
@@ -194,8 +191,8 @@ class Packer(msgspec.Struct, frozen=True):
             raise ValueError(f"{outputs} rows are not a gate and as many values")
         bias = _bias(weight)
         if isinstance(weight, Dense):
-            memory = self._numbers(weight.matrix, gated, path)
-            return Packed(memory, outputs, inputs, bias, path=path)
+            memory = self._numbers(weight.matrix, gated)
+            return Packed(memory, outputs, inputs, bias)
         parts = parts_packed(weight, gated)
         reason = why_not(parts, gated)
         if reason is not None:
@@ -203,24 +200,24 @@ class Packer(msgspec.Struct, frozen=True):
         found = [prepared(part) for part in parts if isinstance(part, Quantised)]
         schemes = (native.Scheme * len(found))(*(scheme_of(part) for part in found))
         order = None if found[0].order is None else as_array(found[0].order)
-        memory = self._codes(found, schemes, path)
-        return Packed(memory, outputs, inputs, bias, order, schemes, path)
+        memory = self._codes(found, schemes)
+        return Packed(memory, outputs, inputs, bias, order, schemes)
 
-    def _numbers(self, matrix: Tensor, gated: bool, path: ProductPath) -> np.ndarray:
+    def _numbers(self, matrix: Tensor, gated: bool) -> np.ndarray:
         if matrix.dim() != 2 or matrix.dtype != self.dtype:
             found = f"{list(matrix.shape)} in {matrix.dtype}"
             raise ValueError(f"weights are a matrix in {self.dtype}, not {found}")
-        form, shape = (DTYPES[self.dtype], path), (*matrix.shape, gated)
-        packed = self.arena.take(self.library.rl_packed_bytes(*form, *shape))
+        dtype, shape = DTYPES[self.dtype], (*matrix.shape, gated)
+        packed = self.arena.take(self.library.rl_packed_bytes(dtype, *shape))
         rows = matrix.detach().contiguous()
         at = packed.ctypes.data
-        self.library.rl_pack(self.team.handle, *form, rows.data_ptr(), *shape, at)
+        self.library.rl_pack(self.team.handle, dtype, rows.data_ptr(), *shape, at)
         return packed
 
     def _codes(
-        self, parts: Sequence[Quantised], schemes: ctypes.Array[native.Scheme], path: ProductPath
+        self, parts: Sequence[Quantised], schemes: ctypes.Array[native.Scheme]
     ) -> np.ndarray:
-        shape = (DTYPES[self.dtype], path, *parts[0].shape, len(parts), schemes)
+        shape = (DTYPES[self.dtype], *parts[0].shape, len(parts), schemes)
         packed = self.arena.take(self.library.rl_codes_bytes(*shape))
         for index, part in enumerate(parts):
             source = Source(part)
@@ -242,11 +239,10 @@ class Products:
         weights: Sequence[Weight],
         *,
         gated: bool = False,
-        path: ProductPath = ProductPath.BEST,
     ) -> None:
         self.gated = gated
         self._packer = packer
-        self._held = [packer.pack(weight, gated=gated, path=path) for weight in weights]
+        self._held = [packer.pack(weight, gated=gated) for weight in weights]
         structures = [packed.structure() for packed in self._held]
         self._structures = (native.Linear * len(structures))(*structures)
 

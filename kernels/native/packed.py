@@ -21,13 +21,6 @@ KINDS = frozenset({"dense", *get_args(Codes)})
 """The kinds of weights that the native kernels multiply by."""
 
 
-class ProductPath(enum.IntEnum):
-    """How products go through a weight: `RlPath` of api.h."""
-
-    BEST = 0
-    VECTORS = 1
-
-
 class Epilogue(enum.IntEnum):
     """What follows a product: `Epilogue` of linear.h."""
 
@@ -60,7 +53,6 @@ class Packed(msgspec.Struct, frozen=True):
     bias: np.ndarray | None = None  # float32 [outputs]
     order: np.ndarray | None = None  # int32 [inputs]
     schemes: ctypes.Array[native.Scheme] | None = None
-    path: ProductPath = ProductPath.BEST
 
     def rows(self, library: ctypes.CDLL, dtype: np.dtype[Any], rows: np.ndarray) -> np.ndarray:
         """float32 [n, inputs]: the numbers that the codes of `rows` (int32 [n], not checked) stand
@@ -96,5 +88,4 @@ class Packed(msgspec.Struct, frozen=True):
             schemes=self.schemes,
             order=order,
             factor=factor,
-            path=self.path,
         )

@@ -8,22 +8,3 @@ queues unlocked leaves by an eviction policy. `retention` pins prefixes and expi
 reports changes by digest and remembers recent evictions. `tier` indexes offloaded blocks,
 `suffix_index` recent texts for drafts.
 """
-
-from rootlace.runtime.cache.journal import Cause, Evicted
-from rootlace.runtime.cache.node import Node
-from rootlace.runtime.cache.radix_tree import BlockPool, PoolExhausted, RadixTree, check_cache
-from rootlace.runtime.cache.retention import MAX_PINS, Expiry, Pin, Pins
-
-__all__ = [
-    "MAX_PINS",
-    "BlockPool",
-    "Cause",
-    "Evicted",
-    "Expiry",
-    "Node",
-    "Pin",
-    "Pins",
-    "PoolExhausted",
-    "RadixTree",
-    "check_cache",
-]

@@ -17,9 +17,9 @@ _SPAN = 60.0
 
 
 class HourlyBytes:
-    """At most `most` bytes in any hour; None: no limit."""
+    """At most `most` bytes in any hour."""
 
-    def __init__(self, most: int | None, clock: Callable[[], float]) -> None:
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
         self._most = most
         self._clock = clock
         self._spans: deque[tuple[float, int]] = deque()
@@ -28,8 +28,6 @@ class HourlyBytes:
 
     def take(self, count: int) -> bool:
         """Count `count` bytes to be written now; False if over the limit."""
-        if self._most is None:
-            return True
         now = self._clock()
         while self._spans and self._spans[0][0] + HOUR <= now:
             self._bytes -= self._spans.popleft()[1]

@@ -83,36 +83,43 @@ class Done(NamedTuple):
 
 
 class StoreState(Protocol):
-    """The scheduler's view of a store; no method waits."""
+    """The scheduler's view of a store; no method waits. By default a store never fails, has room
+    for all slots at once, and is gone with the process."""
 
-    @property
-    def num_slots(self) -> int: ...
+    num_slots: int
 
     @property
     def working(self) -> bool:
         """False once the store was switched off and neither reads nor writes."""
+        return True
 
     @property
     def room(self) -> int:
         """Count of slots that SAVE or PASS moves may fill now."""
+        return self.num_slots
 
     def reserve(self, slot: int, key: bytes) -> None:
         """Take room for a planned move of the block of `key` into `slot`."""
+        return
 
     def cancel(self, slot: int) -> None:
         """Cancel a planned move."""
+        return
 
     def publish(self, slot: int, key: bytes, owner: bytes) -> None:
         """Let the next start find a written slot."""
+        return
 
     def erase(self, slots: list[int]) -> None:
         """Hide the slots from the next start."""
+        return
 
     def fetch(self, slot: int, key: bytes) -> None:
         """Prepare a slot for a LOAD, behind earlier fetches."""
 
     def release(self, slot: int) -> None:
         """Free a fetched slot that is not, or no longer, loaded."""
+        return
 
     def poll(self) -> list[Done]:
         """Reads and writes finished since the last call."""
@@ -122,8 +129,10 @@ class StoreState(Protocol):
 
     def refused(self) -> None:
         """Note that blocks in the store were computed, as fetching seemed slower."""
+        return
 
-    def stats(self) -> dict[str, int | float]: ...
+    def stats(self) -> dict[str, int | float]:
+        return {}
 
 
 class HandedState(StoreState, Protocol):

@@ -397,10 +397,3 @@ class Launched(Protocol):
 
     @property
     def plan(self) -> StepPlan: ...
-
-
-def run(executor: Executor, plan: StepPlan) -> StepResult:
-    """Run a whole step, with none in flight."""
-    if plan.late:
-        raise RuntimeError("a late plan follows another")
-    return executor.collect(executor.launch(plan))

@@ -167,8 +167,7 @@ def _open_handed(
         store = HandedStore(HandedBlocks(transfer, size, slots))
     except (BlockLost, OSError) as error:
         raise InvalidRequest(f"--disaggregate-by {config.by}: {error}") from error
-    wear = HourlyBytes(None, time.monotonic)
-    return HandedLevel("handed", Tier(slots), store, wear, size), store, transfer
+    return HandedLevel("handed", Tier(slots), store), store, transfer
 
 
 def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Transfer:
@@ -200,8 +199,7 @@ def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]
         store = HostStore(slots, size, mover.load_seconds(pinned(size), TIMED_BLOCKS), pinned)
     except RuntimeError as error:
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
-    wear = HourlyBytes(None, time.monotonic)
-    return Level("host", Tier(slots), store, wear, size), store
+    return Level("host", Tier(slots), store), store
 
 
 def _open_disk(

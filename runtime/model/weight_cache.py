@@ -31,7 +31,7 @@ import rootlace.runtime.model
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import user_cache
 from rootlace.kernels.native.machine import HUGE_PAGE
-from rootlace.kernels.native.packed import BFLOAT16, FLOAT32, LINE, Packed, ProductPath
+from rootlace.kernels.native.packed import BFLOAT16, FLOAT32, LINE, Packed
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.weights import Blocks
@@ -107,7 +107,7 @@ def samples(size: int, read: Callable[[int], bytes]) -> Iterable[bytes]:
 
 TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
-MAGIC = b"rootlace packed7"
+MAGIC = b"rootlace packed8"
 BLOCKS = "embedding.blocks"
 LOOKED_UP = (BLOCKS, "embedding", "positions")
 """Tables of which a step reads a row for each token."""
@@ -149,7 +149,6 @@ class Linear(msgspec.Struct, array_like=True):
     order: Array | None
     schemes: bytes
     """`native.Scheme` structures of codes as bytes; empty: the weight is dense."""
-    path: ProductPath
 
     @property
     def arrays(self) -> Iterator[Array]:
@@ -255,7 +254,7 @@ class Entry(msgspec.Struct, frozen=True):
         order = None if linear.order is None else self._array(linear.order)
         memory = self._array(linear.memory)
         shape = (linear.outputs, linear.inputs)
-        return Packed(memory, *shape, bias, order, schemes, linear.path)
+        return Packed(memory, *shape, bias, order, schemes)
 
     def _array(self, array: Array) -> np.ndarray:
         count = math.prod(array.shape)
@@ -326,7 +325,6 @@ class _Writer:
             None if packed.bias is None else self.array(packed.bias),
             None if packed.order is None else self.array(packed.order),
             b"" if packed.schemes is None else bytes(packed.schemes),
-            packed.path,
         )
 
     def array(self, array: np.ndarray) -> Array:

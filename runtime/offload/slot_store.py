@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rootlace.runtime.contracts.block_store import BlockLost, Done, Transfer
+from rootlace.runtime.contracts.block_store import BlockLost, Done, StoreState, Transfer
 from rootlace.runtime.offload.disk_store import FULL, DamagedBlock, SlotFile, checksum
 
 # Buffers ------------------------------------------------------------------------------------------
@@ -502,13 +502,11 @@ class HandedStore(SlotStore):
 # Host memory --------------------------------------------------------------------------------------
 
 
-class HostStore:
+class HostStore(StoreState):
     """A store in host memory, which the device copies from and to; gone with the process.
 
     See `StoreState` and `StoreMemory`.
     """
-
-    working = True
 
     def __init__(
         self,
@@ -524,27 +522,8 @@ class HostStore:
         self._done: list[Done] = []
         self._read_bytes = self._written_bytes = 0
 
-    @property
-    def room(self) -> int:
-        return self.num_slots
-
-    def reserve(self, slot: int, key: bytes) -> None:
-        pass
-
-    def cancel(self, slot: int) -> None:
-        pass
-
-    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
-        pass
-
-    def erase(self, slots: list[int]) -> None:
-        pass
-
     def fetch(self, slot: int, key: bytes) -> None:
         self._done.append(Done(slot, read=True, ok=True))
-
-    def release(self, slot: int) -> None:
-        pass
 
     def poll(self) -> list[Done]:
         done, self._done = self._done, []
@@ -552,9 +531,6 @@ class HostStore:
 
     def seconds(self, blocks: int) -> float:
         return blocks * self._block_seconds
-
-    def refused(self) -> None:
-        pass
 
     def stats(self) -> dict[str, int | float]:
         return {"written_bytes": self._written_bytes, "read_bytes": self._read_bytes}

@@ -5,8 +5,3 @@
 lost of what engines say of their caches. `handover` has some of them compute prompts for the
 others; `remote` has places for engines of other machines.
 """
-
-from rootlace.runtime.replicas.handover import Apart, apart_of, transfer_of
-from rootlace.runtime.replicas.replicas import Replicas
-
-__all__ = ["Apart", "Replicas", "apart_of", "transfer_of"]

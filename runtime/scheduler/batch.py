@@ -15,7 +15,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from rootlace.runtime.cache import BlockPool, Node
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import BlockPool
 from rootlace.runtime.contracts.plan import PooledRow, PromptScoreRow, SampleRow, StepPlan
 from rootlace.runtime.scheduler.masks import Constraint, SampleRows
 from rootlace.runtime.scheduler.request import InFlightStep, RequestState

@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 import msgspec
 import numpy as np
 
-from rootlace.runtime.cache import Node
 from rootlace.runtime.cache.journal import Change, Journal, PrefixDigests
+from rootlace.runtime.cache.node import Node
 from rootlace.runtime.contracts.messages import (
     Below,
     PinnedPrefix,

@@ -16,18 +16,10 @@ from collections.abc import Callable, Hashable
 import msgspec
 import numpy as np
 
-from rootlace.runtime.cache import (
-    MAX_PINS,
-    BlockPool,
-    Cause,
-    Evicted,
-    Expiry,
-    Node,
-    Pins,
-    RadixTree,
-    check_cache,
-)
-from rootlace.runtime.cache.radix_tree import distinct
+from rootlace.runtime.cache.journal import Cause, Evicted
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import BlockPool, RadixTree, check_cache, distinct
+from rootlace.runtime.cache.retention import MAX_PINS, Expiry, Pins
 from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.contracts.messages import pin_id

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from rootlace.runtime.cache import Node
+from rootlace.runtime.cache.node import Node
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineRequest, Pooling, kv_namespace
 from rootlace.runtime.contracts.plan import StepPlan, TokenScores

@@ -75,7 +75,8 @@ async def _start(
         raise InvalidRequest(f"disaggregate {gateway.disaggregate}: there must be more replicas")
     if gateway.replicas == 1:
         return await EngineClient.start(config, on_exit)
-    from rootlace.runtime.replicas import Replicas, apart_of
+    from rootlace.runtime.replicas.handover import apart_of
+    from rootlace.runtime.replicas.replicas import Replicas
 
     apart = apart_of(gateway, gateway.disaggregate)
     return await Replicas.start(config, gateway.replicas, on_exit, apart)

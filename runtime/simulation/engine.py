@@ -12,9 +12,9 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from rootlace.runtime.cache.tier import HourlyBytes, Tier
+from rootlace.runtime.cache.tier import Tier
 from rootlace.runtime.config import CacheConfig, Eviction, Policy, SchedulerConfig
-from rootlace.runtime.contracts.block_store import PASS, SAVE, Done
+from rootlace.runtime.contracts.block_store import PASS, SAVE, Done, StoreState
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import BadCost, StepCost, StepPlan, StepResult
 from rootlace.runtime.scheduler.admission import Headroom
@@ -92,11 +92,11 @@ class Below(msgspec.Struct, frozen=True):
     token_seconds: float
 
 
-class TimedStore:
+class TimedStore(StoreState):
     """See `StoreState`. Blocks are read and written one after the other, at one speed; the clock
     says what is done."""
 
-    working = True
+    room = 0
 
     def __init__(self, slots: int, room: int, seconds: float, clock: Callable[[], float]) -> None:
         self.num_slots = slots
@@ -133,21 +133,6 @@ class TimedStore:
 
     def seconds(self, blocks: int) -> float:
         return self._seconds * blocks
-
-    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
-        pass
-
-    def erase(self, slots: list[int]) -> None:
-        pass
-
-    def release(self, slot: int) -> None:
-        pass
-
-    def refused(self) -> None:
-        pass
-
-    def stats(self) -> dict[str, int | float]:
-        return {}
 
     def _begin(self, done: Done) -> None:
         last = self._under_way[-1][0] if self._under_way else 0.0
@@ -310,7 +295,7 @@ class SimulatedEngine:
             for one in machine.below
         ]
         levels = tuple(
-            Level(one.name, Tier(store.num_slots), store, HourlyBytes(None, lambda: self.now), 1)
+            Level(one.name, Tier(store.num_slots), store)
             for one, store in zip(machine.below, self._stores, strict=True)
         )
         each = machine.cost.prefill + machine.cost.step / machine.cost.max_step_tokens

@@ -6,8 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.cache import Cause, Evicted, Node, RadixTree
 from rootlace.runtime.cache import journal as module
+from rootlace.runtime.cache.journal import Cause, Evicted
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import RadixTree
 from tests.cache.test_radix_tree import Cache
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rootlace.runtime.cache import BlockPool, Node, RadixTree
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import BlockPool, RadixTree
 from rootlace.runtime.config import Eviction
 from tests.cache.test_radix_tree import Cache
 

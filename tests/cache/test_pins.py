@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache import Expiry, Pins, retention
+from rootlace.runtime.cache import retention
+from rootlace.runtime.cache.retention import Expiry, Pins
 from tests.cache.test_radix_tree import Cache
 
 

@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache import BlockPool, Node, PoolExhausted, RadixTree, check_cache
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import BlockPool, PoolExhausted, RadixTree, check_cache
 
 
 class Cache:

@@ -15,7 +15,6 @@ from typing import Any
 import zmq
 
 from rootlace.runtime import processes
-from rootlace.runtime.cache.tier import HourlyBytes
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.messages import (
     FromEngine,
@@ -241,8 +240,7 @@ class EngineProcess:
             if config.transfer.by != "memory":
                 self._address = b"engine %d" % self.pid
             store = SharedStore(slots, self._network.memories, self._address, dice)
-            wear = HourlyBytes(None, self._clock.time)
-            handed = HandedLevel("handed", store.tier, store, wear, 1)
+            handed = HandedLevel("handed", store.tier, store)
             self.executor.stores.append(store)
         levels = (self._open_disk(),) if self._disk else ()
         self.scheduler = Scheduler(
@@ -300,9 +298,7 @@ class EngineProcess:
             self._network.disks[self.replica].found_by(store)
         self._network.disks[self.replica] = store
         self.executor.stores.insert(0, store)
-        return Level(
-            "disk", store.tier, store, HourlyBytes(None, self._clock.time), 1, outlives=True
-        )
+        return Level("disk", store.tier, store, outlives=True)
 
     def _connect(self, kind: int, address: str) -> Socket:
         socket: Socket = self._context.socket(kind)

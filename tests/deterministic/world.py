@@ -18,7 +18,8 @@ from rootlace.runtime.config import (
 )
 from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.runtime.engine.client.restarts import MAX_RESTARTS
-from rootlace.runtime.replicas import Apart, Replicas
+from rootlace.runtime.replicas.handover import Apart
+from rootlace.runtime.replicas.replicas import Replicas
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.programs import ProgramServer
 from rootlace.runtime.server.served_model import ServedModel

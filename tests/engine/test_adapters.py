@@ -1,6 +1,5 @@
 """Requests with LoRA adapters get what merged weights give, in any company."""
 
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native.linear import Packer
-from rootlace.kernels.native.packed import ProductPath
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest
@@ -145,19 +142,12 @@ def test_experts_and_what_chooses_them(case, tmp_path, caplog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        (ProductPath.BEST, {"dtype": "bfloat16"}),
-        (ProductPath.BEST, {"quantize": "int8"}),
-        # What is added goes the path of what it is added to.
-        (ProductPath.VECTORS, {"dtype": "bfloat16"}),
-    ],
+    "more", [{"dtype": "bfloat16"}, {"quantize": "int8"}], ids=["bfloat16", "int8"]
 )
-def test_in_bfloat16_and_behind_rounded_weights(path, more, tmp_path, monkeypatch) -> None:
+def test_in_bfloat16_and_behind_rounded_weights(more, tmp_path) -> None:
     model = save(configs()["llama"], tmp_path)
     changed = lora.write(tmp_path / "a", model, ALL)
     some = asked(("a",))[:4]
-    monkeypatch.setattr(Packer, "pack", partialmethod(Packer.pack, path=path))
     runner = load(tmp_path, {"a": tmp_path / "a"}, "native", **more)
     together = run(runner, some)
     for (prompt, name), found in zip(some, together, strict=True):

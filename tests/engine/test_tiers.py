@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.tier import HourlyBytes, Tier
+from rootlace.runtime.cache.tier import Tier
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.engine.core import Steps
@@ -94,8 +94,7 @@ class Engine:
         """As `open_tiers` does it beside a GPU."""
         (disk,) = below.tiers.levels
         store = HostStore(slots, disk.block_bytes, 0.0)
-        wear = HourlyBytes(None, lambda: 0.0)
-        host = Level("host", Tier(slots), store, wear, disk.block_bytes)
+        host = Level("host", Tier(slots), store)
         tiers = msgspec.structs.replace(below.tiers, levels=(host, disk))
         mover = BlockMover(self.runner.kv_cache, [store, below.disk], self.runner.work)
         return msgspec.structs.replace(below, tiers=tiers, mover=mover)

@@ -22,7 +22,7 @@ from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.chat_format import PLAIN
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from rootlace.wire.protocol import ToolFormat, write_list
+from rootlace.wire.tool_calls import ToolFormat, write_list
 from tests.frontend.fake_gateway import CHAT, FakeGateway
 
 WITH_TOOLS = msgspec.structs.replace(

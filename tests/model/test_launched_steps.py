@@ -8,13 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.contracts.plan import (
-    AutomatonState,
-    SteppedAutomaton,
-    StepPlan,
-    StepResult,
-    run,
-)
+from rootlace.runtime.contracts.plan import AutomatonState, SteppedAutomaton, StepPlan, StepResult
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
@@ -167,7 +161,7 @@ def test_a_late_plan_is_sampled_before_anything_follows(runner: ModelRunner) -> 
     assert runner.run(first_plan(rows(runner, 1), PARAMS[:1])).token_ids[0] >= 0
     runner.collect(launched)
     with pytest.raises(RuntimeError, match="late"):
-        run(runner, plan)
+        runner.run(plan)
 
 
 def test_a_plan_without_tokens_only_copies(runner: ModelRunner) -> None:

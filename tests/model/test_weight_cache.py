@@ -82,7 +82,7 @@ def bytes_of(packed: PackedWeights) -> dict[str, Any]:
         tensors = (one.memory, one.bias, one.order)
         numbers = [None if each is None else (each.dtype, each.tolist()) for each in tensors]
         schemes = None if one.schemes is None else bytes(one.schemes)
-        return [one.outputs, one.inputs, one.path, *numbers, schemes]
+        return [one.outputs, one.inputs, *numbers, schemes]
 
     found = {name: list(map(part, parts)) for name, parts in packed.linears.items()}
     return found | {

@@ -9,8 +9,8 @@ from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Ready, Unpin
 from rootlace.runtime.engine.client.engine_client import EngineClient
 from rootlace.runtime.engine.client.restarts import PendingRequest, RestartPolicy
-from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.dispatch import Dispatch
+from rootlace.runtime.replicas.replicas import Replicas
 from rootlace.wire.protocol import SamplingParams
 
 

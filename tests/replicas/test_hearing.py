@@ -3,13 +3,12 @@
 import math
 import random
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.cache.tier import HourlyBytes, Label
+from rootlace.runtime.cache.tier import Label
 from rootlace.runtime.contracts.messages import (
     CacheChanged,
     decode_from_engine,
@@ -33,8 +32,7 @@ class _Kv:
         self.tree = cache.tree
         self.store = SimulatedStore(30)
         self.tier = self.store.tier
-        wear = HourlyBytes(None, time.monotonic)
-        self.levels = (Level("disk", self.tier, self.store, wear, 1),)
+        self.levels = (Level("disk", self.tier, self.store),)
         self.tiering = self
 
 

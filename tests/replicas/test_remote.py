@@ -22,8 +22,8 @@ import zmq
 from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.remote import Host, Line, LineAddress, Meeting, RemotePlace
+from rootlace.runtime.replicas.replicas import Replicas
 from rootlace.wire import sockets
 from rootlace.wire.errors import Overloaded, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams

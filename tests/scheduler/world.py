@@ -130,10 +130,8 @@ class World:
         )
         self.executor.stores = list(stores)
         clock = self.executor.clock
-        levels = [
-            Level(s.name, s.tier, s, HourlyBytes(hourly_bytes, clock), 1, s.name == "disk")
-            for s in stores
-        ]
+        wear = None if hourly_bytes is None else HourlyBytes(hourly_bytes, clock)
+        levels = [Level(s.name, s.tier, s, wear, 1, s.name == "disk") for s in stores]
         self.scheduler = Scheduler(
             SchedulerConfig(check_invariants=True, **config),
             CacheConfig(

@@ -9,7 +9,8 @@ from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.listing import tool_format
-from rootlace.wire.protocol import Text, ToolFormat, write_list
+from rootlace.wire.protocol import Text
+from rootlace.wire.tool_calls import ToolFormat, write_list
 
 QWEN = """{%- if tools %}{{- '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}

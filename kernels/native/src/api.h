@@ -22,10 +22,6 @@ RL_API const char* rl_error();
 
 enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 
-// How products go through weights of bfloat16 and their codes: as this library's instruction set has
-// it, or with its vectors though it has tiles (elsewhere the same). The two add up in other orders.
-enum RlPath : int32_t { RL_BEST = 0, RL_VECTORS = 1 };
-
 // What codes of weights are: int8, floats of eight bits (no NaN), places in a table, or int8 of which each is
 // `least` to `least` + 63.
 enum RlCodes : int32_t { RL_INT8 = 0, RL_E4M3 = 1, RL_FOUR_BITS = 2, RL_SIX_BITS = 3 };
@@ -65,7 +61,6 @@ struct RlLinear {
   const int32_t* order;     // [inputs]: W's column i is for input order[i]; null: for input i
   float factor = 1;         // of y where a product is float32 (Epilogue's FLOAT32 and ADD)
   float alpha = 0, limit = 0;  // of Epilogue's CLAMPED_MUL
-  int32_t path = RL_BEST;      // that it was packed for
 };
 
 // [hidden] each. `weight` null: there is no norm; `bias` null: it has none.

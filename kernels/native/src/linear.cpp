@@ -23,11 +23,11 @@ struct Factors {
   ShortFactors shorts;
 
   // use(those for such codes).
-  template <class Packing, class Use>
-  void with(const Packing&, const Codes& codes, Use&& use) const {
-    if constexpr (Packing::GROUPS)
+  template <class Use>
+  void with(const Codes& codes, Use&& use) const {
+    if constexpr (Panels<T>::GROUPS)
       if (codes.grouped()) return use(shorts);
-    if constexpr (Packing::BYTES)
+    if constexpr (Panels<T>::BYTES)
       if (codes.as_bytes()) return use(bytes);
     use(plain);
   }
@@ -49,7 +49,7 @@ size_t integer_bytes(Kinds kinds, size_t rows, int inputs) {
 }
 
 // run(factors of x[rows, inputs], `own` bytes of scratch).
-template <class Packing, class T, class Run>
+template <class T, class Run>
 void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, Kinds kinds, size_t own,
                   Run&& run) {
   Factors<T> factors{{x, ldx}, {}, {}};
@@ -57,7 +57,7 @@ void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, Kind
   own = (own + 63) / 64 * 64;
   char* scratch =
       static_cast<char*>(crew.scratch(own + (few ? integer_bytes(kinds, rows, inputs) : 0)));
-  if constexpr (Packing::BYTES)
+  if constexpr (Panels<T>::BYTES)
     if (kinds.bytes || kinds.shorts) {
       char* memory = few ? scratch + own : static_cast<char*>(crew.shared());
       factors.bytes = {ByteRows(memory, rows, inputs)};
@@ -65,7 +65,7 @@ void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, Kind
       factors.shorts = {ShortRows(memory, inputs)};
       const auto put = [&](int row) {
         const bf16* from = x + row * ldx;
-        if (kinds.bytes) factors.bytes.put(row, from, inputs, Packing::BYTE_SHIFT);
+        if (kinds.bytes) factors.bytes.put(row, from, inputs, Panels<T>::BYTE_SHIFT);
         if (kinds.shorts) factors.shorts.put(row, from);
       };
       if (few)
@@ -87,37 +87,35 @@ template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
             Epilogue epilogue, void* out, size_t ldo, const Added<T>& added) {
   if (rows <= 0) return;
-  with_panels<T>(weights, is_gated(epilogue), [&](const auto& packing) {
-    using Packing = std::decay_t<decltype(packing)>;
-    const Codes codes(packing, weights.schemes);
-    const auto multiply = [&](const auto& factors, char* scratch) {
-      const Product<T, Packing, std::decay_t<decltype(factors)>> product{
-          factors, weights, codes, epilogue, out, ldo, added};
-      const Plan<Packing> plan = product.plan(packing, rows, crew.size());
-      typename Packing::Multiplier multiplier(packing, scratch);
-      crew.each(plan.tasks(), [&](int index) {
-        int begin, end;
-        plan.task(index, begin, end);
-        product.run(multiplier, plan, begin, end);
-      });
-    };
-    Kinds kinds;
-    kinds.add(codes);
-    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, kinds,
-                          Packing::Multiplier::bytes(codes),
-                          [&](const Factors<T>& factors, char* scratch) {
-                            factors.with(packing, codes,
-                                         [&](const auto& own) { multiply(own, scratch); });
-                          });
-  });
+  using Packing = Panels<T>;
+  const Packing packing(weights.outputs, weights.inputs, is_gated(epilogue));
+  const Codes codes(packing, weights.schemes);
+  const auto multiply = [&](const auto& factors, char* scratch) {
+    const Product<T, std::decay_t<decltype(factors)>> product{
+        factors, weights, codes, epilogue, out, ldo, added};
+    const Plan<Packing> plan = product.plan(packing, rows, crew.size());
+    typename Packing::Multiplier multiplier(packing, scratch);
+    crew.each(plan.tasks(), [&](int index) {
+      int begin, end;
+      plan.task(index, begin, end);
+      product.run(multiplier, plan, begin, end);
+    });
+  };
+  Kinds kinds;
+  kinds.add(codes);
+  with_factors(crew, x, ldx, rows, weights.inputs, kinds, Packing::Multiplier::bytes(codes),
+               [&](const Factors<T>& factors, char* scratch) {
+                 factors.with(codes, [&](const auto& own) { multiply(own, scratch); });
+               });
 }
 
-namespace {
-
-template <class T, class Packing>
-void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx,
-                      const RowGroup* groups, RlLinear RlExpert::*weights, Epilogue epilogue, T* out,
-                      size_t ldo) {
+template <class T>
+void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
+                    RlLinear RlExpert::*weights, Epilogue epilogue, T* out, size_t ldo) {
+  if (!groups->expert) return;
+  using Packing = Panels<T>;
+  const RlLinear& first = groups->expert->*weights;
+  const Packing packing(first.outputs, first.inputs, is_gated(epilogue));
   const auto codes_of = [&](int group) {
     return Codes(packing, (groups[group].expert->*weights).schemes);
   };
@@ -131,7 +129,7 @@ void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx
   }
   own = (own + 63) / 64 * 64;
   const auto product_of = [&](int at, const auto& factors, const Codes& codes) {
-    return Product<T, Packing, std::decay_t<decltype(factors)>>{
+    return Product<T, std::decay_t<decltype(factors)>>{
         factors.from(groups[at].first), groups[at].expert->*weights, codes, epilogue,
         out + groups[at].first * ldo,   ldo,                         {}};
   };
@@ -141,7 +139,7 @@ void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx
     typename Packing::Multiplier multiplier(packing, scratch);
     const auto each_kind = [&](int at, auto&& use) {
       const Codes codes = codes_of(at);
-      factors.with(packing, codes, [&](const auto& own) { use(product_of(at, own, codes)); });
+      factors.with(codes, [&](const auto& own) { use(product_of(at, own, codes)); });
     };
     for (int i = 0, tasks = 0; i < count; i++)
       each_kind(i, [&](const auto& product) {
@@ -157,43 +155,31 @@ void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx
       });
     });
   };
-  with_factors<Packing>(crew, x, ldx, last.first + last.rows, packing.inputs, kinds,
-                        own + count * sizeof(int), multiply);
-}
-
-}  // namespace
-
-template <class T>
-void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
-                    RlLinear RlExpert::*weights, Epilogue epilogue, T* out, size_t ldo) {
-  if (!groups->expert) return;
-  with_panels<T>(groups->expert->*weights, is_gated(epilogue), [&](const auto& packing) {
-    multiply_grouped(crew, packing, x, ldx, groups, weights, epilogue, out, ldo);
-  });
+  with_factors(crew, x, ldx, last.first + last.rows, packing.inputs, kinds,
+               own + count * sizeof(int), multiply);
 }
 
 template <class T>
 void linear_by_head(Crew& crew, const T* x, size_t ldx, size_t apart, int rows,
                     const RlLinear* weights, int heads, T* out, size_t ldo, size_t out_apart) {
   if (rows <= 0) return;
-  with_panels<T>(*weights, false, [&](const auto& packing) {
-    using Packing = std::decay_t<decltype(packing)>;
-    const Codes codes(packing, nullptr);
-    const auto product_of = [&](int head) {
-      return Product<T, Packing, PlainFactors<T>>{
-          {x + head * apart, ldx}, weights[head], codes, Epilogue::STORE, out + head * out_apart, ldo,
-          {}};
-    };
-    // A head is small: where there are enough of them, it is one task.
-    const int threads = heads >= crew.size() ? 1 : crew.size();
-    const Plan<Packing> plan = product_of(0).plan(packing, rows, threads);
-    const int tasks = plan.tasks();
-    typename Packing::Multiplier multiplier(packing, crew.scratch(Packing::Multiplier::bytes(codes)));
-    crew.each(heads * tasks, [&](int index) {
-      int begin, end;
-      plan.task(index % tasks, begin, end);
-      product_of(index / tasks).run(multiplier, plan, begin, end);
-    });
+  using Packing = Panels<T>;
+  const Packing packing(weights->outputs, weights->inputs, false);
+  const Codes codes(packing, nullptr);
+  const auto product_of = [&](int head) {
+    return Product<T, PlainFactors<T>>{
+        {x + head * apart, ldx}, weights[head], codes, Epilogue::STORE, out + head * out_apart, ldo,
+        {}};
+  };
+  // A head is small: where there are enough of them, it is one task.
+  const int threads = heads >= crew.size() ? 1 : crew.size();
+  const Plan<Packing> plan = product_of(0).plan(packing, rows, threads);
+  const int tasks = plan.tasks();
+  typename Packing::Multiplier multiplier(packing, crew.scratch(Packing::Multiplier::bytes(codes)));
+  crew.each(heads * tasks, [&](int index) {
+    int begin, end;
+    plan.task(index % tasks, begin, end);
+    product_of(index / tasks).run(multiplier, plan, begin, end);
   });
 }
 
@@ -201,33 +187,31 @@ template <class T>
 void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
                   const int64_t* masks, float* out, size_t ldo) {
   if (rows <= 0) return;
-  with_panels<T>(weights, false, [&](const auto& packing) {
-    using Packing = std::decay_t<decltype(packing)>;
-    const Codes codes(packing, weights.schemes);
-    const size_t own = (Packing::Multiplier::bytes(codes) + 63) / 64 * 64;
-    const size_t few = std::min(rows, Packing::MOST_ROWS);
-    const size_t row = std::max({weights.inputs * sizeof(T), 2 * spread<int8_t>(weights.inputs),
-                                 ShortRows::bytes(1, weights.inputs)});
-    const auto multiply = [&](const auto& factors, char* scratch) {
-      const Product<T, Packing, std::decay_t<decltype(factors)>> product{
-          factors, weights, codes, Epilogue::FLOAT32, out, ldo, {}};
-      auto* gathered = reinterpret_cast<std::decay_t<decltype(*factors.at)>*>(scratch + own);
-      const Plan<Packing> plan = product.plan(packing, rows, crew.size());
-      typename Packing::Multiplier multiplier(packing, scratch);
-      crew.each(plan.tasks(), [&](int index) {
-        int begin, end;
-        plan.task(index, begin, end);
-        product.run_among(multiplier, plan, begin, end, {masks, gathered});
-      });
-    };
-    Kinds kinds;
-    kinds.add(codes);
-    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, kinds, own + few * row,
-                          [&](const Factors<T>& factors, char* scratch) {
-                            factors.with(packing, codes,
-                                         [&](const auto& own) { multiply(own, scratch); });
-                          });
-  });
+  using Packing = Panels<T>;
+  const Packing packing(weights.outputs, weights.inputs, false);
+  const Codes codes(packing, weights.schemes);
+  const size_t own = (Packing::Multiplier::bytes(codes) + 63) / 64 * 64;
+  const size_t few = std::min(rows, Packing::MOST_ROWS);
+  const size_t row = std::max({weights.inputs * sizeof(T), 2 * spread<int8_t>(weights.inputs),
+                               ShortRows::bytes(1, weights.inputs)});
+  const auto multiply = [&](const auto& factors, char* scratch) {
+    const Product<T, std::decay_t<decltype(factors)>> product{
+        factors, weights, codes, Epilogue::FLOAT32, out, ldo, {}};
+    auto* gathered = reinterpret_cast<std::decay_t<decltype(*factors.at)>*>(scratch + own);
+    const Plan<Packing> plan = product.plan(packing, rows, crew.size());
+    typename Packing::Multiplier multiplier(packing, scratch);
+    crew.each(plan.tasks(), [&](int index) {
+      int begin, end;
+      plan.task(index, begin, end);
+      product.run_among(multiplier, plan, begin, end, {masks, gathered});
+    });
+  };
+  Kinds kinds;
+  kinds.add(codes);
+  with_factors(crew, x, ldx, rows, weights.inputs, kinds, own + few * row,
+               [&](const Factors<T>& factors, char* scratch) {
+                 factors.with(codes, [&](const auto& own) { multiply(own, scratch); });
+               });
 }
 
 template <class T>
@@ -266,21 +250,18 @@ namespace {
 using namespace rootlace;
 
 template <class T>
-void pack(Team& team, int32_t path, const void* weights, int outputs, int inputs, bool gated,
-          void* packed) {
-  with_panels<T>(path, outputs, inputs, gated, [&](const auto& packing) {
-    team.run([&](Crew& crew) {
-      crew.each(packing.panels * packing.parts, [&](int index) {
-        packing.pack(static_cast<const T*>(weights), index, static_cast<T*>(packed));
-      });
+void pack(Team& team, const void* weights, int outputs, int inputs, bool gated, void* packed) {
+  const Panels<T> packing(outputs, inputs, gated);
+  team.run([&](Crew& crew) {
+    crew.each(packing.panels * packing.parts, [&](int index) {
+      packing.pack(static_cast<const T*>(weights), index, static_cast<T*>(packed));
     });
   });
 }
 
 template <class T>
-int64_t packed_bytes(int32_t path, int outputs, int inputs, bool gated) {
-  return with_panels<T>(path, outputs, inputs, gated,
-                        [](const auto& packing) { return packing.bytes(); });
+int64_t packed_bytes(int outputs, int inputs, bool gated) {
+  return Panels<T>(outputs, inputs, gated).bytes();
 }
 
 template <class T>
@@ -308,20 +289,15 @@ void multiply(Team& team, Epilogue epilogue, const void* x, int64_t ldx, int row
 
 extern "C" {
 
-int32_t rl_paths(int32_t dtype) {
-  return dtype == RL_BFLOAT16 && Panels<bf16>::TILES ? RL_VECTORS + 1 : RL_BEST + 1;
-}
-
-int64_t rl_packed_bytes(int32_t dtype, int32_t path, int32_t outputs, int32_t inputs,
-                        int32_t gated) {
+int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t gated) {
   auto one = dtype == RL_FLOAT32 ? packed_bytes<float> : packed_bytes<bf16>;
-  return one(path, outputs, inputs, gated);
+  return one(outputs, inputs, gated);
 }
 
-int32_t rl_pack(Team* team, int32_t dtype, int32_t path, const void* weights, int32_t outputs,
-                int32_t inputs, int32_t gated, void* packed) {
+int32_t rl_pack(Team* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
+                int32_t gated, void* packed) {
   auto one = dtype == RL_FLOAT32 ? pack<float> : pack<bf16>;
-  return guarded([&] { one(*team, path, weights, outputs, inputs, gated, packed); });
+  return guarded([&] { one(*team, weights, outputs, inputs, gated, packed); });
 }
 
 int32_t rl_linear(Team* team, int32_t dtype, int32_t epilogue, const void* x, int64_t ldx,

@@ -106,25 +106,21 @@ void put_in_order(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
 
 extern "C" {
 
-// How many values of RlPath differ here; a weight of float32 has one path.
-RL_API int32_t rl_paths(int32_t dtype);
-
 // Size of what `rl_pack` writes; `gated`: the weights are gate and up of `outputs / 2` rows each.
-RL_API int64_t rl_packed_bytes(int32_t dtype, int32_t path, int32_t outputs, int32_t inputs,
-                               int32_t gated);
+RL_API int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t gated);
 
 // weights[outputs, inputs], row-major, into `packed` (64-byte aligned), by all threads of `team`.
 // Padding is zero.
-RL_API int32_t rl_pack(rootlace::Team* team, int32_t dtype, int32_t path, const void* weights,
-                       int32_t outputs, int32_t inputs, int32_t gated, void* packed);
+RL_API int32_t rl_pack(rootlace::Team* team, int32_t dtype, const void* weights, int32_t outputs,
+                       int32_t inputs, int32_t gated, void* packed);
 
 // The same of weights that are codes. Gate and up (`parts` 2) are packed by a call each, in which
 // `schemes` are those of both, and `outputs` those of one.
-RL_API int64_t rl_codes_bytes(int32_t dtype, int32_t path, int32_t outputs, int32_t inputs,
-                              int32_t parts, const RlScheme* schemes);
+RL_API int64_t rl_codes_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t parts,
+                              const RlScheme* schemes);
 
-RL_API int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t path, int32_t outputs,
-                             int32_t inputs, int32_t parts, const RlScheme* schemes, int32_t part,
+RL_API int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t outputs, int32_t inputs,
+                             int32_t parts, const RlScheme* schemes, int32_t part,
                              const RlSource* source, void* packed);
 
 // to[count, inputs] = the numbers that the codes of these outputs stand for, without a bias: code times

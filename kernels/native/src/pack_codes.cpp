@@ -66,9 +66,11 @@ struct Digits {
 };
 
 // Packs the codes of one part of a matrix. Rows of the source are its outputs.
-template <class T, class Packing>
+template <class T>
 class Packer {
  public:
+  using Packing = Panels<T>;
+
   Packer(const Packing& panels, const RlScheme* schemes, int part, const RlSource& source)
       : panels_(panels), codes_(panels, schemes), part_(part), source_(source) {
     group_ = layout().scheme.group ? layout().scheme.group : panels.inputs;
@@ -153,9 +155,11 @@ class Packer {
 };
 
 // The numbers that packed codes stand for, output by output: as `Packer` puts them, taken back.
-template <class T, class Packing>
+template <class T>
 class RowReader {
  public:
+  using Packing = Panels<T>;
+
   RowReader(const Packing& panels, const RlLinear& weights)
       : codes_(panels, weights.schemes),
         packed_(static_cast<const char*>(weights.packed)),
@@ -210,30 +214,27 @@ class RowReader {
 };
 
 template <class T>
-void pack(Team& team, int32_t path, int outputs, int inputs, int parts, const RlScheme* schemes,
-          int part, const RlSource& source, void* packed) {
-  with_panels<T>(path, outputs * parts, inputs, parts == 2, [&](const auto& panels) {
-    const Packer<T, std::decay_t<decltype(panels)>> packer(panels, schemes, part, source);
-    team.run([&](Crew& crew) {
-      crew.each(panels.panels, [&](int index) { packer.pack(index, static_cast<char*>(packed)); });
-    });
+void pack(Team& team, int outputs, int inputs, int parts, const RlScheme* schemes, int part,
+          const RlSource& source, void* packed) {
+  const Panels<T> panels(outputs * parts, inputs, parts == 2);
+  const Packer<T> packer(panels, schemes, part, source);
+  team.run([&](Crew& crew) {
+    crew.each(panels.panels, [&](int index) { packer.pack(index, static_cast<char*>(packed)); });
   });
 }
 
 template <class T>
-int64_t bytes(int32_t path, int outputs, int inputs, int parts, const RlScheme* schemes) {
-  return with_panels<T>(path, outputs * parts, inputs, parts == 2, [&](const auto& panels) {
-    return panels.panels * Codes(panels, schemes).bytes();
-  });
+int64_t bytes(int outputs, int inputs, int parts, const RlScheme* schemes) {
+  const Panels<T> panels(outputs * parts, inputs, parts == 2);
+  return panels.panels * Codes(panels, schemes).bytes();
 }
 
 template <class T>
 void read_rows(const RlLinear& weights, const int32_t* rows, int count, float* to) {
-  with_panels<T>(weights, false, [&](const auto& panels) {
-    const RowReader<T, std::decay_t<decltype(panels)>> reader(panels, weights);
-    for (int i = 0; i < count; i++)
-      reader.read(rows[i], to + static_cast<size_t>(i) * weights.inputs);
-  });
+  const Panels<T> panels(weights.outputs, weights.inputs, false);
+  const RowReader<T> reader(panels, weights);
+  for (int i = 0; i < count; i++)
+    reader.read(rows[i], to + static_cast<size_t>(i) * weights.inputs);
 }
 
 }  // namespace
@@ -241,11 +242,11 @@ void read_rows(const RlLinear& weights, const int32_t* rows, int count, float* t
 
 extern "C" {
 
-int64_t rl_codes_bytes(int32_t dtype, int32_t path, int32_t outputs, int32_t inputs, int32_t parts,
+int64_t rl_codes_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t parts,
                        const RlScheme* schemes) {
   using namespace rootlace;
   auto one = dtype == RL_FLOAT32 ? bytes<float> : bytes<bf16>;
-  return one(path, outputs, inputs, parts, schemes);
+  return one(outputs, inputs, parts, schemes);
 }
 
 int32_t rl_rows(int32_t dtype, const RlLinear* weights, const int32_t* rows, int32_t count,
@@ -255,11 +256,11 @@ int32_t rl_rows(int32_t dtype, const RlLinear* weights, const int32_t* rows, int
   return guarded([&] { one(*weights, rows, count, to); });
 }
 
-int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t path, int32_t outputs,
-                      int32_t inputs, int32_t parts, const RlScheme* schemes, int32_t part,
-                      const RlSource* source, void* packed) {
+int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t outputs, int32_t inputs,
+                      int32_t parts, const RlScheme* schemes, int32_t part, const RlSource* source,
+                      void* packed) {
   using namespace rootlace;
   auto one = dtype == RL_FLOAT32 ? pack<float> : pack<bf16>;
-  return guarded([&] { one(*team, path, outputs, inputs, parts, schemes, part, *source, packed); });
+  return guarded([&] { one(*team, outputs, inputs, parts, schemes, part, *source, packed); });
 }
 }

@@ -102,8 +102,9 @@ struct ShortFactors : ShortRows {
   ShortFactors from(int row) const { return {ShortRows::from(row)}; }
 };
 
-template <class T, class Packing, class X>
+template <class T, class X>
 struct Product {
+  using Packing = Panels<T>;
   using Multiplier = typename Packing::Multiplier;
   using Unit = typename Plan<Packing>::Unit;
   using Number = typename X::Number;

@@ -17,20 +17,7 @@ from rootlace.kernels.interface import AttentionBatch, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.families import spec as support
-from rootlace.runtime.model.families.spec import (
-    Attention,
-    Experts,
-    Latent,
-    Mlp,
-    ModelSpec,
-    Norm,
-    Rope,
-    Support,
-    WeightNames,
-    any_value,
-    kind,
-    one_of,
-)
+from rootlace.runtime.model.families.spec import ModelSpec, Support, known
 
 if TYPE_CHECKING:
     import torch
@@ -121,50 +108,40 @@ class Forward(Protocol):
 # Support ------------------------------------------------------------------------------------------
 
 
-BOTH_SUPPORT: Support = {
-    **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
-    "norm": kind(Norm),
-    "norm.kind": one_of("rms", "layer"),
-    "norm.placement": one_of("before", "after", "around", "once"),
-    **any_value("norm.eps", "norm.offset", "norm.bias"),
-    "attention": kind(Attention),
-    **any_value("attention.num_heads", "attention.num_kv_heads"),
-    **any_value("attention.soft_cap", "attention.windows"),
-    **any_value("attention.qkv_bias", "attention.output_bias"),
-    **any_value("attention.head_norm", "attention.joint_norm", "attention.sinks"),
-    **any_value("attention.own_norms", "attention.growth"),
-    "experts": lambda value: value is None or type(value) is Experts,
-    **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
-    **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
-    **any_value("experts.router_bias", "experts.bias", "experts.clamp", "experts.factor"),
-    "experts.scores": one_of("softmax", "sigmoid"),
-    **any_value("experts.groups", "experts.chosen_groups", "experts.best_of_group"),
-    "experts.correction": support.anything,
-    "attention.latent": lambda value: value is None or type(value) is Latent,
-    **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
-    **any_value("attention.latent.query_rank", "attention.latent.eps"),
-    "mlp": kind(Mlp),
-    "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
-    **any_value("mlp.inner_size", "mlp.gated", "mlp.bias"),
-    "rope": kind(Rope),
-    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
-    **any_value("rope.unrotated_layers", "rope.local_theta"),
-    "names": kind(WeightNames),
-    **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
-    **any_value("names.qkv_by_group", "names.buffers", "names.others"),
-    **any_value("names.transposed", "names.stacks", "names.further_layers", "names.apart"),
-    **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
-    **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
-    **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
-}
+BOTH_SUPPORT = known("""
+    vocab_size hidden_size num_layers max_context tied_embeddings labels parallel
+    embedding_multiplier rounded_multiplier residual_multiplier logit_multiplier logit_soft_cap
+    learned_positions skipped_positions
+
+    norm=Norm norm.kind=rms|layer norm.placement=before|after|around|once
+    norm.eps norm.offset norm.bias
+
+    attention=Attention attention.num_heads attention.num_kv_heads attention.head_dim
+    attention.scale attention.soft_cap attention.windows attention.sinks attention.growth
+    attention.qkv_bias attention.output_bias
+    attention.head_norm attention.joint_norm attention.own_norms
+    attention.latent=Latent attention.latent.rank attention.latent.plain attention.latent.values
+    attention.latent.query_rank attention.latent.eps
+
+    mlp=Mlp mlp.activation=silu|gelu_tanh|gelu|relu mlp.inner_size mlp.gated mlp.bias
+
+    experts=Experts experts.layers experts.count experts.chosen experts.inner_size
+    experts.normalised experts.shared_size experts.shared_gate
+    experts.router_bias experts.bias experts.clamp experts.factor experts.scores=softmax|sigmoid
+    experts.groups experts.chosen_groups experts.best_of_group experts.correction
+
+    rope=Rope rope.kind rope.parameters rope.rotated rope.neighbours rope.unrotated_layers
+    rope.local_theta
+
+    names=WeightNames names.embedding names.layer names.parts names.final_norm names.head
+    names.qkv_by_group names.buffers names.others names.positions
+    names.transposed names.stacks names.further_layers names.apart
+""")
 """Values that both decoders compute. A new feature begins in the table of its decoder."""
-
-
-SUPPORT: Support = {
-    **BOTH_SUPPORT,
-    **any_value("attention.head_dim", "attention.scale"),
-}
+SUPPORT: Support = {**BOTH_SUPPORT}
 """Values that the decoder in torch, with its loader and rotations, computes."""
+
+
 GATED = ("silu", "gelu_tanh")
 PLAIN = ("relu", "gelu", "gelu_tanh")
 

@@ -23,10 +23,10 @@ from rootlace.runtime.model.decoder.interface import (
     adapter_of_tokens,
     wanted_tokens,
 )
-from rootlace.runtime.model.decoder.native_weights import ADAPTED, GATED, PLAIN, NativeWeights
+from rootlace.runtime.model.decoder.native_weights import ADAPTED, NativeWeights
 from rootlace.runtime.model.decoder.rotations import Rotations, query_factors
 from rootlace.runtime.model.families import spec as support
-from rootlace.runtime.model.families.spec import ModelSpec, Support, one_of
+from rootlace.runtime.model.families.spec import ModelSpec, Support
 
 if TYPE_CHECKING:
     from rootlace.runtime.model.lora import Adapter
@@ -43,12 +43,7 @@ PARTS = ("plan", "elementwise", "linear", "attention")
 """Parts of a step that `RlStep.nanos` times."""
 
 
-SUPPORT: Support = {
-    **BOTH_SUPPORT,
-    "attention.head_dim": lambda dim: dim % 2 == 0,
-    "attention.scale": lambda scale: scale > 0,
-    "mlp.activation": one_of(*GATED, *PLAIN),
-}
+SUPPORT: Support = {**BOTH_SUPPORT}
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 
 
@@ -69,8 +64,10 @@ def why_not(
     if not integers and kv_dtype not in ACTIVATIONS:
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
     most = MAX_HEAD_DIM if latent is None else MAX_CACHED
-    if dim > most or (latent is not None and dim - latent.rank > MAX_HEAD_DIM):
+    if dim > most or dim % 2 or (latent is not None and dim - latent.rank > MAX_HEAD_DIM):
         return f"attention.head_dim {dim} is not supported"
+    if spec.attention.scale <= 0:
+        return f"attention.scale {spec.attention.scale} is not supported"
     # What the reference refuses has no meaning: values that do not go together.
     return support.why_not(spec, SUPPORT) or interface.why_not(spec)
 

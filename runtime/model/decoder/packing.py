@@ -140,20 +140,16 @@ def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def pack_adapters(
     packer: Packer, spec: ModelSpec, weights: PackedWeights, adapters: Sequence[Adapter]
 ) -> AdaptedLayers:
-    """What `adapters` add to products of `weights`, whose paths the parts of b go. Ranks get zeros
-    behind them, which add nothing: numbers that fill whole steps of a product are not copied."""
+    """What `adapters` add to products of `weights`. Ranks get zeros behind them, which add nothing:
+    numbers that fill whole steps of a product are not copied."""
 
     def packed(index: int, name: str, part: LowRank) -> tuple[Packed, list[Packed]]:
         missing = -len(part.a) % STEP
         a = packer.pack(Dense(torch.nn.functional.pad(part.a, (0, 0, 0, missing))))
         padded = torch.nn.functional.pad(part.b, (0, missing))
-        beside = weights.linears[f"layers.{index}.{name}"]
         gated = name == "gate_up" and spec.mlp.gated
-        parts = padded.split([one.outputs for one in beside])
-        return a, [
-            packer.pack(Dense(b), gated=gated, path=one.path)
-            for b, one in zip(parts, beside, strict=True)
-        ]
+        parts = padded.split([one.outputs for one in weights.linears[f"layers.{index}.{name}"]])
+        return a, [packer.pack(Dense(b), gated=gated) for b in parts]
 
     return [
         {name: packed(index, name, part) for name, part in layer.items()}

@@ -81,10 +81,10 @@ class ModelRunner:
         self.draft = draft
         self._steps = steps
         # See `Steps`.
-        self.run, self.launch, self.sample = steps.run, steps.launch, steps.sample
-        self.collect, self.prepare, self.stats = steps.collect, steps.prepare, steps.stats
+        self.launch, self.sample, self.collect = steps.launch, steps.sample, steps.collect
+        self.prepare, self.stats = steps.prepare, steps.stats
         if draft is not None:
-            self.run, self.launch = self._run_noted, self._launch_noted
+            self.launch = self._launch_noted
 
     @classmethod
     def load(
@@ -197,8 +197,9 @@ class ModelRunner:
         self.draft.launched(plan)
         return step
 
-    def _run_noted(self, plan: StepPlan) -> StepResult:
-        return self._steps.collect(self._launch_noted(plan))
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        return self.collect(self.launch(plan))
 
 
 def chosen_device(name: str) -> str:

@@ -7,7 +7,7 @@ decoder that has never heard of a feature may run every model without it and ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -19,43 +19,30 @@ from msgspec.structs import FieldInfo, fields, replace
 # Which specs a decoder can compute: a decoder lists what it knows, the rest is refused by name.
 
 
-Knows = Callable[[Any], bool]
-"""Whether a decoder can compute a value of a field."""
-Support = Mapping[str, Knows]
-"""By a field's path in the spec ("attention.scale"): the values a decoder knows. For a part of the
-spec: the types of it. A field that is not here is known at its default only."""
+Support = Mapping[str, Collection[str]]
+"""By a field's path in the spec ("attention.scale"): the values a decoder knows beside the default,
+of a part of the spec the name of its type; none: whatever value the field has. A field that is not
+here is known at its default only."""
 
 
-def anything(value: object) -> bool:
-    """Whatever value the field has."""
-    return True
-
-
-def any_value(*paths: str) -> Support:
-    """These fields, with `anything` in them."""
-    return dict.fromkeys(paths, anything)
-
-
-def one_of(*values: object) -> Knows:
-    """These values and no others."""
-    return lambda value: value in values
-
-
-def kind(*types: type) -> Knows:
-    """A part of the spec, as one of these types states it."""
-    return lambda value: type(value) in types
+def known(fields: str) -> Support:
+    """Read a table of fields with any value (`path`) or with some (`path=one|another`)."""
+    pairs = (field.partition("=") for field in fields.split())
+    return {path: values.split("|") if values else () for path, _, values in pairs}
 
 
 def why_not(spec: Any, support: Support, prefix: str = "") -> str | None:
     """The first field whose value is not supported, in words; None if there is none."""
     for part in _fields(spec.__class__):
         path, value = prefix + part.name, getattr(spec, part.name)
-        knows = support.get(path)
-        if knows is None and (part.default is msgspec.NODEFAULT or value != part.default):
-            return f"{path} {_shown(value)} is not known"
-        if knows is not None and not knows(value):
-            return f"{path} {_shown(value)} is not supported"
-        if isinstance(value, msgspec.Struct):
+        is_part = isinstance(value, msgspec.Struct)
+        name = type(value).__name__ if is_part else value
+        if part.default is msgspec.NODEFAULT or value != part.default:
+            if path not in support:
+                return f"{path} {_shown(value)} is not known"
+            if support[path] and name not in support[path]:
+                return f"{path} {_shown(value)} is not supported"
+        if is_part:
             found = why_not(value, support, f"{path}.")
             if found is not None:
                 return found

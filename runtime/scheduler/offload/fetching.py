@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from rootlace.runtime.cache import Node, RadixTree
 from rootlace.runtime.cache.journal import prefix_keys
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import RadixTree
 from rootlace.runtime.cache.tier import Entry
 from rootlace.runtime.contracts.block_store import LOAD
 from rootlace.runtime.scheduler.offload.levels import Moves, Tiers

@@ -15,21 +15,22 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from rootlace.runtime.cache import Node, RadixTree
 from rootlace.runtime.cache.journal import prefix_keys
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import RadixTree
 from rootlace.runtime.cache.tier import Entry, HourlyBytes, Label, Tier
 from rootlace.runtime.contracts.block_store import NO_MOVES, PASS, SAVE, HandedState, StoreState
 from rootlace.runtime.contracts.messages import adapter_and_namespace, kv_space
 
 
 class Level(msgspec.Struct, frozen=True):
-    """An offload tier and the place of its blocks; `wear` bounds the writes."""
+    """An offload tier and the place of its blocks; `wear` bounds the writes of `block_bytes`."""
 
     name: str
     tier: Tier
     store: StoreState
-    wear: HourlyBytes
-    block_bytes: int
+    wear: HourlyBytes | None = None
+    block_bytes: int = 0
     outlives: bool = False
     """Whether its blocks outlive the engine's process."""
 
@@ -212,7 +213,9 @@ class Saving:
         store, tier = level.store, level.tier
         if store.room <= 0 or not tier.takes(label.key):
             return False
-        if not self._tiers.pays(level, self._size) or not level.wear.take(level.block_bytes):
+        if not self._tiers.pays(level, self._size):
+            return False
+        if level.wear is not None and not level.wear.take(level.block_bytes):
             return False
         dropped = tier.next_dropped()
         if dropped is not None and at + 1 < len(self._levels):

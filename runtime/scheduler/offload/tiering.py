@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 
-from rootlace.runtime.cache import RadixTree
 from rootlace.runtime.cache.journal import prefix_keys
+from rootlace.runtime.cache.radix_tree import RadixTree
 from rootlace.runtime.scheduler.offload.fetching import Fetching
 from rootlace.runtime.scheduler.offload.levels import Moves, Saving, Tiers, owner_of
 from rootlace.runtime.scheduler.offload.transfer import Handing

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rootlace.runtime.cache import Node, RadixTree
 from rootlace.runtime.cache.journal import prefix_keys
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.radix_tree import RadixTree
 from rootlace.runtime.cache.tier import Entry, Label
 from rootlace.runtime.contracts.block_store import SAVE
 from rootlace.runtime.scheduler.offload.levels import Moves, Saving, Tiers, owner_of

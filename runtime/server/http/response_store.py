@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -60,46 +60,10 @@ class Kept(msgspec.Struct, frozen=True):
     numbers: Sequence[int]
 
 
-class _Changes:
-    """Rows that the file lacks, as JSON where they need it; None for one to be deleted there."""
-
-    def __init__(self) -> None:
-        self.messages: dict[int, bytes | None] = {}
-        """By number."""
-        self.responses: dict[tuple[str, str], tuple[str | bytes, ...] | None] = {}
-        """By owner and id."""
-
-    def __bool__(self) -> bool:
-        return bool(self.messages or self.responses)
-
-    def put(self, kept: Kept, new: dict[int, dict[str, Any]]) -> None:
-        row = (kept.id, kept.owner, kept.salt, _json(kept.response), _json(list(kept.numbers)))
-        self.responses[kept.owner, kept.id] = row
-        self.messages.update({number: _json(message) for number, message in new.items()})
-
-    def remove(self, response_id: str, owner: str, unused: Sequence[int]) -> None:
-        _mark_gone(self.responses, (owner, response_id))
-        for number in unused:
-            _mark_gone(self.messages, number)
-
-    def then(self, later: _Changes) -> _Changes:
-        """These changes and the later ones."""
-        both = _Changes()
-        both.messages = {**self.messages, **later.messages}
-        both.responses = {**self.responses, **later.responses}
-        return both
-
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-
-def _mark_gone(rows: dict[_Key, _Value | None], key: _Key) -> None:
-    """Have a row deleted; one that was not written yet is dropped here."""
-    if rows.get(key) is None:
-        rows[key] = None
-    else:
-        del rows[key]
+_Key = tuple[int] | tuple[str, str]
+"""The number of a message, or the owner and the id of a response."""
+_Rows = dict[_Key, tuple[Any, ...] | None]
+"""Rows that the file lacks; None for one to be deleted there."""
 
 
 class ResponseDisk:
@@ -113,8 +77,8 @@ class ResponseDisk:
         self._path = path
         self._retry = Retry(path, "responses", clock)
         self._lock = threading.Lock()
-        """Of `_changes`, which two threads replace."""
-        self._changes = _Changes()
+        """Of `_changed`, which two threads replace."""
+        self._changed: _Rows = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._later: threading.Timer | None = None
         """Tries again what could not be written."""
@@ -147,14 +111,19 @@ class ResponseDisk:
 
     def put(self, kept: Kept, new: dict[int, dict[str, Any]]) -> None:
         """Keep a response, and the messages that no other has."""
-        with self._lock:
-            self._changes.put(kept, new)
-        self._thread.submit(self._commit)
+        rows: _Rows = {(number,): (number, _json(message)) for number, message in new.items()}
+        lists = _json(kept.response), _json(list(kept.numbers))
+        rows[kept.owner, kept.id] = (kept.id, kept.owner, kept.salt, *lists)
+        self._change(rows)
 
     def remove(self, response_id: str, owner: str, unused: Sequence[int]) -> None:
         """Forget a response, and the messages that no other has any more."""
+        gone: _Rows = {(number,): None for number in unused}
+        self._change(gone | {(owner, response_id): None})
+
+    def _change(self, rows: _Rows) -> None:
         with self._lock:
-            self._changes.remove(response_id, owner, unused)
+            self._changed |= rows
         self._thread.submit(self._commit)
 
     async def flush(self) -> None:
@@ -176,20 +145,20 @@ class ResponseDisk:
         if not self._retry.due:
             return
         with self._lock:
-            changes, self._changes = self._changes, _Changes()
-        if not changes:
+            changed, self._changed = self._changed, {}
+        if not changed:
             return
         try:
             if self._file is None:
                 self._file = self._open()
             if self._file is not None:
-                _write(self._file, changes)
+                _write(self._file, changed)
                 self._retry.succeeded()
                 return
         except Exception as error:  # whatever it is, what was told to be kept is not lost
             self._retry.failed(error)
         with self._lock:
-            self._changes = changes.then(self._changes)
+            self._changed = changed | self._changed
         self._later = threading.Timer(self._retry.seconds, self._try_again)
         self._later.daemon = True
         self._later.start()
@@ -207,17 +176,20 @@ def _read(file: sqlite3.Connection) -> tuple[dict[int, dict[str, Any]], list[Kep
     return messages, [Kept(*row[:3], *map(msgspec.json.decode, row[3:])) for row in found]
 
 
-def _write(file: sqlite3.Connection, changes: _Changes) -> None:
-    messages = [row for row in changes.messages.items() if row[1] is not None]
-    unused = [(number,) for number, message in changes.messages.items() if message is None]
-    responses = [row for row in changes.responses.values() if row is not None]
-    gone = [key for key, row in changes.responses.items() if row is None]
+_MESSAGES = "messages", "number = ?", "(?, ?)"
+_RESPONSES = "responses", "owner = ? and id = ?", "(null, ?, ?, ?, ?, ?)"
+"""Tables: the name, the place of a key, and the values of a row."""
+
+
+def _write(file: sqlite3.Connection, changed: _Rows) -> None:
     with file:  # commits, or rolls back
         file.execute("begin")
-        file.executemany("insert or replace into messages values (?, ?)", messages)
-        file.executemany("insert or replace into responses values (null, ?, ?, ?, ?, ?)", responses)
-        file.executemany("delete from responses where owner = ? and id = ?", gone)
-        file.executemany("delete from messages where number = ?", unused)
+        for key, row in changed.items():
+            table, where, given = _MESSAGES if len(key) == 1 else _RESPONSES
+            if row is None:
+                file.execute(f"delete from {table} where {where}", key)
+            else:
+                file.execute(f"insert or replace into {table} values {given}", row)
 
 
 def _json(value: Any) -> bytes:

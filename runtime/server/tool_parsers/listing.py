@@ -25,14 +25,8 @@ from rootlace.runtime.server.tool_parsers.learnt import (
 from rootlace.runtime.server.tool_parsers.tagged import Tagged
 from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
 from rootlace.wire.chat_format import enclosed
-from rootlace.wire.protocol import (
-    FORMS,
-    ChatFormat,
-    RoleFormat,
-    ToolFormat,
-    write_list,
-    write_tool,
-)
+from rootlace.wire.protocol import ChatFormat, RoleFormat
+from rootlace.wire.tool_calls import FORMS, ToolFormat, write_list, write_tool
 
 # Listing ------------------------------------------------------------------------------------------
 

@@ -30,9 +30,9 @@ void linear(rootlace::Team* team) {
   auto bias = read<float>(outputs);
   Bytes out = read<char>(n[5]);
   const bool gated = epilogue == 3;
-  const size_t packed = rl_packed_bytes(dtype, RL_BEST, outputs, inputs, gated);
+  const size_t packed = rl_packed_bytes(dtype, outputs, inputs, gated);
   void* memory = std::aligned_alloc(64, (packed + 63) / 64 * 64);
-  rl_pack(team, dtype, RL_BEST, weights.data(), outputs, inputs, gated, memory);
+  rl_pack(team, dtype, weights.data(), outputs, inputs, gated, memory);
   RlLinear one{memory, bias.data(), inputs, outputs, nullptr, nullptr};
   rl_linear(team, dtype, epilogue, x.data(), inputs, rows, &one, 1, out.data());
   std::fwrite(out.data(), 1, out.size(), output);
@@ -49,9 +49,9 @@ void codes(rootlace::Team* team) {
   const auto address = [](const Bytes& all) { return all.empty() ? nullptr : all.data(); };
   const RlSource source{values.data(), scales.data(), address(offsets), address(units),
                         address(offset_units)};
-  const size_t packed = rl_codes_bytes(dtype, RL_BEST, outputs, inputs, 1, scheme.data());
+  const size_t packed = rl_codes_bytes(dtype, outputs, inputs, 1, scheme.data());
   void* memory = std::aligned_alloc(64, (packed + 63) / 64 * 64);
-  rl_pack_codes(team, dtype, RL_BEST, outputs, inputs, 1, scheme.data(), 0, &source, memory);
+  rl_pack_codes(team, dtype, outputs, inputs, 1, scheme.data(), 0, &source, memory);
   RlLinear one{memory, nullptr, inputs, outputs, scheme.data(), nullptr};
   rl_linear(team, dtype, 0, x.data(), inputs, rows, &one, 1, out.data());
   std::fwrite(out.data(), 1, out.size(), output);

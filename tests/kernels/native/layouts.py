@@ -13,7 +13,7 @@ from torch import Tensor
 from rootlace.kernels.interface import AttentionBatch, KVCodes, slot_bytes
 from rootlace.kernels.native.attention import MAX_DIM
 from rootlace.kernels.native.library import LANES, Team, rows_of
-from rootlace.kernels.native.linear import DTYPES, Arena, Packer, ProductPath, Products
+from rootlace.kernels.native.linear import DTYPES, Arena, Packer, Products
 from rootlace.kernels.weights import Weight
 
 
@@ -156,10 +156,9 @@ class PackedLinear(Products):
         gated: bool = False,
         factor: float = 1.0,
         arena: Arena | None = None,
-        path: ProductPath = ProductPath.BEST,
     ) -> None:
         packer = Packer(library, team, dtype, arena or Arena())
-        super().__init__(packer, [weight], gated=gated, path=path)
+        super().__init__(packer, [weight], gated=gated)
         self.dtype = dtype
         [packed] = self._held
         self.packed, self.outputs = packed.memory, packed.outputs

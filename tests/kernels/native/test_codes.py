@@ -24,8 +24,7 @@ from rootlace.kernels.weights import (
 )
 from tests.kernels.native.layouts import PackedLinear
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
-from tests.kernels.native.test_linear import machine as machine  # the fixtures
-from tests.kernels.native.test_linear import vectors as vectors
+from tests.kernels.native.test_linear import machine as machine  # the fixture
 from tests.kernels.quantised_cases import (
     FORMS,
     integer_product,
@@ -111,14 +110,6 @@ def test_products_are_those_of_what_codes_stand_for(
     for outputs, inputs, counts in ((5, 32, ROWS), (50, 64, ROWS), (130, 1088, (1, 6, 9, 33))):
         weight = make(form, outputs, inputs, bias=True)
         assert_same(machine, weight, dense(weight, dtype), dtype, counts=counts)
-
-
-@pytest.mark.parametrize("form", [NATIVE[0], NATIVE[1], NATIVE[4]], ids=str)
-def test_codes_on_vectors_where_there_are_tiles(vectors: Machine, form: Any) -> None:
-    weight = make(form, 100, 96, bias=True)
-    numbers = dense(weight, torch.bfloat16)
-    for gated in (False, True):
-        assert_same(vectors, weight, numbers, torch.bfloat16, gated)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -357,7 +348,7 @@ def test_rows_are_the_numbers_that_codes_stand_for(
 ) -> None:
     for outputs, inputs in ((1, 32), (7, 64), (100, 320)):
         weight = make(form, outputs, inputs, seed=outputs)
-        packed = Packer(machine.library, machine.teams[2], dtype).pack(weight, path=machine.path)
+        packed = Packer(machine.library, machine.teams[2], dtype).pack(weight)
         asked = np.random.default_rng(outputs).integers(0, outputs, 9).astype(np.int32)
         found = packed.rows(machine.library, numpy_dtype(dtype), asked)
         assert np.array_equal(found, dequantise(weight).float().numpy()[asked])

@@ -2,14 +2,13 @@
 
 import ctypes
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from rootlace.kernels.native.library import BFLOAT16, Team
-from rootlace.kernels.native.linear import Arena, Epilogue, Packer, ProductPath, Products
+from rootlace.kernels.native.library import Team
+from rootlace.kernels.native.linear import Arena, Epilogue, Packer, Products
 from rootlace.kernels.weights import Dense, Quantised, Weight, parts_of
 from tests.kernels.native.layouts import PackedLinear
 from tests.kernels.quantised_cases import integers_are_multiplied
@@ -33,8 +32,8 @@ SHAPES = ((1, 1), (5, 3), (16, 7), (47, 64), (48, 8), (49, 33), (130, 65), (300,
 class Machine:
     """The kernels for one kind of processor, with teams of several sizes."""
 
-    def __init__(self, library: ctypes.CDLL, path: ProductPath = ProductPath.BEST) -> None:
-        self.library, self.path = library, path
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
         self.teams = {threads: Team(library, threads) for threads in THREADS}
 
     def packed(
@@ -46,7 +45,7 @@ class Machine:
         self, weight: Weight, dtype: torch.dtype, gated: bool = False, threads: int = 2
     ) -> PackedLinear:
         team = self.teams[threads]
-        return PackedLinear(self.library, team, weight, dtype, gated=gated, path=self.path)
+        return PackedLinear(self.library, team, weight, dtype, gated=gated)
 
     def multiplies_integers(self, weight: Weight, dtype: torch.dtype) -> bool:
         instructions = self.library.rl_instructions().decode()
@@ -59,14 +58,6 @@ class Machine:
 @pytest.fixture(scope="module", params=TARGETS)
 def machine(request: pytest.FixtureRequest) -> Machine:
     return Machine(library_for(request.param))
-
-
-@pytest.fixture
-def vectors(machine: Machine) -> Machine:
-    """The same kernels on the path of vectors; skips where there is no other."""
-    if machine.library.rl_paths(BFLOAT16) == 1:
-        pytest.skip("products have one path")
-    return Machine(machine.library, ProductPath.VECTORS)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -199,22 +190,6 @@ def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
             assert torch.equal(out, all_rows[begin : begin + count]), (threads, begin, count)
             begin += count
         assert begin == 203
-
-
-@pytest.mark.parametrize("epilogue", [Epilogue.FLOAT32, Epilogue.SILU_MUL])
-def test_products_on_vectors_where_there_are_tiles(
-    machine: Machine, vectors: Machine, epilogue: Epilogue
-) -> None:
-    """Right, and the same in any company; weights lie otherwise than for tiles."""
-    weight = random(336, 701, dtype=torch.bfloat16, seed=1)
-    x = random(130, 701, dtype=torch.bfloat16, seed=2)
-    packed = vectors.packed(weight, gated=epilogue.gated)
-    found = multiplied(packed, epilogue, x)
-    assert_near(found, weight, *reference(weight, None, epilogue, x))
-    for begin, end in ((0, 1), (1, 9), (9, 42)):
-        assert torch.equal(multiplied(packed, epilogue, x[begin:end]), found[begin:end])
-    tiles = machine.packed(weight, gated=epilogue.gated).packed
-    assert not np.array_equal(tiles[: len(packed.packed)], packed.packed[: len(tiles)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

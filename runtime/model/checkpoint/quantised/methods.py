@@ -32,6 +32,7 @@ from rootlace.runtime.model.families.config_reader import (
     TEXTS,
     ConfigReader,
     Kind,
+    names,
 )
 
 # Patterns -----------------------------------------------------------------------------------------
@@ -165,34 +166,14 @@ MODULES = Kind(
     lambda value: TEXTS.fits(value) or (type(value) is list and all(map(TEXTS.fits, value))),
 )
 
-GPTQ_REMARKS = (
+GPTQ_REMARKS = names(
     # How the weights were found.
-    "damp_percent",
-    "damp_auto_increment",
-    "mse",
-    "dataset",
-    "tokenizer",
-    "batch_size",
-    "model_seqlen",
-    "block_name_to_quantize",
-    "module_name_preceding_first_block",
-    "cache_block_outputs",
-    "true_sequential",
-    "act_group_aware",
-    "meta",
-    "model_name_or_path",
-    "model_file_base_name",
-    "pad_token_id",
-    "hyb_act",
-    "offload_to_disk",
-    "offload_to_disk_path",
+    "damp_percent damp_auto_increment mse dataset tokenizer batch_size model_seqlen "
+    "block_name_to_quantize module_name_preceding_first_block cache_block_outputs true_sequential "
+    "act_group_aware meta model_name_or_path model_file_base_name pad_token_id hyb_act "
+    "offload_to_disk offload_to_disk_path "
     # How other programs are to run the model.
-    "backend",
-    "use_exllama",
-    "disable_exllama",
-    "exllama_config",
-    "use_cuda_fp16",
-    "max_input_length",
+    "backend use_exllama disable_exllama exllama_config use_cuda_fp16 max_input_length"
 )
 
 
@@ -413,8 +394,8 @@ def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
     )
 
 
-def _ignored(config: ConfigReader, names: list[str]) -> Iterator[Rule]:
-    for name in names:
+def _ignored(config: ConfigReader, modules: list[str]) -> Iterator[Rule]:
+    for name in modules:
         yield Rule(_pattern(config, "ignore", name))
 
 
