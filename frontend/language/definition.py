@@ -25,7 +25,10 @@ class Definition:
         functools.update_wrapper(self, func)  # type: ignore[arg-type]  # subclasses are called
         self.func = func
         self.bind_arguments = dict(bound or {})
-        self.is_async = inspect.iscoroutinefunction(func)
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise TypeError(f"{self.name}: a program has no `yield`; stream() yields its text")
+        called = type(func).__call__  # of an object that is no function
+        self.is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
         self._signature = inspect.signature(func)
         parameters = list(self._signature.parameters.values())
         if not parameters or parameters[0].kind not in (
@@ -40,7 +43,12 @@ class Definition:
 
     @property
     def name(self) -> str:
-        return getattr(self.func, "__qualname__", repr(self.func))
+        return getattr(self.func, "__qualname__", type(self.func).__qualname__)
+
+    @property
+    def plain_name(self) -> str:
+        """`name` without the classes and functions around it."""
+        return self.name.rpartition(".")[2]
 
     @property
     def arg_names(self) -> list[str]:

@@ -318,7 +318,7 @@ class _Batch:
             program=self._program,
             adapter=self._adapter,
             token_budget=self._token_budget,
-            name=self._function.func.__name__,
+            name=self._function.plain_name,
         )
         with self._lock:
             self._running.add(run)

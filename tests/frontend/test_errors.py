@@ -220,6 +220,12 @@ def test_wrong_arguments_of_a_run() -> None:
         rl.function(lambda: None)
     with pytest.raises(TypeError, match="backend"):
         rl.function(lambda s, backend: None)
+    with pytest.raises(TypeError, match="echo: a program has no `yield`"):
+
+        @rl.function
+        def echo(s):
+            yield s["x"]
+
     with pytest.raises(TypeError, match="a backend is"):
         unread.run(backend=object())
 
