@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rootlace.wire.errors import RootlaceError
 
@@ -63,6 +63,10 @@ class ProgramError(RootlaceError):
         self.code = error.code
         self.http_status = error.http_status
         self.__cause__ = error
+
+    def __reduce__(self) -> Any:
+        site = Site(self.filename, self.lineno, self.function)
+        return type(self), (site, self.what, self.__cause__)
 
 
 class Failure:

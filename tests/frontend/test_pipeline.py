@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import pickle
 import threading
 
 import msgspec
@@ -199,6 +200,21 @@ def test_any_callable_is_a_program(backend: rl.RuntimeEndpoint) -> None:
         functools.partial(lambda s, who: s.append(who + rl.gen("reply")), who="Ida")
     )
     assert [state.text()[:3] for state in (greet.run(), *greet.run_batch([{}]))] == ["Ida"] * 2
+
+
+def test_programs_and_failures_are_pickled(backend: rl.RuntimeEndpoint) -> None:
+    """As functions are: so a program runs in the processes of a pool."""
+    assert pickle.loads(pickle.dumps(straight)) is straight
+    bound = pickle.loads(pickle.dumps(straight.bind(question="why?")))
+    assert bound.run().text().startswith("Q: why?")
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(rl.function(lambda s: None))
+
+    with pytest.raises(rl.ProgramError) as caught:
+        rl.function(lambda s: s.append(rl.user("x") + rl.user_end())).run()
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error) == str(caught.value) and error.lineno == caught.value.lineno > 0
+    assert isinstance(error.__cause__, InvalidRequest) and error.code == "invalid_request"
 
 
 def test_state_is_readable_but_closed_after_the_run(
