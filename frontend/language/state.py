@@ -530,7 +530,8 @@ class ProgramState(State):
 
     def call_tools(self, timeout: float | None = None) -> list[ToolCall]:
         """Run what the model called in the latest `gen(tools=...)`, one after the other, and append
-        each result as a tool's message. Gives the calls; none if it called nothing.
+        each result as a tool's message. Gives the calls; none if it called nothing, as always with
+        `tool_choice="none"`.
 
         What a tool raises, arguments that it does not take and calls that were cut off are told to
         the model as text. `timeout` (seconds) bounds each call: a function that takes longer runs

@@ -336,8 +336,8 @@ class Branch:
         )
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self.defaults.get("tools"))
-        if tools is not None and asked.constraint is not None:  # with "none", nothing is called
-            self.conversation.offer = Offer(tools, operation, form)
+        if tools is not None:
+            self.conversation.offer = Offer(tools, operation, form, asked.constraint is not None)
         op = protocol.Generate(
             op=self.remote.next_op(),
             branch=self.remote.id,
