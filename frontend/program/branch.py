@@ -290,7 +290,7 @@ class Branch:
         if isinstance(text, StateText) and text.has_roles and self.conversation.role is None:
             self._append_pieces(text.pieces, self.run.connection.model.path)
         else:
-            self._add_text(str(text))
+            self._add_text(sampling.plain(text))
 
     def _add_text(self, text: str) -> None:
         talk, transcript = self.conversation, self.transcript

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,43 @@ def test_what_cannot_be_sent_concerns_nobody_else(gateway: FakeGateway, unsendab
     with pytest.raises(rl.ProgramError, match="cannot be sent"):
         states[1].text()
     eventually(lambda: gateway.open_branches == 0)
+
+
+def test_an_object_of_no_known_type_fails_its_row(gateway: FakeGateway) -> None:
+    """msgspec raises a TypeError for it, at which a batch waited for ever."""
+    (state,) = rl.function(lambda s: s.append("x")).run_batch([{}], adapter=object())
+    with pytest.raises(rl.ProgramError, match="opening a branch failed: it cannot be sent"):
+        state.text()
+
+
+class Word(str):
+    __slots__ = ()
+
+
+class Colour(str, enum.Enum):  # noqa: UP042  # whose str() is not its text
+    RED = "red"
+
+
+def test_text_and_numbers_of_other_types_are_pythons(gateway: FakeGateway) -> None:
+    """As those of NumPy and of parsers of HTML are, and members of enums."""
+    number, real = type("Number", (int,), {}), type("Real", (float,), {})
+    lists = {"stop": [Word("#")], "stop_token_ids": [number(3)]}
+
+    @rl.function
+    def program(s):
+        s += Word("It is ") + rl.gen(
+            Word("a"), stop=Word("."), max_tokens=number(9), seed=number(7)
+        )
+        s += rl.user(Word("Hello")) + rl.assistant(rl.gen("b", temperature=real(0.5), **lists))
+        s += rl.select(Word("c"), [Word("good"), Word("bad")]) + rl.gen("d", regex=Word("ok"))
+        s += Colour.RED
+
+    (state,) = program.run_batch([{}], timeout=real(60))
+    assert state.error() is None
+    assert rl.State.from_json(state.to_json()).text() == state.text()
+    assert state.text().endswith("red") and type(state["c"]) is str
+    first = next(op for op in gateway.ops if isinstance(op, protocol.Generate))
+    assert (first.params.stop, first.params.max_tokens, first.params.seed) == ((".",), 9, 7)
 
 
 def test_what_cannot_be_sent_breaks_its_branch() -> None:
