@@ -432,10 +432,11 @@ class Branch:
         """Whether this run named the variable, which it may have restored under the same name."""
         return name in self.variables and self.variables[name] is not self._restored.get(name)
 
-    def pending(self) -> tuple[Pending, ...]:
+    def pending(self) -> Iterator[Pending]:
         if self.run.watched_from_outside():
-            return (self.run.ended,)
-        return () if self.remote.last is None else (self.remote.last,)
+            yield self.run.ended
+        if self.remote.last is not None:  # of a program that raised, it may end a little later
+            yield self.remote.last
 
     def text(self) -> StateText:
         self._raise_failure()

@@ -149,6 +149,33 @@ def test_a_failed_fork_breaks_those_who_quote_it_and_its_children() -> None:
         assert caught.value.lineno == line_of(program, 'gen("bad")')
 
 
+@pytest.mark.parametrize("how", ["stream", "batch"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda state: state["answer"],
+        lambda state: state.text(),
+        lambda state: state.messages(),
+        lambda state: list(state.text_iter()),
+        lambda state: list(state.text_iter("answer")),
+    ],
+)
+def test_what_a_program_raised_is_told_instead_of_what_was_cancelled_for_it(
+    gateway: FakeGateway, how: str, read: Any
+) -> None:
+    @rl.function
+    def program(s):
+        s += "x" + rl.gen("answer")
+        raise LookupError("no such file")
+
+    gateway.hold()
+    state = program.run(stream=True) if how == "stream" else program.run_batch([{}])[0]
+    with pytest.raises(LookupError, match="no such file"):
+        read(state)
+    assert isinstance(state.error(), LookupError)
+    eventually(lambda: gateway.open_branches == 0)
+
+
 def test_error_of_the_state() -> None:
     @rl.function
     def program(s):
