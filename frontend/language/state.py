@@ -17,7 +17,6 @@ from rootlace.language.expressions import (
     tool,
     user,
 )
-from rootlace.language.failures import ProgramError
 from rootlace.language.tools import Offer, ToolCall, run_call, run_call_async
 from rootlace.language.transcript import Saved, SavedBranch, read_json
 from rootlace.language.variables import (
@@ -466,8 +465,8 @@ class State:
 class ProgramState(State):
     """The state of an ordinary program; what a run gives back. It can be pickled once it has ended.
 
-    Reading blocks until the value is there, and raises the ProgramError of the operation that
-    failed if it never will be.
+    Reading blocks until the value is there. If it never will be, reading raises the ProgramError
+    of the operation that failed, or what the program raised meanwhile.
     """
 
     def __getitem__(self, name: str) -> Any:
@@ -596,11 +595,8 @@ class ProgramState(State):
         yield self[name]
 
     def __str__(self) -> str:
-        """The text, waited for; `repr` waits for nothing."""
-        try:
-            return f"ProgramState({self.text()})"
-        except ProgramError:
-            return repr(self)
+        """The text, waited for, or `repr` of what failed; `repr` waits for nothing."""
+        return f"ProgramState({self.text()})" if self.error() is None else repr(self)
 
 
 def _read(branch: Branch, name: str) -> Readable:

@@ -172,7 +172,7 @@ def test_what_a_program_raised_is_told_instead_of_what_was_cancelled_for_it(
     state = program.run(stream=True) if how == "stream" else program.run_batch([{}])[0]
     with pytest.raises(LookupError, match="no such file"):
         read(state)
-    assert isinstance(state.error(), LookupError)
+    assert isinstance(state.error(), LookupError) and str(state) == repr(state)
     eventually(lambda: gateway.open_branches == 0)
 
 
