@@ -462,13 +462,17 @@ class Branch:
 
     async def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
         told = 0
-        async for text, meta in self.steps_async(name, with_meta):
-            if text and with_meta:
-                yield text, meta and _with_new_scores(meta, told)
-            elif text:
-                yield text
-            if meta and text:
-                told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
+        try:
+            async for text, meta in self.steps_async(name, with_meta):
+                if text and with_meta:
+                    yield text, meta and _with_new_scores(meta, told)
+                elif text:
+                    yield text
+                if meta and text:
+                    told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
+        except asyncio.CancelledError:  # of the task that follows, whose client left, say
+            self.run.cancel()
+            raise
 
     def steps(self, name: str | None, with_meta: bool = True) -> Iterator[Step]:
         """The text of the branch, or of the variable `name`, as it comes. At the end, raises what
