@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -83,7 +84,7 @@ def run(
         except click.exceptions.Exit:
             raise
         except Exception as error:
-            fail(describe(error, Path(program.func.__code__.co_filename)))
+            fail(describe(error, Path(inspect.getfile(sys.modules[program.__module__]))))
 
 
 def parse_arguments(given: Iterable[str]) -> dict[str, Any]:

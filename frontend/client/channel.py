@@ -206,7 +206,7 @@ def pack(op: protocol.Op) -> msgspec.Raw:
     """`op` as it travels. Raises InvalidRequest for what no frame can carry."""
     try:
         packed = protocol.pack(op)
-    except (UnicodeEncodeError, OverflowError) as error:
+    except (UnicodeEncodeError, OverflowError, TypeError) as error:
         raise InvalidRequest(f"it cannot be sent: {error}") from None
     size = len(memoryview(packed))
     if size > MAX_FRAME_BYTES:

@@ -7,7 +7,6 @@ they add.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,10 +52,10 @@ def majority(
     """Fork the state `n` times, append `step` to each, and go on as the first fork whose variable
     `name` has the value that most have. Gives that value.
 
-    `key(value)` is what is compared (a text without its white space, say; something that can be
-    hashed), and what is given. As soon as no other value can win, the forks that are still running
-    are cancelled. A fork that fails has no vote; if all do, the first failure is raised. To be
-    awaited in `async def` programs.
+    `key(value)` is what is compared (a text without its white space, say), and what is given. As
+    soon as no other value can win, the forks that are still running are cancelled. A fork that
+    fails has no vote; if all do, the first failure is raised. To be awaited in `async def`
+    programs.
     """
     _check_forks("majority()", n)
     return _decide(s, f"majority(s, {n}, ...)", _majority(s, n, step, name, key or _itself))
@@ -137,8 +136,9 @@ def _scored(forks: Sequence[State], key: Callable[[Any], Any]) -> Plan:
 
 def _majority(s: State, n: int, step: Step, name: str, key: Callable[[Any], Any]) -> Plan:
     running = yield from _grow(s, n, step)
-    votes: Counter[Any] = Counter()
-    voters: dict[Any, State] = {}
+    values: list[Any] = []  # compared by ==: lists and most dataclasses have no hash
+    voters: list[State] = []  # the first fork of each value
+    votes: list[int] = []
     failure: ProgramError | None = None
     while running and not _decided(votes, len(running)):
         done = [fork for fork in running if not _unfinished(fork)]
@@ -151,21 +151,24 @@ def _majority(s: State, n: int, step: Step, name: str, key: Callable[[Any], Any]
             except ProgramError as error:
                 failure = failure or error
                 continue
-            votes[value] += 1
-            voters.setdefault(value, fork)
+            if value not in values:
+                values.append(value)
+                voters.append(fork)
+                votes.append(0)
+            votes[values.index(value)] += 1
     for fork in running:
         fork.branch.drop()
     if not votes:
         assert failure is not None
         raise failure
-    winner = votes.most_common(1)[0][0]  # the first of those that have as many
+    winner = votes.index(max(votes))  # the first of those that have as many
     s.branch.become(voters[winner].branch)
-    return winner
+    return values[winner]
 
 
-def _decided(votes: Counter[Any], left: int) -> bool:
+def _decided(votes: Sequence[int], left: int) -> bool:
     """Whether no other value can have as many votes as the first, with `left` more."""
-    (_, most), (_, next_most) = (*votes.most_common(2), (None, 0), (None, 0))[:2]
+    most, next_most = sorted((*votes, 0, 0), reverse=True)[:2]
     return most > next_most + left
 
 

@@ -25,7 +25,11 @@ class Definition:
         functools.update_wrapper(self, func)  # type: ignore[arg-type]  # subclasses are called
         self.func = func
         self.bind_arguments = dict(bound or {})
-        self.is_async = inspect.iscoroutinefunction(func)
+        self._unbound: Self | None = None
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise TypeError(f"{self.name}: a program has no `yield`; stream() yields its text")
+        called = type(func).__call__  # of an object that is no function
+        self.is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
         self._signature = inspect.signature(func)
         parameters = list(self._signature.parameters.values())
         if not parameters or parameters[0].kind not in (
@@ -40,7 +44,12 @@ class Definition:
 
     @property
     def name(self) -> str:
-        return getattr(self.func, "__qualname__", repr(self.func))
+        return getattr(self.func, "__qualname__", type(self.func).__qualname__)
+
+    @property
+    def plain_name(self) -> str:
+        """`name` without the classes and functions around it."""
+        return self.name.rpartition(".")[2]
 
     @property
     def arg_names(self) -> list[str]:
@@ -67,7 +76,15 @@ class Definition:
         for name in arguments:
             if name not in self.arg_names:
                 raise TypeError(f"{self.name}() has no parameter {name!r} to bind")
-        return type(self)(self.func, {**self.bind_arguments, **arguments})
+        program = type(self)(self.func, {**self.bind_arguments, **arguments})
+        program._unbound = self._unbound or self
+        return program
+
+    def __reduce__(self) -> Any:
+        """Pickle by name, as functions are; arguments that are bound go along."""
+        if self._unbound is None:
+            return self.name
+        return _bind, (self._unbound, self.bind_arguments)
 
     def take(self, keyword: str, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """The value of a `keyword` of `run` (None if it is not there), and the other keywords. It
@@ -109,3 +126,7 @@ class Definition:
             return value
 
         return returned
+
+
+def _bind(program: Definition, arguments: Mapping[str, Any]) -> Definition:
+    return program.bind(**arguments)

@@ -349,7 +349,7 @@ def _select(
 ) -> Select:
     if isinstance(choices, str):
         raise TypeError(f"{caller}: choices must be a list of strings, not one string")
-    options = tuple(choices)
+    options = tuple(map(sampling.plain, choices))
     if not options:
         raise InvalidRequest(f"{caller}: choices must not be empty")
     for index, choice in enumerate(options):
@@ -365,7 +365,7 @@ def _select(
 def _name(name: str | None, caller: str) -> str | None:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{caller}: name must be a string, not {type(name).__name__}")
-    return name
+    return sampling.plain(name)
 
 
 def _role(role: str, content: Appendable | None) -> Chain:

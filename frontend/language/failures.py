@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rootlace.wire.errors import RootlaceError
 
@@ -64,23 +64,35 @@ class ProgramError(RootlaceError):
         self.http_status = error.http_status
         self.__cause__ = error
 
+    def __reduce__(self) -> Any:
+        site = Site(self.filename, self.lineno, self.function)
+        return type(self), (site, self.what, self.__cause__)
+
 
 class Failure:
     """A failed operation, kept until somebody reads it.
 
     Each reader gets an exception of its own (one instance raised in several threads would mix
     their tracebacks). `seen`: the program has met the exception already, so that it does not fail
-    with it once more at its end.
+    with it once more at its end. `ended_by`: what the program raised, for which the operation was
+    cancelled; readers get that.
     """
 
-    __slots__ = ("error", "seen", "site", "what")
+    __slots__ = ("ended_by", "error", "seen", "site", "what")
 
-    def __init__(self, site: Site, what: str, error: RootlaceError) -> None:
+    def __init__(
+        self,
+        site: Site,
+        what: str,
+        error: RootlaceError,
+        ended_by: BaseException | None = None,
+    ) -> None:
         self.site = site
         self.what = what
         self.error = error
+        self.ended_by = ended_by
         self.seen = False
 
-    def exception(self) -> ProgramError:
+    def exception(self) -> BaseException:
         self.seen = True
-        return ProgramError(self.site, self.what, self.error)
+        return self.ended_by or ProgramError(self.site, self.what, self.error)

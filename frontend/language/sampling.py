@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import (
@@ -152,6 +153,16 @@ _DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+def plain(value: Any) -> Any:
+    """`value`; text and numbers of other types, such as NumPy's, as Python's own, which messages
+    and saved states have."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
 def normalise(
     options: Mapping[str, Any], caller: str, names: Collection[str] = ()
 ) -> dict[str, Any]:
@@ -190,12 +201,14 @@ def check_names(
 
 def _expand(known: dict[str, Any]) -> None:
     """Replace shorthands (one stop string for a list of one, say) by what they stand for."""
+    for name, value in known.items():
+        known[name] = plain(value)
     for name in _LISTS & known.keys():
         single = PARAMETERS[name].single
         if single is not None and isinstance(known[name], single):
             known[name] = (known[name],)
         elif isinstance(known[name], Iterable):
-            known[name] = tuple(known[name])
+            known[name] = tuple(map(plain, known[name]))
     if isinstance(known.get("jump_forward"), bool):
         known["jump_forward"] = "canonical" if known["jump_forward"] else "off"
     schema = known.get("json_schema")

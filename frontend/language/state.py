@@ -17,7 +17,6 @@ from rootlace.language.expressions import (
     tool,
     user,
 )
-from rootlace.language.failures import ProgramError
 from rootlace.language.tools import Offer, ToolCall, run_call, run_call_async
 from rootlace.language.transcript import Branch, Saved, SavedBranch, read_json
 from rootlace.language.variables import (
@@ -368,8 +367,8 @@ class State:
 class ProgramState(State):
     """The state of an ordinary program; what a run gives back. It can be pickled once it has ended.
 
-    Reading blocks until the value is there, and raises the ProgramError of the operation that
-    failed if it never will be.
+    Reading blocks until the value is there. If it never will be, reading raises the ProgramError
+    of the operation that failed, or what the program raised meanwhile.
     """
 
     def __getitem__(self, name: str) -> Any:
@@ -432,7 +431,8 @@ class ProgramState(State):
 
     def call_tools(self, timeout: float | None = None) -> list[ToolCall]:
         """Run what the model called in the latest `gen(tools=...)`, one after the other, and append
-        each result as a tool's message. Gives the calls; none if it called nothing.
+        each result as a tool's message. Gives the calls; none if it called nothing, as always with
+        `tool_choice="none"`.
 
         What a tool raises, arguments that it does not take and calls that were cut off are told to
         the model as text. `timeout` (seconds) bounds each call: a function that takes longer runs
@@ -497,11 +497,8 @@ class ProgramState(State):
         yield self[name]
 
     def __str__(self) -> str:
-        """The text, waited for; `repr` waits for nothing."""
-        try:
-            return f"ProgramState({self.text()})"
-        except ProgramError:
-            return repr(self)
+        """The text, waited for, or `repr` of what failed; `repr` waits for nothing."""
+        return f"ProgramState({self.text()})" if self.error() is None else repr(self)
 
 
 def _read(branch: Branch, name: str) -> Readable:

@@ -229,14 +229,18 @@ class ToolCall:
 
 
 class Offer(NamedTuple):
-    """The tools of the latest `gen(tools=...)`, what it wrote, and how the model writes calls."""
+    """The tools of the latest `gen(tools=...)`, what it wrote, how the model writes calls, and
+    whether it was to write any: with the choice "none", text like a call is text."""
 
     tools: Tools
     said: Readable
     form: ToolFormat
+    calling: bool
 
     def calls(self) -> list[ToolCall]:
         """The calls in the generated text, once that is complete."""
+        if not self.calling:
+            return []
         written = self.said.written()
         text = written if isinstance(written, str) else written[0]
         return list(find_calls(text, self.form, self.tools))

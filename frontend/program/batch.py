@@ -75,7 +75,7 @@ def run_in_thread(run: ProgramRun, body: Body, name: str, is_async: bool) -> Pro
             else:
                 complete(run, body, state)
         except BaseException as error:
-            if run.error is None:
+            if not run.ended.done:
                 run.conclude(error)
 
     run.thread = threading.Thread(target=work, name=f"rootlace {name}", daemon=True)
@@ -318,7 +318,7 @@ class _Batch:
             program=self._program,
             adapter=self._adapter,
             token_budget=self._token_budget,
-            name=self._function.func.__name__,
+            name=self._function.plain_name,
         )
         with self._lock:
             self._running.add(run)

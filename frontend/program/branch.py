@@ -290,7 +290,7 @@ class Branch:
         if isinstance(text, StateText) and text.has_roles and self.conversation.role is None:
             self._append_pieces(text.pieces, self.run.connection.model.path)
         else:
-            self._add_text(str(text))
+            self._add_text(sampling.plain(text))
 
     def _add_text(self, text: str) -> None:
         talk, transcript = self.conversation, self.transcript
@@ -336,8 +336,8 @@ class Branch:
         )
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self.defaults.get("tools"))
-        if tools is not None and asked.constraint is not None:  # with "none", nothing is called
-            self.conversation.offer = Offer(tools, operation, form)
+        if tools is not None:
+            self.conversation.offer = Offer(tools, operation, form, asked.constraint is not None)
         op = protocol.Generate(
             op=self.remote.next_op(),
             branch=self.remote.id,
@@ -432,10 +432,11 @@ class Branch:
         """Whether this run named the variable, which it may have restored under the same name."""
         return name in self.variables and self.variables[name] is not self._restored.get(name)
 
-    def pending(self) -> tuple[Pending, ...]:
+    def pending(self) -> Iterator[Pending]:
         if self.run.watched_from_outside():
-            return (self.run.ended,)
-        return () if self.remote.last is None else (self.remote.last,)
+            yield self.run.ended
+        if self.remote.last is not None:  # of a program that raised, it may end a little later
+            yield self.remote.last
 
     def text(self) -> StateText:
         self._raise_failure()
@@ -461,13 +462,17 @@ class Branch:
 
     async def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
         told = 0
-        async for text, meta in self.steps_async(name, with_meta):
-            if text and with_meta:
-                yield text, meta and _with_new_scores(meta, told)
-            elif text:
-                yield text
-            if meta and text:
-                told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
+        try:
+            async for text, meta in self.steps_async(name, with_meta):
+                if text and with_meta:
+                    yield text, meta and _with_new_scores(meta, told)
+                elif text:
+                    yield text
+                if meta and text:
+                    told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
+        except asyncio.CancelledError:  # of the task that follows, whose client left, say
+            self.run.cancel()
+            raise
 
     def steps(self, name: str | None, with_meta: bool = True) -> Iterator[Step]:
         """The text of the branch, or of the variable `name`, as it comes. At the end, raises what

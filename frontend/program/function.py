@@ -190,7 +190,7 @@ class Function(Definition):
             inner.ret_value = await body(inner)
             return inner
 
-        return Awaited(f"{self.name.rpartition('.')[2]}(s)", complete)
+        return Awaited(f"{self.plain_name}(s)", complete)
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Sampling defaults under canonical names, and the adapter and token budget of its runs."""
@@ -220,7 +220,7 @@ class Function(Definition):
             stream=stream,
             adapter=adapter,
             token_budget=token_budget,
-            name=self.func.__name__,
+            name=self.plain_name,
         ), body
 
     def __repr__(self) -> str:

@@ -251,7 +251,7 @@ class ProgramRun:
             yield
             self.settle()
         except BaseException as caught:
-            error = caught
+            self.error = error = caught  # before anything is cancelled for it
             self.cancel()
             raise
         finally:
@@ -382,7 +382,8 @@ class RemoteBranch:
         if self.failure is None:
             self.failure = self._inherited(operation, error)
         if self.failure is None:
-            self.failure = Failure(operation.site, operation.what, error)
+            ended_by = self._run.error if isinstance(error, Cancelled) else None
+            self.failure = Failure(operation.site, operation.what, error, ended_by)
             if not self._abandoned:
                 self._run.note(self)
         return self.failure

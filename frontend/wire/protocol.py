@@ -641,7 +641,8 @@ def encode(messages: list[Op] | list[Event] | list[msgspec.Raw]) -> bytes:
 def pack(message: Op) -> msgspec.Raw:
     """One message as it will stand in a frame.
 
-    Raises UnicodeEncodeError for a lone surrogate and OverflowError for a number over 64 bits.
+    Raises UnicodeEncodeError for a lone surrogate, OverflowError for a number over 64 bits, and
+    TypeError for an object of no type that messages have.
     """
     return msgspec.Raw(_encoder.encode(message))
 

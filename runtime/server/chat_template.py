@@ -112,7 +112,8 @@ def _system(render: Render, head: str, user: RoleFormat, bos: str) -> tuple[str,
 
     `head` is what the template writes before a conversation without a system message.
     """
-    opening = bos if bos and head.startswith(bos) else ""
+    once = not user.begin.startswith(bos)  # SmolLM2's begins every message
+    opening = bos if head.startswith(bos) and once else ""
     try:
         text = _text(render, [_message("system", _S), _message("user", _U)])
         before, after = _cut(text, _S)

@@ -141,6 +141,26 @@ async def test_cancelling_a_task_cancels_on_the_server(gateway: FakeGateway) -> 
     assert len(gateway.sent(protocol.Cancel)) == 1
 
 
+async def test_cancelling_a_task_that_follows_cancels_on_the_server(gateway: FakeGateway) -> None:
+    """As a web framework does where the client of a streamed answer leaves."""
+
+    async def answer() -> None:
+        state = await agent.run_async("x", stream=True)
+        async for _ in state.text_async_iter():
+            pass
+
+    gateway.hold()
+    task = asyncio.ensure_future(answer())
+    while not gateway.sent(protocol.Generate):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while gateway.open_branches:
+        await asyncio.sleep(0.01)
+    assert len(gateway.sent(protocol.Cancel)) == 1
+
+
 async def test_streaming(gateway: FakeGateway) -> None:
     gateway.script = lambda text, op: "one two three"
     state = await agent.run_async("x", stream=True)

@@ -302,6 +302,17 @@ def test_the_majority_wins_and_the_others_are_cancelled(gateway: FakeGateway) ->
     eventually(lambda: gateway.open_branches == 0)
 
 
+def test_a_majority_of_values_without_a_hash(gateway: FakeGateway) -> None:
+    in_turn(gateway, "[1]", "[1,2]", "[ 1, 2]")
+
+    @rl.function
+    def program(s):
+        s += "x"
+        return rl.majority(s, 3, rl.gen("n", type=list[int]), "n")
+
+    assert program.run().ret_value == [1, 2]
+
+
 async def test_majority_in_an_async_program(gateway: FakeGateway) -> None:
     in_turn(gateway, "x", "y", "y")
 

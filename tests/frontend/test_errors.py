@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,33 @@ def test_a_failed_fork_breaks_those_who_quote_it_and_its_children() -> None:
         assert caught.value.lineno == line_of(program, 'gen("bad")')
 
 
+@pytest.mark.parametrize("how", ["stream", "batch"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda state: state["answer"],
+        lambda state: state.text(),
+        lambda state: state.messages(),
+        lambda state: list(state.text_iter()),
+        lambda state: list(state.text_iter("answer")),
+    ],
+)
+def test_what_a_program_raised_is_told_instead_of_what_was_cancelled_for_it(
+    gateway: FakeGateway, how: str, read: Any
+) -> None:
+    @rl.function
+    def program(s):
+        s += "x" + rl.gen("answer")
+        raise LookupError("no such file")
+
+    gateway.hold()
+    state = program.run(stream=True) if how == "stream" else program.run_batch([{}])[0]
+    with pytest.raises(LookupError, match="no such file"):
+        read(state)
+    assert isinstance(state.error(), LookupError) and str(state) == repr(state)
+    eventually(lambda: gateway.open_branches == 0)
+
+
 def test_error_of_the_state() -> None:
     @rl.function
     def program(s):
@@ -220,6 +248,12 @@ def test_wrong_arguments_of_a_run() -> None:
         rl.function(lambda: None)
     with pytest.raises(TypeError, match="backend"):
         rl.function(lambda s, backend: None)
+    with pytest.raises(TypeError, match="echo: a program has no `yield`"):
+
+        @rl.function
+        def echo(s):
+            yield s["x"]
+
     with pytest.raises(TypeError, match="a backend is"):
         unread.run(backend=object())
 
@@ -298,6 +332,43 @@ def test_what_cannot_be_sent_concerns_nobody_else(gateway: FakeGateway, unsendab
     with pytest.raises(rl.ProgramError, match="cannot be sent"):
         states[1].text()
     eventually(lambda: gateway.open_branches == 0)
+
+
+def test_an_object_of_no_known_type_fails_its_row(gateway: FakeGateway) -> None:
+    """msgspec raises a TypeError for it, at which a batch waited for ever."""
+    (state,) = rl.function(lambda s: s.append("x")).run_batch([{}], adapter=object())
+    with pytest.raises(rl.ProgramError, match="opening a branch failed: it cannot be sent"):
+        state.text()
+
+
+class Word(str):
+    __slots__ = ()
+
+
+class Colour(str, enum.Enum):  # noqa: UP042  # whose str() is not its text
+    RED = "red"
+
+
+def test_text_and_numbers_of_other_types_are_pythons(gateway: FakeGateway) -> None:
+    """As those of NumPy and of parsers of HTML are, and members of enums."""
+    number, real = type("Number", (int,), {}), type("Real", (float,), {})
+    lists = {"stop": [Word("#")], "stop_token_ids": [number(3)]}
+
+    @rl.function
+    def program(s):
+        s += Word("It is ") + rl.gen(
+            Word("a"), stop=Word("."), max_tokens=number(9), seed=number(7)
+        )
+        s += rl.user(Word("Hello")) + rl.assistant(rl.gen("b", temperature=real(0.5), **lists))
+        s += rl.select(Word("c"), [Word("good"), Word("bad")]) + rl.gen("d", regex=Word("ok"))
+        s += Colour.RED
+
+    (state,) = program.run_batch([{}], timeout=real(60))
+    assert state.error() is None
+    assert rl.State.from_json(state.to_json()).text() == state.text()
+    assert state.text().endswith("red") and type(state["c"]) is str
+    first = next(op for op in gateway.ops if isinstance(op, protocol.Generate))
+    assert (first.params.stop, first.params.max_tokens, first.params.seed) == ((".",), 9, 7)
 
 
 def test_what_cannot_be_sent_breaks_its_branch() -> None:

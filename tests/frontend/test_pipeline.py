@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import pickle
 import threading
 
 import msgspec
+import pytest
 
 import rootlace as rl
 from rootlace.client.connection import Outbox, Packed
 from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway
 from tests.waiting import eventually
 
@@ -185,13 +189,37 @@ def test_children_outlive_a_dropped_parent(
     eventually(lambda: gateway.open_branches == 0)
 
 
+class Greeter:
+    async def __call__(self, s, who):
+        s += who + rl.gen("reply")
+
+
+def test_any_callable_is_a_program(backend: rl.RuntimeEndpoint) -> None:
+    assert rl.function(Greeter()).run("Ida")["reply"]
+    greet = rl.function(
+        functools.partial(lambda s, who: s.append(who + rl.gen("reply")), who="Ida")
+    )
+    assert [state.text()[:3] for state in (greet.run(), *greet.run_batch([{}]))] == ["Ida"] * 2
+
+
+def test_programs_and_failures_are_pickled(backend: rl.RuntimeEndpoint) -> None:
+    """As functions are: so a program runs in the processes of a pool."""
+    assert pickle.loads(pickle.dumps(straight)) is straight
+    bound = pickle.loads(pickle.dumps(straight.bind(question="why?")))
+    assert bound.run().text().startswith("Q: why?")
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(rl.function(lambda s: None))
+
+    with pytest.raises(rl.ProgramError) as caught:
+        rl.function(lambda s: s.append(rl.user("x") + rl.user_end())).run()
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error) == str(caught.value) and error.lineno == caught.value.lineno > 0
+    assert isinstance(error.__cause__, InvalidRequest) and error.code == "invalid_request"
+
+
 def test_state_is_readable_but_closed_after_the_run(
     gateway: FakeGateway, backend: rl.RuntimeEndpoint
 ) -> None:
-    import pytest
-
-    from rootlace.wire.errors import InvalidRequest
-
     state = straight.run("why?")
     assert "first" in state and "nothing" not in state
     with pytest.raises(InvalidRequest, match="program has ended"):

@@ -446,8 +446,7 @@ def test_calls_of_odd_tools() -> None:
         agent_async.run(backend=backend),
     ):
         assert [each.result for each in state.ret_value] == told
-    with pytest.raises(InvalidRequest, match="nothing new"):
-        agent.run("none", backend=backend)
+    assert agent.run("none", backend=backend).ret_value == []  # the last turn of an agent, say
     assert backend.open_branches == 0
 
     def unknown(x: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037

@@ -111,14 +111,17 @@ def conversation(form: ChatFormat, messages: list[dict[str, str]], generate: boo
     return text + (form.roles["assistant"].begin if generate else "")
 
 
+@pytest.mark.parametrize("bos", ["<s>", "<|im_start|>"])  # the second is SmolLM2's
 @pytest.mark.parametrize("template", [CHATML, CHATML_DEFAULT, LLAMA3, MISTRAL, "qwen3"])
-def test_format_writes_what_the_template_writes(template: str) -> None:
+def test_format_writes_what_the_template_writes(template: str, bos: str) -> None:
     if template == "qwen3":
         chat = load_chat(FolderSource(folder_of("qwen3")), load("qwen3"))
     else:
-        chat = ChatTemplate(template, SPECIAL, TOKENS)
+        chat = ChatTemplate(template, SPECIAL, {**TOKENS, "bos_token": bos})
     user, system = {"role": "user", "content": "Hello"}, {"role": "system", "content": "Short"}
-    conversations = [[user]] if template == MISTRAL else [[user], [system, user]]
+    conversations = [[user]]
+    if template != MISTRAL:
+        conversations += [[system, user], [user, system], [system, user, system]]
     for messages in conversations:
         parts = chat.render(messages)
         expected = "".join(part.text for part in parts)  # type: ignore[union-attr]
