@@ -13,12 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.files import open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.methods import METHODS, OTHERS
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs, save
-from tests.model.quantised_checkpoints import edit, gptq
+from tests.model.quantised_checkpoints import WEIGHTS, edit, gptq
 from tests.model.test_quantised_checkpoints import FORMATS
 
 CPU = torch.device("cpu")
@@ -57,6 +59,34 @@ def test_methods_without_a_name(folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"quantization .*MLX"):
         ModelConfig.read(folder)
     edit(folder, quantization=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "who", "stored"),
+    [
+        ("quantize_config.json", "AutoGPTQ", "q_proj.qweight"),
+        ("quant_config.json", "AutoAWQ", "q_proj.qweight"),
+        ("hf_quant_config.json", "ModelOpt", None),
+        ("quanto_qmap.json", "Quanto", "q_proj.weight._data"),
+    ],
+)
+def test_described_beside_the_configuration(
+    tmp_path: Path, name: str, who: str, stored: str | None
+) -> None:
+    """Libraries that say in a file of their own how weights are stored: the refusal names it."""
+    save(configs()["llama"], tmp_path)
+    weights, q_proj = tmp_path / WEIGHTS, "model.layers.0.self_attn.q_proj"
+    tensors = {key: tensor.clone() for key, tensor in load_file(weights).items()}
+    if stored is None:  # codes under the name of the weight, and their scales
+        tensors[f"{q_proj}.weight_scale"] = torch.ones(1)
+    else:
+        tensors[f"model.layers.0.self_attn.{stored}"] = tensors.pop(f"{q_proj}.weight")
+    save_file(tensors, weights)
+    with pytest.raises(UnsupportedModel, match=rf"{q_proj}\.weight\w*$"):
+        open_checkpoint(ModelConfig.read(tmp_path))
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UnsupportedModel, match=rf"{q_proj}.*{name} .*{who}.*quantization_config"):
+        open_checkpoint(ModelConfig.read(tmp_path))
 
 
 def changed(settings: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
