@@ -194,7 +194,7 @@ RANKS = Kind("an object of ranks", lambda v: TABLE.fits(v) and all(map(SIZE.fits
 SCALES = Kind("an object of numbers", lambda v: TABLE.fits(v) and all(map(NUMBER.fits, v.values())))
 
 
-PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Ways in which training began that left the model's own weights as they were."""
 IGNORED = names(
     "peft_type task_type auto_mapping base_model_name_or_path revision inference_mode "

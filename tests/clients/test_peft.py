@@ -29,6 +29,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "alpha_pattern": {"1.self_attn.q_proj": 2},
         },
     ),
+    "minor components": (
+        "llama",
+        {"target_modules": ["q_proj", "up_proj"], "init_lora_weights": "mica"},
+    ),
     "joined": ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}),
     "by group": ("gpt_neox", {"target_modules": "all-linear"}),
     "transposed": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}),
@@ -66,9 +70,8 @@ def test_peft_s_own_adapters(case: str, tmp_path: Path) -> None:
 def adapted(model: PreTrainedModel, folder: Path, settings: dict[str, Any]) -> PreTrainedModel:
     """PEFT's own model, whose adapter, with random numbers, is in the folder."""
     plain = reference_logprobs(model, [5, 7, 9])
-    config = peft.LoraConfig(
-        r=3, lora_alpha=5, task_type="CAUSAL_LM", init_lora_weights=False, **settings
-    )
+    settings = {"init_lora_weights": False} | settings
+    config = peft.LoraConfig(r=3, lora_alpha=5, task_type="CAUSAL_LM", **settings)
     torch.manual_seed(1)
     changed: Any = peft.get_peft_model(model, config).eval()
     with torch.no_grad():

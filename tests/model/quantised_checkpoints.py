@@ -224,7 +224,7 @@ def gptq(
     return settings, write
 
 
-def awq(group: int) -> tuple[dict[str, Any], Write]:
+def awq(group: int, *, symmetric: bool = False) -> tuple[dict[str, Any], Write]:
     """AWQ's format, version gemm."""
 
     def packed(values: torch.Tensor) -> torch.Tensor:
@@ -241,6 +241,8 @@ def awq(group: int) -> tuple[dict[str, Any], Write]:
     def write(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         groups = torch.arange(weight.shape[1]) // group
         values, scales, zeros = rounded(weight, group, 4, groups)
+        if symmetric:
+            zeros = torch.full_like(zeros, 8)
         read = (values - zeros[:, groups]).float() * scales.float()[:, groups]
         tensors = {
             ".qweight": packed(values.t()),
@@ -253,11 +255,32 @@ def awq(group: int) -> tuple[dict[str, Any], Write]:
         "quant_method": "awq",
         "bits": 4,
         "group_size": group,
-        "zero_point": True,
+        "zero_point": not symmetric,
         "version": "gemm",
         "modules_to_not_convert": None,
     }
     return settings, write
+
+
+# ------------------------------------------------------------ AutoRound
+
+
+AUTO_ROUND = {
+    "amp": False,
+    "autoround_version": "0.16.1",
+    "block_name_to_quantize": "model.layers",
+    "enable_quanted_input": False,
+    "iters": 0,
+}
+"""What AutoRound 0.16.1 writes of how it found the weights."""
+
+
+def auto_round(
+    form: str, like: tuple[dict[str, Any], Write], **settings: Any
+) -> tuple[dict[str, Any], Write]:
+    """AutoRound's own configuration, of weights that are packed as another method's are."""
+    own = {"quant_method": "auto-round", "packing_format": f"auto_round:{form}", "sym": True}
+    return AUTO_ROUND | own | {"data_type": "int"} | settings, like[1]
 
 
 # ------------------------------------------------------------ floats of eight and four bits

@@ -208,3 +208,12 @@ def test_a_bare_model_s_adapter_is_that_of_the_whole(folder, copied) -> None:
         assert torch.equal(one["qkv"].a, other["qkv"].a) and torch.equal(
             one["qkv"].b, other["qkv"].b
         )
+
+
+@pytest.mark.parametrize("start", ["gaussian", "eva", "orthogonal", "mica"])
+def test_starts_that_leave_the_model_as_it_was(folder, copied, start) -> None:
+    """`tests/clients/test_peft.py` compares one with PEFT's own model."""
+    change(copied, init_lora_weights=start)
+    expected = load(folder, folder / "a")
+    for one, other in zip(load(folder, copied).layers, expected.layers, strict=True):
+        assert torch.equal(one["qkv"].b, other["qkv"].b)

@@ -91,6 +91,40 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "fp8-exponents": lambda: writers.fp8((32, 32), exponents=True),
     "fp8-tensor": lambda: writers.fp8(None, ".weight_scale"),
     "mxfp4": writers.mxfp4,
+    "awq-symmetric": lambda: writers.awq(32, symmetric=True),
+    "auto-round-gptq": lambda: writers.auto_round(
+        "auto_gptq", writers.gptq(4, 32), bits=4, group_size=32
+    ),
+    "auto-round-gptqmodel": lambda: writers.auto_round(
+        "gptqmodel", writers.gptq(8, -1, "gptq_v2"), bits=8, group_size=-1, sym=False
+    ),
+    "auto-round-awq": lambda: writers.auto_round(
+        "auto_awq", writers.awq(32), bits=4, group_size=32, sym=False
+    ),
+    "auto-round-fp8": lambda: writers.auto_round(
+        "fp8",
+        writers.fp8((32, 32)),
+        data_type="fp",
+        bits=8,
+        group_size=[32, 32],
+        weight_block_size=[32, 32],
+        fmt="e4m3",
+        act_bits=8,
+        act_data_type="fp",
+        act_dynamic=True,
+        act_group_size=32,
+        act_sym=True,
+        activation_scheme="dynamic",
+    ),
+    "auto-round-mxfp8": lambda: writers.auto_round(
+        "llm_compressor", FORMATS["ct-mxfp8"](), data_type="mx_fp", bits=8, group_size=32
+    ),
+    "auto-round-mxfp4": lambda: writers.auto_round(
+        "llm_compressor", FORMATS["ct-mxfp4"](), data_type="mx_fp", bits=4, group_size=32
+    ),
+    "auto-round-nvfp4": lambda: writers.auto_round(
+        "llm_compressor", FORMATS["ct-nvfp4"](), data_type="nv_fp", bits=4, group_size=16
+    ),
 }
 DENSE_TYPES = {
     "ct-int4": torch.float16,
@@ -357,6 +391,57 @@ def test_gptq_by_module(tmp_path: Path) -> None:
     kinds = [[product.kind for product in layer.products()] for layer in weights.layers]
     quantised_layer = ["int4", "int4", "int4", "int8"]
     assert kinds == [quantised_layer, ["dense", "dense", "dense", "int8"], quantised_layer]
+
+
+def test_auto_round_by_module(tmp_path: Path) -> None:
+    """`extra_config` states by name or pattern what differs from the whole: a name goes first, and
+    16 bits are not quantised."""
+    settings, write_four = FORMATS["auto-round-gptq"]()
+    _, write_eight = writers.gptq(8, 32)
+    _, write_wide = writers.gptq(4, -1)
+
+    def write(module: str, weight: torch.Tensor) -> Any:
+        if module == "model.layers.0.self_attn.k_proj":
+            return {".weight": weight}, weight
+        if module == O_PROJ:
+            return write_wide(module, weight)
+        return (write_eight if "k_proj" in module else write_four)(module, weight)
+
+    extra = {
+        ".*k_proj.*": {"bits": 8},
+        "model.layers.0.self_attn.k_proj": {"bits": 16, "act_bits": 16, "rotation_config": None},
+        O_PROJ: {"group_size": -1, "sym": False},
+        "lm_head": {"bits": 16},
+        "nothing": {},
+    }
+    dense = quantised(configs()["llama"], tmp_path, settings | {"extra_config": extra}, write)
+    weights = check_weights(tmp_path / "quantised", dense)
+    kinds = [[product.kind for product in layer.products()] for layer in weights.layers]
+    others = ["int4", "int4", "int4"]
+    assert kinds == [
+        ["int4 and dense", *others],
+        ["int4 and int8", *others],
+        ["int4 and int8", *others],
+    ]
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "ct-int4"])
+def test_auto_round_writes_other_formats(tmp_path: Path, method: str) -> None:
+    """Its remarks stand in the configurations of other methods, too."""
+    packed, dense = made(method, tmp_path)
+    kinds = {"gptq": {"data_type": "int"}, "awq": {"data_type": "int", "sym": False}}
+    own = {"data_type": "fp", "bits": 8, "sym": True, "group_size": [32, 32], "act_bits": 8}
+    said = writers.AUTO_ROUND | kinds.get(method, own) if method != "ct-int4" else {}
+    said = said | {"provider": "auto-round"}
+    edit(packed, quantization_config=settings_of(packed) | said)
+    check_weights(packed, dense)
+
+
+def test_symmetric_awq_has_one_zero_point(tmp_path: Path) -> None:
+    packed, _ = made("awq", tmp_path)
+    edit(packed, quantization_config=settings_of(packed) | {"zero_point": False})
+    with pytest.raises(UnsupportedModel, match=r"qzeros has others than 8"):
+        read(packed).resident()
 
 
 def test_groups_of_modules_in_formats_of_their_own(tmp_path: Path) -> None:

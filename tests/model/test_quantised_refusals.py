@@ -13,12 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.files import open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.methods import METHODS, OTHERS
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs, save
-from tests.model.quantised_checkpoints import edit, gptq
+from tests.model.quantised_checkpoints import WEIGHTS, edit, gptq
 from tests.model.test_quantised_checkpoints import FORMATS
 
 CPU = torch.device("cpu")
@@ -59,6 +61,34 @@ def test_methods_without_a_name(folder: Path) -> None:
     edit(folder, quantization=None)
 
 
+@pytest.mark.parametrize(
+    ("name", "who", "stored"),
+    [
+        ("quantize_config.json", "AutoGPTQ", "q_proj.qweight"),
+        ("quant_config.json", "AutoAWQ", "q_proj.qweight"),
+        ("hf_quant_config.json", "ModelOpt", None),
+        ("quanto_qmap.json", "Quanto", "q_proj.weight._data"),
+    ],
+)
+def test_described_beside_the_configuration(
+    tmp_path: Path, name: str, who: str, stored: str | None
+) -> None:
+    """Libraries that say in a file of their own how weights are stored: the refusal names it."""
+    save(configs()["llama"], tmp_path)
+    weights, q_proj = tmp_path / WEIGHTS, "model.layers.0.self_attn.q_proj"
+    tensors = {key: tensor.clone() for key, tensor in load_file(weights).items()}
+    if stored is None:  # codes under the name of the weight, and their scales
+        tensors[f"{q_proj}.weight_scale"] = torch.ones(1)
+    else:
+        tensors[f"model.layers.0.self_attn.{stored}"] = tensors.pop(f"{q_proj}.weight")
+    save_file(tensors, weights)
+    with pytest.raises(UnsupportedModel, match=rf"{q_proj}\.weight\w*$"):
+        open_checkpoint(ModelConfig.read(tmp_path))
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UnsupportedModel, match=rf"{q_proj}.*{name} .*{who}.*quantization_config"):
+        open_checkpoint(ModelConfig.read(tmp_path))
+
+
 def changed(settings: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """`settings` with another value at a path such as "config_groups.group_0.weights.num_bits"."""
     key, _, rest = path.partition(".")
@@ -70,7 +100,8 @@ GROUP = "config_groups.group_0"
 CHANGES: list[tuple[str, str, Any]] = [
     ("awq", "version", "gemv"),
     ("awq", "bits", 8),
-    ("awq", "zero_point", False),
+    ("awq", "zero_point", "no"),
+    ("awq", "data_type", "fp"),
     ("awq", "group_size", 0),
     ("awq", "no_such_key", 1),
     ("gptq", "bits", 3),
@@ -87,7 +118,20 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("fp8", "weight_block_size", [128]),
     ("fp8", "modules_to_convert", ["model.embed_tokens"]),
     ("fp8", "expert_dtype", "fp4"),
+    ("fp8", "data_type", "int"),
     ("mxfp4", "no_such_key", True),
+    ("auto-round-gptq", "bits", 3),
+    ("auto-round-gptq", "data_type", "mx_fp"),
+    ("auto-round-gptq", "packing_format", "auto_round:fake"),
+    ("auto-round-gptq", "no_such_key", 1),
+    ("auto-round-gptq", "rotation_configs", [{}]),
+    ("auto-round-gptq", "extra_config.lm_head", {"bits": 2}),
+    ("auto-round-gptq", "extra_config.lm_head", {"rotation_config": {"kind": "hadamard"}}),
+    ("auto-round-gptq", "extra_config", {"(": {"bits": 8}}),
+    ("auto-round-awq", "bits", 8),
+    ("auto-round-fp8", "fmt", "e5m2"),
+    ("auto-round-mxfp4", "group_size", 16),
+    ("auto-round-nvfp4", "data_type", "nvfp4_v2"),
     ("ct-int4", "format", "marlin-24"),
     ("ct-int4", "format", "sparse-24-bitmask"),
     ("ct-int4", "sparsity_config", {"format": "sparse-24-bitmask"}),

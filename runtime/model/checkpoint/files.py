@@ -122,15 +122,18 @@ class Checkpoint:
     def files(self) -> list[Path]:
         return [self._folder / name for name in self._files]
 
-    def expect(self, expected: Mapping[str, Expected], ignored: Callable[[str], bool]) -> None:
-        """Check names, shapes and types against the architecture's."""
+    def expect(
+        self, expected: Mapping[str, Expected], ignored: Callable[[str], bool], remark: str = ""
+    ) -> None:
+        """Check names, shapes and types against the architecture's. `remark` ends the message about
+        names that differ."""
         missing = sorted(expected.keys() - self._places.keys())
         if missing:
-            raise UnsupportedModel(f"{self._path}: weights are missing: {_some(missing)}")
+            raise UnsupportedModel(f"{self._path}: weights are missing: {_some(missing)}{remark}")
         extra = sorted(name for name in self._places.keys() - expected.keys() if not ignored(name))
         if extra:
             raise UnsupportedModel(
-                f"{self._path}: weights that the architecture does not have: {_some(extra)}"
+                f"{self._path}: weights that the architecture does not have: {_some(extra)}{remark}"
             )
         for name, what in expected.items():
             place = self._places[name]
@@ -289,6 +292,16 @@ class OpenedCheckpoint(msgspec.Struct, frozen=True):
     expected: Mapping[str, Expected]
 
 
+QUANTISED_BESIDE = {
+    "hf_quant_config.json": "NVIDIA's ModelOpt",
+    "quant_config.json": "AutoAWQ",
+    "quantize_config.json": "AutoGPTQ",
+    "quanto_qmap.json": "Quanto",
+}
+"""Files that describe quantised weights, and the libraries that write them. Where `config.json`
+describes such weights as well, it is what is read."""
+
+
 def open_checkpoint(config: ModelConfig, *, compare_ends: bool = True) -> OpenedCheckpoint:
     """Map the files of a model, and compare what is in them with what its decoder needs. Raises
     `UnsupportedModel`. `compare_ends` False: do not read the embedding and the head to find out
@@ -298,8 +311,21 @@ def open_checkpoint(config: ModelConfig, *, compare_ends: bool = True) -> Opened
     storage = Storage(config.path, checkpoint.types, config.quantisation)
     embedding, head = _ends(spec, checkpoint, storage, compare=compare_ends)
     expected = _expected(spec, storage, embedding, head)
-    checkpoint.expect(expected, _ignored(spec, storage))
+    remark = _quantised_beside(config) if config.quantisation is None else ""
+    checkpoint.expect(expected, _ignored(spec, storage), remark)
     return OpenedCheckpoint(spec, checkpoint, storage, embedding, head, expected)
+
+
+def _quantised_beside(config: ModelConfig) -> str:
+    """Name the file of a folder, other than its `config.json`, that describes quantised weights."""
+    there = (name for name in QUANTISED_BESIDE if (config.path / name).is_file())
+    name = next(there, None)
+    if name is None:
+        return ""
+    return (
+        f"; {name} says that {QUANTISED_BESIDE[name]} quantised the weights, "
+        "and config.json has no quantization_config, which is what is read"
+    )
 
 
 def checkpoint_dtype(config: ModelConfig) -> np.dtype[Any]:

@@ -211,11 +211,13 @@ class Gptq(Layout, frozen=True):
 
 class Awq(Layout, frozen=True):
     """AWQ's integers of four bits in the version `gemm`: eight neighbours of a column in a number
-    of 32 bits, in the order 0 2 4 6 1 3 5 7 from the lowest on; zero points likewise."""
+    of 32 bits, in the order 0 2 4 6 1 3 5 7 from the lowest on; zero points likewise. All of them
+    are 8 if the weights are `symmetric`."""
 
     marker: ClassVar[str] = ".qweight"
     codes: ClassVar[str] = "int4"
     group: int | None
+    symmetric: bool = False
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(8, rows) or _not_whole(2, columns)

@@ -9,6 +9,7 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     ALL,
@@ -204,6 +205,33 @@ def read_pattern(config: ConfigReader, key: str, pattern: str) -> re.Pattern[str
         config.refuse(key, f"{shown(pattern)} is not a regular expression: {error}")
 
 
+AUTO_ROUND_REMARKS = (
+    # How AutoRound found the weights, in whatever format it writes them.
+    "amp",
+    "autoround_version",
+    "provider",
+    "batch_size",
+    "enable_minmax_tuning",
+    "enable_norm_bias_tuning",
+    "enable_quanted_input",
+    "gradient_accumulate_steps",
+    "iters",
+    "lr",
+    "low_gpu_mem_usage",
+    "minmax_lr",
+    "nsamples",
+    "seqlen",
+    "dataset",
+    "scale_dtype",
+    "supported_types",
+    # Which modules are quantised, the file says better.
+    "block_name_to_quantize",
+    "to_quant_block_names",
+    "quant_block_list",
+)
+AUTO_ROUND_ACTIVATIONS = ("act_bits", "act_sym", "act_data_type", "act_dynamic", "act_group_size")
+
+
 def activations_remark(kind: str) -> str:
     """Remark on checkpoints whose activations were meant to be quantised too."""
     return (
@@ -235,7 +263,8 @@ def read_gptq(config: ConfigReader) -> Quantisation:
         config.get(key, FLAG.or_none(), None)
     for key in ("modules_to_not_convert", "modules_in_block_to_quantize"):
         read_modules(config, key)
-    config.pass_over(*GPTQ_REMARKS)
+    config.only("data_type", "int")
+    config.pass_over(*GPTQ_REMARKS, *AUTO_ROUND_REMARKS)
     return Quantisation("GPTQ", (*rules, Rule(ALL, (Gptq(bits, group, minus_one),))))
 
 
@@ -289,14 +318,16 @@ def read_awq(config: ConfigReader) -> Quantisation:
             config.refuse(key, "only the version gemm of AWQ is read")
     config.only("bits", 4)
     config.only("w_bit", 4)
-    config.only("zero_point", True)
+    # AutoRound says false where all zero points are the middle of the range; they are stored then.
+    symmetric = not config.flag("zero_point", True)
     group = read_group(config, "q_group_size" if "q_group_size" in config else "group_size", 128)
     read_modules(config, "modules_to_not_convert")
     # How AutoAWQ is to run the model, and what transformers copies from GPTQ's configuration.
     config.pass_over("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", *GPTQ_REMARKS)
-    config.pass_over("desc_act", "sym", "lm_head")
+    config.pass_over("desc_act", "sym", "lm_head", *AUTO_ROUND_REMARKS)
+    config.only("data_type", "int")
     config.get("exllama_config", TABLE.or_none(), None)
-    return Quantisation("AWQ", (Rule(ALL, (Awq(group),)),))
+    return Quantisation("AWQ", (Rule(ALL, (Awq(group, symmetric),)),))
 
 
 # Fp8 ----------------------------------------------------------------------------------------------
@@ -308,14 +339,8 @@ CACHE = Kind("a text or an object", lambda value: TEXT.fits(value) or TABLE.fits
 
 
 def read_fp8(config: ConfigReader) -> Quantisation:
-    """Which modules are quantised, the file says. `weight_scale_inv` is what numbers are multiplied
-    by, as `weight_scale` is."""
-    size = read_pair(config, "weight_block_size")
-    block = None if size is None else Block(*size)
-    config.only("fmt", "e4m3")
-    scheme = str(config.get("activation_scheme", TEXT, "dynamic"))
-    if scheme not in ("dynamic", "static"):
-        config.refuse("activation_scheme", "only dynamic and static are known")
+    """Which modules are quantised, the file says."""
+    layouts = _fp8_layouts(config)
     if config.get("scale_fmt", TEXT.or_none(), None) not in (None, "float", "ue8m0"):
         config.refuse("scale_fmt", "only float and ue8m0 are known")
     for key in ("modules_to_not_convert", "ignored_layers"):
@@ -326,9 +351,24 @@ def read_fp8(config: ConfigReader) -> Quantisation:
     config.get("kv_cache_scheme", CACHE.or_none(), None)
     read_modules(config, "kv_cache_quant_targets")
     config.get("dequantize", FLAG, False)
-    scales = (".weight_scale_inv", ".weight_scale")
-    layouts = tuple(Numbers("fp8_e4m3", block, scale) for scale in scales)
+    # What AutoRound says beside.
+    config.only("bits", 8)
+    config.only("data_type", "fp")
+    config.only("sym", True)
+    config.pass_over("group_size", *AUTO_ROUND_REMARKS, *AUTO_ROUND_ACTIVATIONS)
     return Quantisation("fp8", (Rule(ALL, layouts),), (activations_remark("fp8"),))
+
+
+def _fp8_layouts(config: ConfigReader) -> tuple[Layout, ...]:
+    """`weight_scale_inv` is what numbers are multiplied by, as `weight_scale` is."""
+    size = read_pair(config, "weight_block_size")
+    block = None if size is None else Block(*size)
+    config.only("fmt", "e4m3")
+    scheme = str(config.get("activation_scheme", TEXT, "dynamic"))
+    if scheme not in ("dynamic", "static"):
+        config.refuse("activation_scheme", "only dynamic and static are known")
+    scales = (".weight_scale_inv", ".weight_scale")
+    return tuple(Numbers("fp8_e4m3", block, scale) for scale in scales)
 
 
 # Mxfp4 --------------------------------------------------------------------------------------------
@@ -365,6 +405,7 @@ def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
     """None where the KV cache alone is to be quantised: its scales are found by their names."""
     # Pass over keys that say nothing about how weights are stored.
     config.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
+    config.pass_over("provider")
     _read_sparsity(config)
     cache = config.get("kv_cache_scheme", TABLE.or_none(), None)
     form = config.get("format", TEXT.or_none(), None)
@@ -499,10 +540,99 @@ def _activations(group: ConfigReader) -> Iterator[str]:
         yield activations_remark(f"{kind}{bits}")
 
 
+# AutoRound ----------------------------------------------------------------------------------------
+#
+# AutoRound's own configuration, of weights that are packed as other methods pack theirs.
+
+
+STORED_LESS_ONE = {"auto_gptq": True, "auto_round": False, "gptqmodel": False}
+"""Formats in which AutoRound packs integers as GPTQ does: whether zero points are less one."""
+GROUPED_FLOATS: dict[tuple[str, int, int | None], Layout] = {
+    ("mx_fp", 4, 32): Floats4("mxfp4"),
+    ("mx_fp", 8, 32): Numbers("fp8_e4m3", Block(1, 32)),
+    ("nv_fp", 4, 16): Floats4("nvfp4"),
+}
+"""What AutoRound packs as compressed-tensors does, by data type, bits and group."""
+DENSE_BITS = 16
+"""Bits, and more, of modules that are not quantised."""
+
+
+def read_auto_round(config: ConfigReader) -> Quantisation:
+    """`extra_config` says of some modules, by name or pattern, what differs: names go first."""
+    form = config.get("packing_format", TEXT).removeprefix("auto_round:")
+    floats = _fp8_layouts(config) if form in ("fp8", "fp8_static") else ()
+    config.pass_over(*AUTO_ROUND_REMARKS)
+    remarks = []
+    if config.get("act_bits", SIZE.or_none(), None) is not None:
+        kind = config.get("act_data_type", TEXT.or_none(), None) or "int"
+        remarks.append(activations_remark(f"{kind}{config.size('act_bits')}"))
+    default = _AutoRound(form, floats).read(config)
+    rules: dict[bool, list[Rule]] = {True: [], False: []}
+    if config.get("extra_config", TABLE.or_none(), None):
+        modules = config.table("extra_config")
+        for name in modules:
+            named = re.fullmatch(r"[\w.]+", name) is not None
+            pattern = rf"(?:.*\.)?{re.escape(name)}\Z" if named else f".*?(?:{name})"
+            own = modules.table(name)
+            found = default.read(own)
+            own.finish(frozenset())
+            rules[named].append(Rule(read_pattern(modules, name, pattern), found.layouts))
+    last = Rule(ALL, default.layouts)
+    return Quantisation("AutoRound", (*rules[True], *rules[False], last), tuple(remarks))
+
+
+class _AutoRound(msgspec.Struct, frozen=True):
+    """How modules are stored that are packed in the format `form`."""
+
+    form: str
+    floats: tuple[Layout, ...]
+    """Layouts of floats of eight bits, which the whole file has alike."""
+    bits: int | None = None
+    group: Any = 128
+    kind: str = "int"
+    layouts: tuple[Layout, ...] = ()
+    """None: as they are."""
+
+    def read(self, config: ConfigReader) -> _AutoRound:
+        """The same with what a configuration, or an entry of `extra_config`, says."""
+        bits = config.size("bits", *[self.bits] * (self.bits is not None))
+        kind: str = config.get("data_type", TEXT, self.kind)
+        group: Any
+        if self.floats:
+            config.pass_over("group_size")
+            group = None
+        else:
+            group = read_group(config, "group_size", self.group or -1)
+        config.get("sym", FLAG, True)
+        config.pass_over(*AUTO_ROUND_ACTIVATIONS)
+        layouts: tuple[Layout, ...] = ()
+        if bits < DENSE_BITS:
+            layouts = self._stored(bits, kind, group)
+            if not layouts:
+                config.refuse(
+                    "bits",
+                    f"weights of type {kind}, in groups of {group}, "
+                    f"packed as {self.form}, cannot be read",
+                )
+        return replace(self, bits=bits, group=group, kind=kind, layouts=layouts)
+
+    def _stored(self, bits: int, kind: str, group: int | None) -> tuple[Layout, ...]:
+        """Layouts of a format; none: the format is not read."""
+        if self.form in STORED_LESS_ONE and kind == "int" and bits in (4, 8):
+            return (Gptq(4 if bits == 4 else 8, group, STORED_LESS_ONE[self.form]),)
+        if self.form == "auto_awq" and kind == "int" and bits == 4:
+            return (Awq(group),)
+        if self.form == "llm_compressor":
+            found = GROUPED_FLOATS.get((kind, bits, group))
+            return () if found is None else (found,)
+        return self.floats if (kind, bits) == ("fp", 8) else ()
+
+
 # Methods ------------------------------------------------------------------------------------------
 
 
 METHODS: dict[str, Callable[[ConfigReader], Quantisation | None]] = {
+    "auto-round": read_auto_round,
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
@@ -517,7 +647,6 @@ INSTEAD = (
 
 OTHERS = {
     "aqlm": "AQLM",
-    "auto-round": "AutoRound's own format (it also writes auto_gptq and auto_awq, which are read)",
     "bitnet": "BitNet",
     "bitsandbytes": "bitsandbytes",
     "eetq": "EETQ",

@@ -141,6 +141,8 @@ def _awq(layout: Awq, stored: StoredTensors, columns: int) -> Quantised:
     values = _in_bytes(in_order(stored[".qweight"]))
     scales = _floats(stored[".scales"]).t().contiguous()
     shift = MIDDLE[4] - in_order(stored[".qzeros"]).to(torch.int16)
+    if layout.symmetric and bool(shift.any()):
+        raise ValueError(".qzeros has others than 8, though the weights are symmetric")
     groups = torch.arange(columns) // (layout.group or columns)
     return _sorted(layout, _signed(values, 4), scales, shift, groups)
 
