@@ -40,6 +40,7 @@ from rootlace.runtime.server.http.generation import (
 from rootlace.runtime.server.http.logprobs import ChosenToken, chat_logprobs, rows_of
 from rootlace.runtime.server.http.replies import LINES, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
+    Function,
     HandlingBody,
     Prompt,
     adapter_of,
@@ -93,12 +94,6 @@ class OptionsBody(Body):
     mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
     tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
     typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
-
-
-class Function(Body):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class Tool(Body):
@@ -251,7 +246,7 @@ def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
 
 def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
     functions = [tool.function for tool in tools or ()]
-    return tuple(ChatTool(f.name, f.description, f.parameters) for f in functions)
+    return tuple(ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions)
 
 
 # Models -------------------------------------------------------------------------------------------
