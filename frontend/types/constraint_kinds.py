@@ -95,13 +95,15 @@ class Remark(NamedTuple):
 @functools.lru_cache(maxsize=128)
 def remarks(schema: str) -> tuple[Remark, ...]:
     """On the keywords of a schema, as JSON text: those that look like misspelt ones, those of
-    older drafts where no draft is named, those of other specifications, which say nothing, and
-    those that close an object without properties. None on a very long one."""
+    older drafts where no draft is named, those of other specifications, which say nothing, those
+    that close an object without properties, and choices that leave null out. None on a very long
+    one."""
     if len(schema) > _LONG:
         return ()
     try:
         value = msgspec.json.decode(schema)
-        return (*_misspelt(value), *older_keywords(value), *_foreign(value), *_closed(value))
+        found = (_misspelt, older_keywords, _foreign, _closed, _without_null)
+        return tuple(remark for remarks_of in found for remark in remarks_of(value))
     except (msgspec.DecodeError, RecursionError):
         return ()
 
@@ -168,6 +170,21 @@ def _closed(schema: Any) -> Iterator[Remark]:
         if path != "$" and closed and not any(keys) and node.get("maxProperties") != 0:
             says = "is false beside no properties: {} is the only object (once a dictionary?)"
             yield Remark(f"{path}.additionalProperties", says, misspelt=False)
+
+
+def _without_null(schema: Any) -> Iterator[Remark]:
+    """Yields remarks on choices without null whose `type` lists null.
+
+    So TanStack AI 0.58.0 writes optional ones, which the model then has to make.
+    """
+    for path, node in _nodes(schema, "$"):
+        types = node.get("type")
+        values = [node["const"]] if "const" in node else node.get("enum")
+        if not isinstance(types, list) or not isinstance(values, list):
+            continue
+        if "null" in types and None not in values:
+            says = "lists null, which is none of the values: null does not fit"
+            yield Remark(f"{path}.type", says, misspelt=False)
 
 
 def names_any(types: Any) -> bool:

@@ -143,7 +143,7 @@ def _other_names() -> dict[str, tuple[str, ...]]:
     return found
 
 
-_LENGTHS = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
+_LENGTHS = ("num_predict", "max_tokens", "max_output_tokens", "max_new_tokens")
 _FORMATS = ("response_format", "text.format", "output_config.format", "format", "json_schema")
 # Names of other interfaces, which need not look like ours; the first that is there is meant. None:
 # what looks like it means something else.

@@ -24,6 +24,7 @@ from rootlace.runtime.server.http.chat_request import (
     ChatRequest,
     End,
     More,
+    ToolChoice,
     blocks_of,
     thinking_arguments,
 )
@@ -40,6 +41,7 @@ from rootlace.runtime.server.http.generation import (
 from rootlace.runtime.server.http.logprobs import ChosenToken, chat_logprobs, rows_of
 from rootlace.runtime.server.http.replies import LINES, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
+    Function,
     HandlingBody,
     Prompt,
     adapter_of,
@@ -95,12 +97,6 @@ class OptionsBody(Body):
     typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
 
 
-class Function(Body):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class Tool(Body):
     function: Function
     type: Literal["function"] = "function"
@@ -128,11 +124,16 @@ class InputMessage(History):
 
 class AnswerBody(HandlingBody, kw_only=True):
     """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout`,
-    `cache`, `cache_salt` and `return_cache_report` are ours."""
+    `cache`, `cache_salt` and `return_cache_report` are ours. `temperature`, `top_p` and
+    `max_output_tokens` are those of clients that do not put them among the options, which come
+    first."""
 
     model: str
     stream: bool | None = None
     options: OptionsBody | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | str | None = None
     thinking_budget: Budget | None = None
@@ -143,11 +144,17 @@ class AnswerBody(HandlingBody, kw_only=True):
     top_logprobs: int | None = None
 
 
+class Choice(Body):
+    type: Literal["function"]
+    name: str
+
+
 class ChatBody(AnswerBody, kw_only=True):
-    """`POST /api/chat`."""
+    """`POST /api/chat`. Ollama has no `tool_choice`, but clients send it."""
 
     messages: Annotated[list[InputMessage], MANY] | None = None
     tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | Choice | None = None
 
 
 class GenerateBody(AnswerBody, kw_only=True):
@@ -202,9 +209,16 @@ def unloads(load: str, keep_alive: object) -> bool:
     return none and load == "on-demand" and caller() is None
 
 
-def fields_of(options: OptionsBody | None) -> dict[str, Any]:
-    """The options by the names of `SamplingParams`."""
-    named = {} if options is None else sampling_fields(options, "ollama")
+def fields_of(body: AnswerBody) -> dict[str, Any]:
+    """The options, and what stands beside them, by the names of `SamplingParams`."""
+    beside = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "max_tokens": body.max_output_tokens,
+    }
+    named = {name: value for name, value in beside.items() if value is not None}
+    if body.options is not None:
+        named |= sampling_fields(body.options, "ollama")
     # What is below 0 is to llama.cpp: greedy, off, no limit, and a seed that is drawn.
     below = {"temperature": 0.0, "top_k": 0, "max_tokens": None}
     named |= {name: value for name, value in below.items() if named.get(name, 0) < 0}
@@ -251,7 +265,14 @@ def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
 
 def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
     functions = [tool.function for tool in tools or ()]
-    return tuple(ChatTool(f.name, f.description, f.parameters) for f in functions)
+    return tuple(ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions)
+
+
+def choice_of(body: ChatBody) -> ToolChoice:
+    given = body.tool_choice
+    if isinstance(given, Choice):
+        return ToolChoice("required", given.name)
+    return ToolChoice(given or "auto")
 
 
 # Models -------------------------------------------------------------------------------------------
@@ -315,10 +336,12 @@ class Shown(TypedDict):
 
 
 class Embedded(TypedDict):
-    """Vectors of length 1."""
+    """Vectors of length 1. Durations are in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
     prompt_eval_count: int
 
 
@@ -513,10 +536,16 @@ class Ollama:
         }
 
     async def embed(self, body: EmbedBody) -> Embedded:
-        model = _known(self._gateway, body.model)
+        begun, model = time.monotonic(), _known(self._gateway, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
-        return {"model": model, "embeddings": vectors, "prompt_eval_count": total}
+        return {
+            "model": model,
+            "embeddings": vectors,
+            "total_duration": _nanoseconds(time.monotonic() - begun),
+            "load_duration": 0,
+            "prompt_eval_count": total,
+        }
 
     async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
         model = _known(self._gateway, body.model)
@@ -557,7 +586,7 @@ class Ollama:
         if not body.messages:  # that is how Ollama's clients load a model
             return {**_head(model), **_text(True, ""), **self._loaded(body)}
         messages, tools = messages_of(body.messages), tools_of(body.tools)
-        wanted = self._wanted(body, model, messages, tools=tools)
+        wanted = self._wanted(body, model, messages, tools=tools, choice=choice_of(body))
         prepared = await self._chats.prepare(wanted)
         return await self._answer(body, model, prepared, chat=True)
 
@@ -588,7 +617,7 @@ class Ollama:
         scores = {"logprobs": top is not None, "top_logprobs": top}
         return ChatRequest(
             messages=messages,
-            fields=fields_of(body.options) | scores,
+            fields=fields_of(body) | scores,
             names=NAMES,
             defaults=DEFAULTS,
             constraint=constraint_of(body),

@@ -222,6 +222,38 @@ def test_how_many_numbers_a_model_has(numbers: int, shown: str) -> None:
     assert _shown(numbers) == shown
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+async def test_sampling_beside_the_options(served: Served, path: str) -> None:
+    """As Vercel's `ollama-ai-provider-v2` sends it; options come first."""
+    body: dict[str, Any] = {"model": "fake", "prompt": "hi"} if path == "/api/generate" else ASK
+    body = {**body, "temperature": 0, "top_p": 0.5, "max_output_tokens": 3}
+    for options, expected in (
+        (None, (0, 0.5, 3)),
+        ({"num_ctx": 9}, (0, 0.5, 3)),
+        ({"num_predict": 2, "top_p": 0.7}, (0, 0.7, 2)),
+    ):
+        await lines(served, path, {**body, "options": options})
+        params = served.gateway.last_generate.params
+        assert (params.temperature, params.top_p, params.max_tokens) == expected
+
+
+async def test_tool_choice(served: Served) -> None:
+    served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
+    body = {**ASK, "tools": [TOOL, {"type": "function", "function": {"name": "g"}}]}
+    kinds = {}
+    for choice in (None, "auto", "none", "required", {"type": "function", "name": "g"}):
+        await lines(served, "/api/chat", {**body, "tool_choice": choice})
+        sent = served.gateway.last_generate.constraint
+        kinds[str(choice)] = None if sent is None else sent.source
+    assert kinds["None"] == kinds["auto"] != kinds["required"]
+    assert kinds["none"] is None
+    (named,) = (source for choice, source in kinds.items() if "'g'" in choice)
+    assert '"g"' in str(named) and '"f"' not in str(named) and '"f"' in str(kinds["required"])
+    for wrong in ("any", {"type": "function", "name": "h"}):
+        async with served.http.post("/api/chat", json={**body, "tool_choice": wrong}) as reply:
+            assert reply.status == 400 and "tool_choice" in (await reply.json())["error"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_call_that_was_cut_is_none(served: Served, stream: bool) -> None:
     """A limit ends the answer somewhere in its call."""

@@ -158,6 +158,27 @@ def test_nullable_of_openapi_is_told(schema: Any, told: list[str]) -> None:
     assert not any(one.misspelt for one in found)
 
 
+NULL_OR_TEXT = ["string", "null"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"properties": {"a": {"type": NULL_OR_TEXT, "enum": ["x"]}}}, ["$.properties.a.type"]),
+        ({"type": NULL_OR_TEXT, "const": "x"}, ["$.type"]),
+        ({"type": NULL_OR_TEXT, "enum": ["x", None]}, []),
+        ({"type": NULL_OR_TEXT, "const": None}, []),
+        ({"type": NULL_OR_TEXT}, []),
+        ({"type": ["string", "integer"], "enum": ["x"]}, []),
+        ({"type": "null", "enum": 3}, []),
+    ],
+)
+def test_a_choice_that_leaves_null_out_is_told(schema: Any, told: list[str]) -> None:
+    found = remarks(json.dumps(schema))
+    assert [one.path for one in found] == told
+    assert not any(one.misspelt for one in found)
+
+
 CLOSED = {"type": "object", "additionalProperties": False}
 
 

@@ -35,6 +35,14 @@ async def test_how_embeddings_are_served(real: Served, path: str) -> None:
     assert status == 408 and "0.01 s" in said and not engine.running
 
 
+async def test_what_ollamas_clients_require_beside_vectors(real: Served) -> None:
+    """Vercel's `ollama-ai-provider-v2` refuses an answer without the durations."""
+    async with real.http.post("/api/embed", json={"model": "tiny", "input": ["a", "b"]}) as reply:
+        said = await reply.json()
+    assert len(said["embeddings"]) == 2 and said["prompt_eval_count"] > 0
+    assert said["total_duration"] > 0 and said["load_duration"] == 0
+
+
 async def test_a_vector_for_ollamas_older_clients(real: Served, reference: FastTokenizer) -> None:
     """As the model gives it, where `/api/embed` makes its length 1."""
     wanted = made_up_vector(tuple(reference.encode("a").ids), "last")
