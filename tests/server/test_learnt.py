@@ -60,6 +60,8 @@ SOURCES = {
     "gigachat": source_of("", f"<|function_call|>{OBJECT}", "", ""),
     "kimi": source_of("<|section|>", KIMI, "", "<|/section|>"),
     "compact": source_of("", f"<tool_call>{OBJECT}</tool_call>", "", ""),
+    "lines": source_of("", "<call>NAME\n<args>ARGUMENTS</args></call>", "\n", ""),
+    "blanks": source_of("", "<call><name> NAME </name>ARGUMENTS</call>", "", ""),
 }
 TEMPLATES = {name: ChatTemplate(source) for name, source in SOURCES.items()}
 FORMS = {name: format_of(template) for name, template in TEMPLATES.items()}

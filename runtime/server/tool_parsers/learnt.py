@@ -237,8 +237,8 @@ def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
         if argument is not None:
             follows = [re.escape(one) for one in (argument.opening, *tags[:1])]
         header = re.compile(
-            rf"\s{{0,8}}{_loosely(head)}(?P<name>[^\s<>]{{1,{_NAME_CHARACTERS}}})"
-            rf"{_loosely(between)}\s{{0,8}}(?={'|'.join(follows)})"
+            rf"\s{{0,8}}{_loosely(head.lstrip())}(?P<name>[^\s<>]{{1,{_NAME_CHARACTERS}}})"
+            rf"{_loosely(between.rstrip())}\s{{0,8}}(?={'|'.join(follows)})"
         )
     return Calls(
         begin=tag,
@@ -256,5 +256,5 @@ def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
 
 def _loosely(text: str) -> str:
     """A pattern of the text with any other white space, and with other numbers."""
-    words = (re.sub(r"\d+", r"\\d{1,9}", re.escape(word)) for word in text.split())
+    words = (re.sub(r"\d+", r"\\d{1,9}", re.escape(word)) for word in re.split(r"\s+", text))
     return r"\s{0,8}".join(words)
