@@ -19,7 +19,7 @@ from rootlace.runtime.server.http.chat_request import (
     forced_call,
 )
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.tool_parsers.base import HERMES, LLAMA3, Answer
+from rootlace.runtime.server.tool_parsers.base import HERMES, LLAMA3, Answer, Call
 from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
 from rootlace.runtime.server.tool_parsers.tagged import Tagged
@@ -123,6 +123,19 @@ def test_what_a_template_writes_is_read(
     listed = ToolPrompt(TEMPLATES[name]).listed
     if name not in ("cohere", "kimi"):  # programs count no calls
         assert list(find_calls(text, listed, OF_PROGRAMS)) == [ToolCall(*call) for call in calls]
+
+
+def test_a_name_ends_where_its_text_first_may() -> None:
+    """A model may leave out blanks: what looks like another name stands in the arguments."""
+    arguments = '{"x":{"tool_name":"y","parameters":{"z":{}}}}'
+    for name in ("apertus", "cohere"):
+        text = answer_of(name, "", ("f", json.loads(arguments)))
+        text = text.replace(" ", "")
+        for pieces in ([text], list(text)):
+            parser = FORMS[name].parser("", SCHEMAS, True)
+            deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+            found = Answer.of(deltas + parser.finish())
+            assert (found.content, found.calls) == ("", [Call("f", arguments)])
 
 
 @pytest.mark.parametrize("name", SOURCES)
