@@ -187,6 +187,17 @@ def test_what_says_too_little(source: str, calls: object) -> None:
     assert format_of(ChatTemplate(source)).calls is calls
 
 
+@pytest.mark.parametrize("thoughts", ["<think></think>", "<think>\n\n</think>\n\n"])
+@pytest.mark.parametrize("calls", ["m.tool_calls", "m.tool_calls[:1]"])
+def test_thoughts_before_calls_are_no_part_of_these(thoughts: str, calls: str) -> None:
+    """Also where only answers that call have any, and where an answer has one call."""
+    for one in (KIMI, f"<tool_call>{OBJECT}</tool_call>"):
+        plain = source_of("", one, "", "").replace("in m.tool_calls", f"in {calls}")
+        form = format_of(ChatTemplate(plain.replace("{{ m.content }}", thoughts, 1)))
+        assert form.calls.opening == one.partition("NAME")[0] and not form.calls.noise
+        assert form.calls.around[0] == ""
+
+
 @pytest.mark.parametrize(
     ("before", "behind", "expected"),
     [

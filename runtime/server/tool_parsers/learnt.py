@@ -97,15 +97,21 @@ def calling(arguments: Any, *names: str) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _answer(template: ChatTemplate, message: Message, around: tuple[str, str]) -> str:
-    """An answer without what stands around any answer."""
+def _answer(
+    template: ChatTemplate,
+    message: Message,
+    around: tuple[str, str],
+    think: tuple[str, str] | None,
+) -> str:
+    """An answer without what stands around any answer, and without thoughts."""
     text = rendered(template, [ASKED, message], generate=False)
     before, after = around
     begin = _whole_tags(text, _shared(text, before))
     end = len(text) - _shared(text[begin:][::-1], after[::-1])
     if text.rfind("<", begin, end) > text.rfind(">", begin, end):
         end = text.find(">", end) + 1
-    return text[begin:end].strip()
+    found = text[begin:end]
+    return (found if think is None else found.rpartition(think[1])[2]).strip()
 
 
 def _shared(one: str, other: str) -> int:
@@ -166,13 +172,13 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
     said = {"role": "assistant", "content": _SAID}
     before, found, after = rendered(template, [ASKED, said], generate=False).partition(_SAID)
     arguments: Any = _ARGUMENTS
-    one = _answer(template, calling(arguments, NAME), (before, after)) if found else ""
+    one = _answer(template, calling(arguments, NAME), (before, after), think) if found else ""
     if found and NAME not in one:
         arguments = json.dumps(_ARGUMENTS)
-        one = _answer(template, calling(arguments, NAME), (before, after))
+        one = _answer(template, calling(arguments, NAME), (before, after), think)
     if one.count(NAME) != 1 or _ID in one:
         return None
-    two = _answer(template, calling(arguments, NAME, _OTHER_NAME), (before, after))
+    two = _answer(template, calling(arguments, NAME, _OTHER_NAME), (before, after), think)
     for form in _FORMS:
         given = re.search(form, one, re.DOTALL | re.VERBOSE)
         if given is None or NAME not in one[: given.start()]:
