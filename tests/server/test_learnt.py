@@ -139,6 +139,25 @@ def test_a_name_ends_where_its_text_first_may() -> None:
             assert (found.content, found.calls) == ("", [Call("f", arguments)])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        source_of("", "<tool_call>NAME\nARGUMENTS</tool_call>", "\n", ""),
+        source_of("", '<tool_call>{"tool": "NAME", "args": ARGUMENTS}</tool_call>', "\n", ""),
+        source_of("<tool_call>[", OBJECT, ", ", "]</tool_call>"),
+    ],
+)
+def test_a_forced_call_behind_the_tag_of_hermes(source: str) -> None:
+    """Nothing is written for the model that is no part of a call, whatever follows the tag."""
+    form = format_of(ChatTemplate(source))
+    for tools in (OFFERED, OFFERED[:1]):
+        begun, asked = forced_call(ToolChoice("required"), tools, form, {})
+        written = "".join(text.text for text in begun)
+        assert f"{form.begin('f')}{{}}{form.end}".startswith(written)
+        assert bool(written) is (len(tools) == 1)
+        assert asked.constraint.kind == ("json_schema" if written else "structural_tag")
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
     form = FORMS[name]
