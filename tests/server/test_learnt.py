@@ -19,7 +19,7 @@ from rootlace.runtime.server.http.chat_request import (
     forced_call,
 )
 from rootlace.runtime.server.http.constraints import Asked
-from rootlace.runtime.server.tool_parsers.base import HERMES, LLAMA3, Answer
+from rootlace.runtime.server.tool_parsers.base import HERMES, LLAMA3, Answer, Call
 from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
 from rootlace.runtime.server.tool_parsers.tagged import Tagged
@@ -60,7 +60,10 @@ SOURCES = {
     "gigachat": source_of("", f"<|function_call|>{OBJECT}", "", ""),
     "kimi": source_of("<|section|>", KIMI, "", "<|/section|>"),
     "compact": source_of("", f"<tool_call>{OBJECT}</tool_call>", "", ""),
+    "lines": source_of("", "<call>NAME\n<args>ARGUMENTS</args></call>", "\n", ""),
+    "blanks": source_of("", "<call><name> NAME </name>ARGUMENTS</call>", "", ""),
 }
+TAGS = "{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</a>{% endfor %}"
 TEMPLATES = {name: ChatTemplate(source) for name, source in SOURCES.items()}
 FORMS = {name: format_of(template) for name, template in TEMPLATES.items()}
 SCHEMAS: dict[str, Any] = {
@@ -123,6 +126,38 @@ def test_what_a_template_writes_is_read(
         assert list(find_calls(text, listed, OF_PROGRAMS)) == [ToolCall(*call) for call in calls]
 
 
+def test_a_name_ends_where_its_text_first_may() -> None:
+    """A model may leave out blanks: what looks like another name stands in the arguments."""
+    arguments = '{"x":{"tool_name":"y","parameters":{"z":{}}}}'
+    for name in ("apertus", "cohere"):
+        text = answer_of(name, "", ("f", json.loads(arguments)))
+        text = text.replace(" ", "")
+        for pieces in ([text], list(text)):
+            parser = FORMS[name].parser("", SCHEMAS, True)
+            deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+            found = Answer.of(deltas + parser.finish())
+            assert (found.content, found.calls) == ("", [Call("f", arguments)])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        source_of("", "<tool_call>NAME\nARGUMENTS</tool_call>", "\n", ""),
+        source_of("", '<tool_call>{"tool": "NAME", "args": ARGUMENTS}</tool_call>', "\n", ""),
+        source_of("<tool_call>[", OBJECT, ", ", "]</tool_call>"),
+    ],
+)
+def test_a_forced_call_behind_the_tag_of_hermes(source: str) -> None:
+    """Nothing is written for the model that is no part of a call, whatever follows the tag."""
+    form = format_of(ChatTemplate(source))
+    for tools in (OFFERED, OFFERED[:1]):
+        begun, asked = forced_call(ToolChoice("required"), tools, form, {})
+        written = "".join(text.text for text in begun)
+        assert f"{form.begin('f')}{{}}{form.end}".startswith(written)
+        assert bool(written) is (len(tools) == 1)
+        assert asked.constraint.kind == ("json_schema" if written else "structural_tag")
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
     form = FORMS[name]
@@ -157,10 +192,29 @@ def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
         (source_of("<tools>", "NAME(1)", ", ", "</tools>"), HERMES),
         # Objects in a tag, of which nothing says where one ends.
         (source_of("<tool_calls>\n", OBJECT, "\n", "\n</tool_calls>"), HERMES),
+        # What the parser would not read: an object in an object, fences, a number in the tag, text
+        # between calls or behind them, arguments that nothing ends.
+        (source_of("", f'<call>{{"function": {OBJECT}}}</call>', "", ""), HERMES),
+        (source_of("", "<call>NAME\n```json\nARGUMENTS\n```</call>", "", ""), HERMES),
+        (source_of("", '<call id="NUMBER" name="NAME">ARGUMENTS</call>', "", ""), HERMES),
+        (source_of("<calls>", "<call>NAME<a>ARGUMENTS</a></call>", ",", "</calls>"), HERMES),
+        (source_of("", '<call name="NAME" args=ARGUMENTS/>', "", ""), HERMES),
+        (source_of("", f"<call>NAME{TAGS}", "", ""), HERMES),
     ],
 )
 def test_what_says_too_little(source: str, calls: object) -> None:
     assert format_of(ChatTemplate(source)).calls is calls
+
+
+@pytest.mark.parametrize("thoughts", ["<think></think>", "<think>\n\n</think>\n\n"])
+@pytest.mark.parametrize("calls", ["m.tool_calls", "m.tool_calls[:1]"])
+def test_thoughts_before_calls_are_no_part_of_these(thoughts: str, calls: str) -> None:
+    """Also where only answers that call have any, and where an answer has one call."""
+    for one in (KIMI, f"<tool_call>{OBJECT}</tool_call>"):
+        plain = source_of("", one, "", "").replace("in m.tool_calls", f"in {calls}")
+        form = format_of(ChatTemplate(plain.replace("{{ m.content }}", thoughts, 1)))
+        assert form.calls.opening == one.partition("NAME")[0] and not form.calls.noise
+        assert form.calls.around[0] == ""
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,7 @@ def forced_call(
             raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {choice.name!r}")
     if choice.parallel or not form.writes_json or all(tool.strict is False for tool in tools):
         return (), _calls(tools, form, options, one=not choice.parallel)
-    if form.trigger == HERMES.begin:
+    if form.trigger == HERMES.begin and form.calls.header is None and not form.calls.array:
         # One call's JSON, where the model has learnt to write it, and reads it in a later turn.
         begin = Text(form.begin(_NAME).partition("{")[0], special=True)
         one = len(tools) == 1

@@ -27,6 +27,7 @@ from rootlace.runtime.server.tool_parsers.base import (
     MISTRAL,
     MISTRAL_ARGS,
     MISTRAL_BLANK,
+    Answer,
     Calls,
     Format,
 )
@@ -47,12 +48,11 @@ def format_of(template: ChatTemplate) -> Format:
         return Harmony()
     think = next((tags for tags in _THINK if tags[1] in source), None) or _thoughts(template)
     known = _known(source)
-    calls, argument = (known, None) if known is not None else _learnt(template)
-    if argument is not None and calls is not None:
-        return TaggedArguments(calls, think, argument=argument)
-    if calls is None and HERMES.begin not in source:
-        calls = LLAMA3 if "<|python_tag|>" in source or "ipython" in source else None
-    return Tagged(calls or HERMES, think)
+    found = Tagged(known, think) if known is not None else _learnt(template, think)
+    if found is not None:
+        return found
+    llama = HERMES.begin not in source and ("<|python_tag|>" in source or "ipython" in source)
+    return Tagged(LLAMA3 if llama else HERMES, think)
 
 
 def _known(source: str) -> Calls | None:
@@ -97,15 +97,21 @@ def calling(arguments: Any, *names: str) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _answer(template: ChatTemplate, message: Message, around: tuple[str, str]) -> str:
-    """An answer without what stands around any answer."""
+def _answer(
+    template: ChatTemplate,
+    message: Message,
+    around: tuple[str, str],
+    think: tuple[str, str] | None,
+) -> str:
+    """An answer without what stands around any answer, and without thoughts."""
     text = rendered(template, [ASKED, message], generate=False)
     before, after = around
     begin = _whole_tags(text, _shared(text, before))
     end = len(text) - _shared(text[begin:][::-1], after[::-1])
     if text.rfind("<", begin, end) > text.rfind(">", begin, end):
         end = text.find(">", end) + 1
-    return text[begin:end].strip()
+    found = text[begin:end]
+    return (found if think is None else found.rpartition(think[1])[2]).strip()
 
 
 def _shared(one: str, other: str) -> int:
@@ -161,17 +167,18 @@ class _Parts(NamedTuple):
     behind: str
 
 
-def _learnt(template: ChatTemplate) -> tuple[Calls | None, Argument | None]:
+def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | None:
+    """The format that reads what the template writes; None where none does."""
     said = {"role": "assistant", "content": _SAID}
     before, found, after = rendered(template, [ASKED, said], generate=False).partition(_SAID)
     arguments: Any = _ARGUMENTS
-    one = _answer(template, calling(arguments, NAME), (before, after)) if found else ""
+    one = _answer(template, calling(arguments, NAME), (before, after), think) if found else ""
     if found and NAME not in one:
         arguments = json.dumps(_ARGUMENTS)
-        one = _answer(template, calling(arguments, NAME), (before, after))
+        one = _answer(template, calling(arguments, NAME), (before, after), think)
     if one.count(NAME) != 1 or _ID in one:
-        return None, None
-    two = _answer(template, calling(arguments, NAME, _OTHER_NAME), (before, after))
+        return None
+    two = _answer(template, calling(arguments, NAME, _OTHER_NAME), (before, after), think)
     for form in _FORMS:
         given = re.search(form, one, re.DOTALL | re.VERBOSE)
         if given is None or NAME not in one[: given.start()]:
@@ -180,9 +187,28 @@ def _learnt(template: ChatTemplate) -> tuple[Calls | None, Argument | None]:
         argument = Argument(**given.groupdict()) if given.groupdict() else None
         calls = None if parts is None else _calls(parts, argument)
         # A tag of every answer says nothing of calls.
-        if calls is not None and calls.begin not in before + after:
-            return calls, argument
-    return None, None
+        if calls is None or calls.begin in before + after:
+            continue
+        learnt = Tagged(calls, think)
+        if argument is not None:
+            learnt = TaggedArguments(calls, think, argument=argument)
+        if _reads(learnt, one) and _reads(learnt, two):
+            return learnt
+    return None
+
+
+def _reads(form: Tagged, text: str) -> bool:
+    """Whether the parser finds the calls that the template wrote, and no text behind them."""
+    names = [name for name in (NAME, _OTHER_NAME) if name in text]
+    parser = form.parser("", dict.fromkeys(names), False)
+    begin, end = text.find(form.calls.opening), text.rfind(form.end) + len(form.end)
+    found = Answer.of([*parser.feed(text[begin:end]), *parser.finish()])
+    if found.content or [call.name for call in found.calls] != names:
+        return False
+    try:
+        return all(json.loads(call.arguments) == _ARGUMENTS for call in found.calls)
+    except ValueError:  # nothing says where they end
+        return False
 
 
 def _parts(one: str, two: str, given: re.Match[str]) -> _Parts | None:
@@ -237,8 +263,8 @@ def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
         if argument is not None:
             follows = [re.escape(one) for one in (argument.opening, *tags[:1])]
         header = re.compile(
-            rf"\s{{0,8}}{_loosely(head)}(?P<name>[^\s<>]{{1,{_NAME_CHARACTERS}}})"
-            rf"{_loosely(between)}\s{{0,8}}(?={'|'.join(follows)})"
+            rf"\s{{0,8}}{_loosely(head.lstrip())}(?P<name>[^\s<>]{{1,{_NAME_CHARACTERS}}}?)"
+            rf"{_loosely(between.rstrip())}\s{{0,8}}(?={'|'.join(follows)})"
         )
     return Calls(
         begin=tag,
@@ -256,5 +282,5 @@ def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
 
 def _loosely(text: str) -> str:
     """A pattern of the text with any other white space, and with other numbers."""
-    words = (re.sub(r"\d+", r"\\d{1,9}", re.escape(word)) for word in text.split())
+    words = (re.sub(r"\d+", r"\\d{1,9}", re.escape(word)) for word in re.split(r"\s+", text))
     return r"\s{0,8}".join(words)
