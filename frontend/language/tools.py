@@ -105,7 +105,8 @@ def tools(*given: Callable[..., Any] | Tool | Tools) -> Tools:
     """Tools of plain Python functions, sync or async, and of other tools.
 
     A function's name, the first paragraph of its docstring and its parameters say what the model is
-    told; annotations may be all that `gen(type=...)` takes. Each call's arguments are checked and
+    told; annotations may be all that `gen(type=...)` takes, and describe a parameter that the
+    docstring does not, as in `Annotated[int, "how many"]`. Each call's arguments are checked and
     given as these types. Raises TypeError for a function with `*args` or `**kwargs`, InvalidRequest
     for two tools of one name.
     """
@@ -130,6 +131,10 @@ def _tool(given: Any) -> Tool:
         raise TypeError(f"tools(): {given!r} has no name that a model could call")
     arguments = _arguments(given, name)
     about, described = _documented(inspect.getdoc(given) or "")
+    for argument in dataclasses.fields(arguments):
+        for said in getattr(argument.type, "__metadata__", ()):
+            if isinstance(said, str):  # Annotated[int, "what it is"]
+                described.setdefault(argument.name, said)
     schema = _inline(types.schema_of(arguments))
     properties = {
         key: {**value, "description": described[key]} if key in described else value

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import msgspec
@@ -104,6 +104,23 @@ def test_a_function_becomes_a_schema() -> None:
     for wrong in ({}, {**good, "unit": "K"}, {**good, "more": 1}, {**good, "span": {}}):
         assert not checker.is_valid(wrong)
     assert one.call(json.dumps(good)) == "Oslo 2 C []"
+
+
+def order(
+    count: Annotated[int, msgspec.Meta(ge=1), "how many"], of: Annotated[str, "not told"] = "tea"
+) -> None:
+    """Order.
+
+    :param of: what
+    """
+
+
+def test_annotations_describe_parameters_that_the_docstring_does_not() -> None:
+    (ordering,) = rl.tools(order)
+    assert ordering.parameters["properties"] == {
+        "count": {"type": "integer", "minimum": 1, "description": "how many"},
+        "of": {"type": "string", "description": "what"},
+    }
 
 
 @pytest.mark.parametrize(
