@@ -91,6 +91,11 @@ CASES: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
         ".",
         ["neither tokenizer.json nor tokenizer.model", "AutoTokenizer.from_pretrained"],
     ),
+    "Mistral's tokenizer": (
+        touch("config.json", "tekken.json", "model.safetensors"),
+        ".",
+        ["neither tokenizer.json", "tekken.json is", "PreTrainedTokenizerFast.from_pretrained"],
+    ),
 }
 
 

@@ -58,6 +58,8 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "ct-w8a8": lambda: writers.compressed(WHOLE, ints(8, **CHANNEL), **W8A8),
     "ct-w8a8-zeros": lambda: writers.compressed(WHOLE, ints(8, symmetric=False, **CHANNEL), **W8A8),
     "ct-w8a8-tensor": lambda: writers.compressed(WHOLE, ints(8, **TENSOR), **W8A8),
+    "ct-w4a8-bytes": lambda: writers.compressed(WHOLE, ints(4), **W8A8),
+    "ct-w4a8-bytes-zeros": lambda: writers.compressed(WHOLE, ints(4, symmetric=False), **W8A8),
     "ct-naive": lambda: writers.compressed("naive-quantized", ints(8)),
     "ct-fp8": lambda: writers.compressed(REAL, floats(8, strategy="tensor")),
     "ct-fp8-rows": lambda: writers.compressed(REAL, floats(8, strategy="channel")),
@@ -133,6 +135,7 @@ DENSE_TYPES = {
     "ct-int8-zeros": torch.bfloat16,
     "ct-w8a8": torch.bfloat16,
     "ct-w8a8-zeros": torch.float16,
+    "ct-w4a8-bytes-zeros": torch.bfloat16,
 }
 """Types of the checkpoints, and of scales with them; else float32. With zero points, results are
 exact for scales of 16 bits, as all checkpoints have them."""
@@ -433,6 +436,20 @@ def test_auto_round_writes_other_formats(tmp_path: Path, method: str) -> None:
     own = {"data_type": "fp", "bits": 8, "sym": True, "group_size": [32, 32], "act_bits": 8}
     said = writers.AUTO_ROUND | kinds.get(method, own) if method != "ct-int4" else {}
     said = said | {"provider": "auto-round"}
+    edit(packed, quantization_config=settings_of(packed) | said)
+    check_weights(packed, dense)
+
+
+@pytest.mark.parametrize(("method", "order"), [("awq", "reorder"), ("fp8-tensor", "order")])
+def test_quark_writes_other_formats(tmp_path: Path, method: str, order: str) -> None:
+    """AMD's Quark adds to the configurations how it exported the model."""
+    packed, dense = made(method, tmp_path)
+    export = {"kv_cache_group": [], "min_kv_scale": 0.0, "weight_merge_groups": None}
+    said: dict[str, Any] = {
+        "export": export | {"pack_method": order, "weight_format": "real_quantized"}
+    }
+    if method == "awq":
+        said["pack_method"] = order
     edit(packed, quantization_config=settings_of(packed) | said)
     check_weights(packed, dense)
 

@@ -81,6 +81,8 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEXES = (INDEX, PICKLED[1])
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 """The tokenizer of a folder: the first of these that is there."""
+TEKKEN = "tekken.json"
+"""Mistral's own vocabulary, the only one that folders of its newer models may have."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -151,12 +153,19 @@ def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
             raise UnsupportedModel(f"{folder / name}: the file is missing")
     check_fetched(folder / name for name in (stored, *parts, *TOKENIZERS))
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        resave = _RESAVE.format(cls="AutoTokenizer", source=folder, target=folder)
-        raise _refusal(
-            given,
-            f"it has neither {' nor '.join(TOKENIZERS)}; others are converted with: {resave}",
-        )
+        raise _no_tokenizer(given, folder)
     return folder
+
+
+def _no_tokenizer(given: str | Path, folder: Path) -> UnsupportedModel:
+    """Say how to make a `tokenizer.json`. Of Mistral's file, AutoTokenizer would write a copy."""
+    what = "others are converted with"
+    cls = "AutoTokenizer"
+    if (folder / TEKKEN).is_file():
+        what = f"{TEKKEN} is converted, where mistral-common and Pillow are installed, with"
+        cls = "PreTrainedTokenizerFast"
+    resave = _RESAVE.format(cls=cls, source=folder, target=folder)
+    return _refusal(given, f"it has neither {' nor '.join(TOKENIZERS)}; {what}: {resave}")
 
 
 def check_fetched(files: Iterable[Path]) -> None:

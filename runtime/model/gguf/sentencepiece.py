@@ -7,6 +7,7 @@ have, too: pieces that are merged by their scores, of text that is not normalise
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ _CHARACTERS, _PREFIX, _SINGLE_SPACES, _ESCAPED, _RULES = 2, 3, 4, 5, 6
 _TYPES = {1: "unigram", 3: "word", 4: "char"}
 _MERGES = 2
 """The type that is read: BPE."""
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+"""How a file of tiktoken's begins, which may have this name, too: a token in base64 and its id."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -77,6 +80,11 @@ def read_sentencepiece(path: Path) -> Vocabulary:
     """Raises `UnsupportedModel` for a file that is not sound, or not of the kind that is read."""
     try:
         data = path.read_bytes()
+        if _TIKTOKEN.match(data):
+            raise UnsupportedModel(
+                f"{path}: a vocabulary of tiktoken, which does not say how text is cut into words; "
+                "the model's tokenizer.json is needed"
+            )
         tokens, scores, kinds = [], [], []
         trainer: dict[int, Any] = {}
         normalizer: dict[int, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from pathlib import Path
@@ -124,6 +125,14 @@ def test_what_the_folder_adds(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path, changed: dict[str, Any], why: str) -> None:
     trained(tmp_path, **{"vocab_size": 420} | changed)
     with pytest.raises(UnsupportedModel, match=why):
+        FolderSource(tmp_path).tokenizer_json()
+
+
+def test_a_vocabulary_of_tiktoken(tmp_path: Path) -> None:
+    """Llama 3's original folders have one under this name."""
+    lines = [f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)]
+    (tmp_path / "tokenizer.model").write_text("".join(lines))
+    with pytest.raises(UnsupportedModel, match=r"of tiktoken.*tokenizer\.json is needed"):
         FolderSource(tmp_path).tokenizer_json()
 
 

@@ -232,6 +232,23 @@ AUTO_ROUND_REMARKS = (
 AUTO_ROUND_ACTIVATIONS = ("act_bits", "act_sym", "act_data_type", "act_dynamic", "act_group_size")
 
 
+def read_quark(config: ConfigReader, *, packed: bool) -> None:
+    """What AMD's Quark says of a file that it writes as another method does, of codes that are
+    `packed` in a larger number or not."""
+    tables = [config]
+    if config.get("export", TABLE.or_none(), None):
+        tables.append(config.table("export"))
+        tables[1].only("weight_format", "real_quantized")
+        tables[1].pass_over("kv_cache_group", "min_kv_scale", "weight_merge_groups")
+    for table in tables:
+        if packed:
+            # "order" would be neighbours in the order 0 1 2 ..., which no reader of AWQ expects.
+            table.only("pack_method", "reorder")
+        table.pass_over("pack_method")
+    for table in tables[1:]:
+        table.finish(frozenset())
+
+
 def activations_remark(kind: str) -> str:
     """Remark on checkpoints whose activations were meant to be quantised too."""
     return (
@@ -326,6 +343,7 @@ def read_awq(config: ConfigReader) -> Quantisation:
     config.pass_over("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", *GPTQ_REMARKS)
     config.pass_over("desc_act", "sym", "lm_head", *AUTO_ROUND_REMARKS)
     config.only("data_type", "int")
+    read_quark(config, packed=True)
     config.get("exllama_config", TABLE.or_none(), None)
     return Quantisation("AWQ", (Rule(ALL, (Awq(group, symmetric),)),))
 
@@ -351,6 +369,7 @@ def read_fp8(config: ConfigReader) -> Quantisation:
     config.get("kv_cache_scheme", CACHE.or_none(), None)
     read_modules(config, "kv_cache_quant_targets")
     config.get("dequantize", FLAG, False)
+    read_quark(config, packed=False)
     # What AutoRound says beside.
     config.only("bits", 8)
     config.only("data_type", "fp")
@@ -501,7 +520,8 @@ def _layout_of(
     """The layout of a format; None: the format is not read."""
     if form == "pack-quantized" and kind == "int" and bits in (4, 8):
         return PackedInts(4 if bits == 4 else 8, block, symmetric)
-    if form in NUMBERS and bits == 8 and kind == "int":
+    if form in NUMBERS and bits <= 8 and kind == "int":
+        # Integers of fewer bits have a byte each, too: llm-compressor's W4AFP8 and W4A8.
         return Numbers("int8", block, symmetric=symmetric)
     if form in NUMBERS and bits == 8 and kind == "float" and symmetric:
         return Numbers("fp8_e4m3", block)
