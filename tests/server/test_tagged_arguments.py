@@ -26,17 +26,21 @@ from rootlace.runtime.server.http.chat_request import (
     forced_call,
 )
 from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.tool_parsers import tagged_arguments as tagged_parser
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
     Call,
     CallArguments,
     CallBegin,
     Delta,
+    JsonEnd,
 )
 from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
 from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
 from rootlace.runtime.structured import GrammarCompiler
+from rootlace.types import tagged_arguments
+from rootlace.types.tagged_arguments import is_json
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, Text
 from tests.server.test_formats import merged
@@ -434,6 +438,51 @@ def test_the_work_is_linear(name: str, text: str) -> None:
             parser.feed(long[at : at + 4])
             assert len(parser._buffer) <= 600
         parser.finish()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_values_that_are_no_json_are_read_twice_at_most(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these goes on to the end of the answer, as far as its quotes say."""
+    form, looked_at = FORMS[name], 0
+
+    class Counting(JsonEnd):
+        def feed(self, text: str) -> int:
+            nonlocal looked_at
+            looked_at += len(text)
+            return super().feed(text)
+
+    monkeypatch.setattr(tagged_parser, "JsonEnd", Counting)
+    for end in (written(form, "f", ("items", '"')), ""):
+        text = written(form, "f", ("items", '\\"')) * 100 + end
+        looked_at = 0
+        calls = answer(form, text).calls
+        assert [call.arguments for call in calls[:100]] == ['{"items": "\\\\\\""}'] * 100
+        assert looked_at < 6 * len(text)  # as a whole, and character by character
+        if end:
+            assert calls[100:] == [Call("f", '{"items": "\\""}')]
+
+
+def test_programs_read_values_that_are_no_json_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+    schema = {"type": "object", "additionalProperties": {"type": "array"}}
+    items = rl.tools(rl.Tool("f", "", schema, json.loads))
+
+    def counting(text: str) -> bool:
+        nonlocal looked_at
+        looked_at += len(text)
+        return is_json(text)
+
+    monkeypatch.setattr(tagged_arguments, "is_json", counting)
+    for name, form in FORMS.items():
+        listed, closes = ToolPrompt(TEMPLATES[name]).listed, form.argument.close * 100
+        for value in ('\\"', f'["{closes}"]'):
+            text = written(form, "f", *[(f"items{i}", value) for i in range(20)], ("items", value))
+            looked_at = 0
+            (call,) = find_calls(text, listed, items)
+            assert call.arguments["items"] == (value if value[0] == "\\" else [closes])
+            assert len(call.arguments) == 21 and looked_at <= len(text)
 
 
 # Held ---------------------------------------------------------------------------------------------
