@@ -647,6 +647,16 @@ def test_programs_hold_and_read_the_same(compiler: GrammarCompiler) -> None:
         assert str(call.error) == "the argument 'days' has no end"
 
 
+def test_a_call_in_a_text_that_is_cut_is_text() -> None:
+    for name, form in FORMS.items():
+        begun = written(form, "f", ("text", "%")).partition("%")[0]
+        inner = form.begin("g") + form.end
+        (call,) = find_calls(
+            f"{begun}So: {inner} and", ToolPrompt(TEMPLATES[name]).listed, PROGRAM_TOOLS
+        )
+        assert call.name == "f" and str(call.error) == "the argument 'text' has no end"
+
+
 UNHELD: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "not": {"const": "x"}}, "#/not"),
     ({"type": "string", "pattern": r"(a)\1"}, "#/pattern"),
