@@ -208,9 +208,14 @@ def reading_of(root: Mapping[str, Any], key: str) -> Reading:
     return Reading.JSON if _says_something(schema) else Reading.ANY
 
 
-def value_of(text: str, reading: Reading) -> str:
+_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
+
+
+def value_of(text: str, reading: Reading, form: Argument) -> str:
     """The value as JSON, of its whole text."""
-    if reading is Reading.TEXT:
+    if form.cdata and (marked := _CDATA.fullmatch(text)) is not None:
+        text, found = marked[1], None
+    elif reading is Reading.TEXT:
         found = None
     elif reading is Reading.NULLABLE:
         found = "null" if text == "null" else None
@@ -265,7 +270,7 @@ def read(
         if stop < 0:
             raise ValueError(f"the argument {begun['key']!r} has no end")
         value = text[begin:stop].removesuffix(form.gap)
-        found[begun["key"]] = msgspec.json.decode(value_of(value, reading))
+        found[begun["key"]] = msgspec.json.decode(value_of(value, reading, form))
         at = stop + len(form.close)
         at += len(form.after) * text.startswith(form.after, at)
     if not text.startswith(end.lstrip(), space.match(text, at).end()):  # type: ignore[union-attr]

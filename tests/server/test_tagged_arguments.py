@@ -108,6 +108,12 @@ BARE = """{% for tool in tools or () %}{{ tool | tojson }}
 {% endif %}{# 'tool' #}"""
 """Writes calls as MiniCPM 5's does: with no tag around them."""
 
+MARKED = BARE.replace(
+    "string else value }}",
+    "string else '<![CDATA[' ~ value ~ ']]>' if '<' in value or '\\n' in value else value }}",
+)
+"""As MiniCPM 5's, also in that texts which look like tags are marked as texts."""
+
 HUNYUAN = GROUPED.replace("<minimax:tool_call>", "<tool_calls:a>")
 for _old, _new in {
     "</minimax:tool_call>": "</tool_calls:a>",
@@ -131,6 +137,7 @@ SOURCES = {
     "glm_compact": GLM_COMPACT,
     "grouped": GROUPED,
     "bare": BARE,
+    "marked": MARKED,
     "hunyuan": HUNYUAN,
     "seed": SEED,
 }
@@ -411,8 +418,26 @@ def test_calls_that_are_cut_stay_open(name: str) -> None:
             assert arguments + "}" == given
 
 
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("key", ["text", "maybe", "items", "unknown"])
+def test_texts_that_are_marked(name: str, key: str) -> None:
+    """Only where the template marks texts, and only a whole mark."""
+    form = FORMS[name]
+    for text, inner in (("<![CDATA[ a\n<b>]]]]>", " a\n<b>]]"), ("<![CDATA[]]>", "")):
+        call = written(form, "f", (key, text))
+        expected = {key: inner if name == "marked" else text}
+        assert json.loads(answer(form, call).calls[0].arguments) == expected
+        (found,) = find_calls(call, ToolPrompt(TEMPLATES[name]).listed, PROGRAM_TOOLS)
+        assert found.arguments == expected
+    for text in ("<![CDATA[a", "a]]>", "a <![CDATA[b]]>"):
+        call = written(form, "f", (key, text))
+        assert json.loads(answer(form, call).calls[0].arguments) == {key: text}
+
+
 def test_texts_come_as_they_are_written() -> None:
     for form in FORMS.values():
+        if form.argument.cdata:
+            continue  # how it begins says not yet what it is
         deltas = read(form, list(written(form, "f", ("text", "x" * 50), ("count", "12"))))
         assert deltas[0] == CallBegin("f") and deltas.count(CallArguments("x")) == 50
 

@@ -112,7 +112,7 @@ class TaggedArgumentsParser(TaggedParser):
             return super()._arguments()
         if self._reading is None:
             return self._next_argument()
-        return self._text_value() if self._reading is Reading.TEXT else self._whole_value()
+        return self._text_value() if self._streams() else self._whole_value()
 
     def _next_argument(self) -> bool:
         self._buffer = self._buffer.lstrip()
@@ -137,8 +137,12 @@ class TaggedArgumentsParser(TaggedParser):
         if self._reading is Reading.JSON and self._plain:
             self._reading = Reading.ANY
         self._json, self._held = JsonEnd(_NO_END, (self._argument.close,)), []
-        if self._reading is Reading.TEXT:
+        if self._streams():
             self._give('"')
+
+    def _streams(self) -> bool:
+        """Whether the value is given as it is written."""
+        return self._reading is Reading.TEXT and not self._argument.cdata
 
     def _text_value(self) -> bool:
         text, ended = self._up_to_close()
@@ -179,7 +183,7 @@ class TaggedArgumentsParser(TaggedParser):
                 text, again = text[: found.start()], text[found.start() :]
             text = text.removesuffix(self._argument.gap)
         assert self._reading is not None
-        self._give(value_of(text, self._reading))
+        self._give(value_of(text, self._reading, self._argument))
         if again:
             self._read_again(again)
         else:
@@ -210,7 +214,7 @@ class TaggedArgumentsParser(TaggedParser):
             opening = self._argument.opening
             if rest.startswith(opening):
                 self._give(f'{", " if self._count else ""}"{escaped(rest.removeprefix(opening))}')
-        elif self._reading is Reading.TEXT:
+        elif self._streams():
             self._give(escaped(rest))
         else:
             self._give("".join([*self._held, rest]))
