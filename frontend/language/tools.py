@@ -271,8 +271,10 @@ def find_calls(text: str, form: ToolFormat, tools: Tools) -> Iterator[ToolCall]:
             if not isinstance(arguments, dict):
                 raise ValueError("the arguments are no JSON object")
             yield ToolCall(match[1], arguments)
-        except ValueError as error:  # it was cut off, or written without the constraint
-            at = match.end()
+        except (ValueError, RecursionError) as error:
+            # It was cut off, or written without the constraint. A text that does not end is one
+            # whatever stands in it.
+            at = match.end() if form.argument is None else len(text)
             yield ToolCall(match[1], {}, f"error: the arguments cannot be read: {error}", error)
 
 

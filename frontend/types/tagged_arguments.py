@@ -187,6 +187,9 @@ _MOST_BRACKETS = 200
 """Of a Python value that is read; Python's parser goes no deeper than its stack."""
 
 
+_decoder = json.JSONDecoder()
+
+
 class Reading(Enum):
     """How the text of a value is read."""
 
@@ -205,9 +208,14 @@ def reading_of(root: Mapping[str, Any], key: str) -> Reading:
     return Reading.JSON if _says_something(schema) else Reading.ANY
 
 
-def value_of(text: str, reading: Reading) -> str:
+_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
+
+
+def value_of(text: str, reading: Reading, form: Argument) -> str:
     """The value as JSON, of its whole text."""
-    if reading is Reading.TEXT:
+    if form.cdata and (marked := _CDATA.fullmatch(text)) is not None:
+        text, found = marked[1], None
+    elif reading is Reading.TEXT:
         found = None
     elif reading is Reading.NULLABLE:
         found = "null" if text == "null" else None
@@ -253,20 +261,29 @@ def read(
     while begun := pattern.match(text, space.match(text, at).end()):  # type: ignore[union-attr]
         reading, begin = reading_of(root, begun["key"]), begun.end()
         stop = text.find(form.close, begin)
-        if reading is Reading.JSON:
-            while stop >= 0 and not is_json(text[begin:stop].strip()):
-                stop = text.find(form.close, stop + 1)
-            if stop < 0 and (other := goes_on.search(text, begin)) is not None:
-                stop = other.start()
+        if reading is Reading.JSON and stop >= 0:
+            stop = _end_of_json(text, space.match(text, begin).end())  # type: ignore[union-attr]
+            stop = space.match(text, stop).end()  # type: ignore[union-attr]
+            if not text.startswith(form.close, stop):
+                other = goes_on.search(text, begin)
+                stop = other.start() if other is not None else -1
         if stop < 0:
             raise ValueError(f"the argument {begun['key']!r} has no end")
         value = text[begin:stop].removesuffix(form.gap)
-        found[begun["key"]] = msgspec.json.decode(value_of(value, reading))
+        found[begun["key"]] = msgspec.json.decode(value_of(value, reading, form))
         at = stop + len(form.close)
         at += len(form.after) * text.startswith(form.after, at)
     if not text.startswith(end.lstrip(), space.match(text, at).end()):  # type: ignore[union-attr]
         raise ValueError("the call has no end")
     return found, at
+
+
+def _end_of_json(text: str, at: int) -> int:
+    """The place behind the JSON value that begins at `at`; `at` where there is none."""
+    try:
+        return _decoder.raw_decode(text, at)[1]
+    except (ValueError, RecursionError):
+        return at
 
 
 def escaped(text: str) -> str:

@@ -33,6 +33,8 @@ class Argument(msgspec.Struct, frozen=True):
     gap: str
     close: str
     after: str
+    cdata: bool = False
+    """Whether a string may stand as <![CDATA[...]]>."""
 
     def written(self, key: str, text: str) -> str:
         """The argument `key` whose value has this text."""

@@ -18,6 +18,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.language.sampling import resolve
+from rootlace.language.tools import find_calls
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.chat_format import PLAIN
@@ -470,3 +471,10 @@ def test_calls_of_odd_tools() -> None:
 
     with pytest.raises(TypeError, match=r"the types of unknown\(\) are not known"):
         rl.tools(unknown)
+
+
+def test_arguments_nested_too_deep_are_told() -> None:
+    tools = rl.tools(rl.Tool("f", "", {"type": "object"}, json.loads))
+    text = f'<tool_call>\n{{"name": "f", "arguments": {{"x": {"[" * 100_000}'
+    (call,) = find_calls(text, ToolFormat(), tools)
+    assert isinstance(call.error, RecursionError) and "cannot be read" in call.result

@@ -26,17 +26,21 @@ from rootlace.runtime.server.http.chat_request import (
     forced_call,
 )
 from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.tool_parsers import tagged_arguments as tagged_parser
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
     Call,
     CallArguments,
     CallBegin,
     Delta,
+    JsonEnd,
 )
 from rootlace.runtime.server.tool_parsers.learnt import format_of
 from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
 from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
 from rootlace.runtime.structured import GrammarCompiler
+from rootlace.types import tagged_arguments
+from rootlace.types.tagged_arguments import is_json
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, Text
 from tests.server.test_formats import merged
@@ -104,6 +108,12 @@ BARE = """{% for tool in tools or () %}{{ tool | tojson }}
 {% endif %}{# 'tool' #}"""
 """Writes calls as MiniCPM 5's does: with no tag around them."""
 
+MARKED = BARE.replace(
+    "string else value }}",
+    "string else '<![CDATA[' ~ value ~ ']]>' if '<' in value or '\\n' in value else value }}",
+)
+"""As MiniCPM 5's, also in that texts which look like tags are marked as texts."""
+
 HUNYUAN = GROUPED.replace("<minimax:tool_call>", "<tool_calls:a>")
 for _old, _new in {
     "</minimax:tool_call>": "</tool_calls:a>",
@@ -127,6 +137,7 @@ SOURCES = {
     "glm_compact": GLM_COMPACT,
     "grouped": GROUPED,
     "bare": BARE,
+    "marked": MARKED,
     "hunyuan": HUNYUAN,
     "seed": SEED,
 }
@@ -407,8 +418,26 @@ def test_calls_that_are_cut_stay_open(name: str) -> None:
             assert arguments + "}" == given
 
 
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("key", ["text", "maybe", "items", "unknown"])
+def test_texts_that_are_marked(name: str, key: str) -> None:
+    """Only where the template marks texts, and only a whole mark."""
+    form = FORMS[name]
+    for text, inner in (("<![CDATA[ a\n<b>]]]]>", " a\n<b>]]"), ("<![CDATA[]]>", "")):
+        call = written(form, "f", (key, text))
+        expected = {key: inner if name == "marked" else text}
+        assert json.loads(answer(form, call).calls[0].arguments) == expected
+        (found,) = find_calls(call, ToolPrompt(TEMPLATES[name]).listed, PROGRAM_TOOLS)
+        assert found.arguments == expected
+    for text in ("<![CDATA[a", "a]]>", "a <![CDATA[b]]>"):
+        call = written(form, "f", (key, text))
+        assert json.loads(answer(form, call).calls[0].arguments) == {key: text}
+
+
 def test_texts_come_as_they_are_written() -> None:
     for form in FORMS.values():
+        if form.argument.cdata:
+            continue  # how it begins says not yet what it is
         deltas = read(form, list(written(form, "f", ("text", "x" * 50), ("count", "12"))))
         assert deltas[0] == CallBegin("f") and deltas.count(CallArguments("x")) == 50
 
@@ -434,6 +463,51 @@ def test_the_work_is_linear(name: str, text: str) -> None:
             parser.feed(long[at : at + 4])
             assert len(parser._buffer) <= 600
         parser.finish()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_values_that_are_no_json_are_read_twice_at_most(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these goes on to the end of the answer, as far as its quotes say."""
+    form, looked_at = FORMS[name], 0
+
+    class Counting(JsonEnd):
+        def feed(self, text: str) -> int:
+            nonlocal looked_at
+            looked_at += len(text)
+            return super().feed(text)
+
+    monkeypatch.setattr(tagged_parser, "JsonEnd", Counting)
+    for end in (written(form, "f", ("items", '"')), ""):
+        text = written(form, "f", ("items", '\\"')) * 100 + end
+        looked_at = 0
+        calls = answer(form, text).calls
+        assert [call.arguments for call in calls[:100]] == ['{"items": "\\\\\\""}'] * 100
+        assert looked_at < 6 * len(text)  # as a whole, and character by character
+        if end:
+            assert calls[100:] == [Call("f", '{"items": "\\""}')]
+
+
+def test_programs_read_values_that_are_no_json_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+    schema = {"type": "object", "additionalProperties": {"type": "array"}}
+    items = rl.tools(rl.Tool("f", "", schema, json.loads))
+
+    def counting(text: str) -> bool:
+        nonlocal looked_at
+        looked_at += len(text)
+        return is_json(text)
+
+    monkeypatch.setattr(tagged_arguments, "is_json", counting)
+    for name, form in FORMS.items():
+        listed, closes = ToolPrompt(TEMPLATES[name]).listed, form.argument.close * 100
+        for value in ('\\"', f'["{closes}"]'):
+            text = written(form, "f", *[(f"items{i}", value) for i in range(20)], ("items", value))
+            looked_at = 0
+            (call,) = find_calls(text, listed, items)
+            assert call.arguments["items"] == (value if value[0] == "\\" else [closes])
+            assert len(call.arguments) == 21 and looked_at <= len(text)
 
 
 # Held ---------------------------------------------------------------------------------------------
@@ -596,6 +670,16 @@ def test_programs_hold_and_read_the_same(compiler: GrammarCompiler) -> None:
         begun = written(FORMS[name], "get", ("days", "%")).partition("%")[0]
         (call,) = find_calls(f"{begun}1", listed, tools)
         assert str(call.error) == "the argument 'days' has no end"
+
+
+def test_a_call_in_a_text_that_is_cut_is_text() -> None:
+    for name, form in FORMS.items():
+        begun = written(form, "f", ("text", "%")).partition("%")[0]
+        inner = form.begin("g") + form.end
+        (call,) = find_calls(
+            f"{begun}So: {inner} and", ToolPrompt(TEMPLATES[name]).listed, PROGRAM_TOOLS
+        )
+        assert call.name == "f" and str(call.error) == "the argument 'text' has no end"
 
 
 UNHELD: list[tuple[dict[str, Any], str]] = [

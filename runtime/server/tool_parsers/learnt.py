@@ -18,6 +18,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.tool_parsers.base import (
     DEEPSEEK,
@@ -152,6 +154,8 @@ _FORMS = (
     """,
 )
 """How `_ARGUMENTS` are written: as JSON, or each in tags of its own."""
+_MARKED = "<probe> &\n"
+"""A text that some templates mark, as it is none within tags."""
 _TAG = re.compile(r"<[^<>]*>")
 _NAME_CHARACTERS = 128
 
@@ -191,6 +195,10 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
             continue
         learnt = Tagged(calls, think)
         if argument is not None:
+            marked = calling({"probe_a": _MARKED}, NAME)
+            text = rendered(template, [ASKED, marked], generate=False)
+            cdata = f"<![CDATA[{_MARKED}]]>{argument.gap}{argument.close}" in text
+            argument = msgspec.structs.replace(argument, cdata=cdata)
             learnt = TaggedArguments(calls, think, argument=argument)
         if _reads(learnt, one) and _reads(learnt, two):
             return learnt

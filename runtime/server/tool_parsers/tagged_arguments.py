@@ -94,7 +94,7 @@ class TaggedArgumentsParser(TaggedParser):
         self._root: Mapping[str, Any] = {}  # the schema of the call's arguments
         self._count = 0  # of the call's arguments so far
         self._reading: Reading | None = None  # of the value that is being written
-        self._ended = False  # no more text comes
+        self._plain = False  # a value that begins here ends at its first tag, whatever it is
 
     def _begin_call(self, head: str) -> bool:
         if not super()._begin_call(head):
@@ -112,7 +112,7 @@ class TaggedArgumentsParser(TaggedParser):
             return super()._arguments()
         if self._reading is None:
             return self._next_argument()
-        return self._text_value() if self._reading is Reading.TEXT else self._whole_value()
+        return self._text_value() if self._streams() else self._whole_value()
 
     def _next_argument(self) -> bool:
         self._buffer = self._buffer.lstrip()
@@ -134,11 +134,15 @@ class TaggedArgumentsParser(TaggedParser):
         self._give(f'{", " if self._count else ""}"{escaped(key)}": ')
         self._count += 1
         self._reading = reading_of(self._root, key)
-        if self._reading is Reading.JSON and self._ended:
+        if self._reading is Reading.JSON and self._plain:
             self._reading = Reading.ANY
         self._json, self._held = JsonEnd(_NO_END, (self._argument.close,)), []
-        if self._reading is Reading.TEXT:
+        if self._streams():
             self._give('"')
+
+    def _streams(self) -> bool:
+        """Whether the value is given as it is written."""
+        return self._reading is Reading.TEXT and not self._argument.cdata
 
     def _text_value(self) -> bool:
         text, ended = self._up_to_close()
@@ -172,24 +176,34 @@ class TaggedArgumentsParser(TaggedParser):
 
     def _take_value(self) -> None:
         """Gives a value of which the whole text has come."""
-        text, self._held = "".join(self._held), []
+        text, self._held, again = "".join(self._held), [], ""
         if self._reading is Reading.JSON:
-            if not is_json(text):
+            if not is_json(text) and (found := self._goes_on.search(text)) is not None:
                 # A quote opened no string: then a tag ends the value where the form goes on.
-                found = self._goes_on.search(text)
-                end = len(text) if found is None else found.start()
-                text, self._buffer = text[:end], text[end:] + self._buffer
+                text, again = text[: found.start()], text[found.start() :]
             text = text.removesuffix(self._argument.gap)
         assert self._reading is not None
-        self._give(value_of(text, self._reading))
+        self._give(value_of(text, self._reading, self._argument))
+        if again:
+            self._read_again(again)
+        else:
+            self._end_value()
+
+    def _read_again(self, text: str) -> None:
+        """Reads what a value turned out not to hold: once, or the work would grow with its
+        square."""
+        behind, plain = self._buffer, self._plain
+        self._buffer, self._plain = text, True
         self._end_value()
+        self._run()
+        self._buffer, self._plain = self._buffer + behind, plain
 
     def _end_value(self) -> None:
         self._buffer = self._buffer.removeprefix(self._argument.close)
         self._reading = None
 
     def _close(self) -> bool:
-        self._ended = True
+        self._plain = True
         if self._state is not State.ARGUMENTS or self._object:
             return super()._close()
         if self._reading is Reading.JSON and self._goes_on.search("".join(self._held)):
@@ -200,7 +214,7 @@ class TaggedArgumentsParser(TaggedParser):
             opening = self._argument.opening
             if rest.startswith(opening):
                 self._give(f'{", " if self._count else ""}"{escaped(rest.removeprefix(opening))}')
-        elif self._reading is Reading.TEXT:
+        elif self._streams():
             self._give(escaped(rest))
         else:
             self._give("".join([*self._held, rest]))
