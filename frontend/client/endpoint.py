@@ -212,6 +212,14 @@ class RuntimeEndpoint:
         self._connection: Connection | None = None
         self.connect()
 
+    def __reduce__(self) -> Any:
+        """Pickled, the address: another process has a connection of its own, and the runtime stays
+        with the process that started it. Raises TypeError for backends without such an address."""
+        if type(self).connect is not RuntimeEndpoint.connect:
+            raise TypeError(f"{type(self).__name__} cannot be pickled: make one in each process")
+        endpoint = partial(RuntimeEndpoint, **self._options)
+        return endpoint, (self._address, self._api_key)
+
     @property
     def url(self) -> str | None:
         """The address that the endpoint was made with."""

@@ -114,12 +114,14 @@ class Gen(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Select(Expression):
-    """Let the model choose one of `choices`."""
+    """Let the model choose one of `choices`. Of `options`, those of a `gen`, the seed and how it is
+    served have a meaning here."""
 
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethodName
     temperature: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     site: Site = field(default_factory=call_site, repr=False, compare=False)
 
     @property
@@ -243,7 +245,8 @@ def gen(
         raise TypeError(f"gen() got several constraints (choices, {', '.join(others)}); give one")
     if known.get("n", 1) > 1:
         raise InvalidRequest(f"gen(): choices take no n={known['n']}; fork() for several choices")
-    return _select(name, choices, known.get("temperature", 0.0), choices_method, "gen()")
+    drawn = known.get("temperature", 0.0)
+    return _select(name, choices, drawn, choices_method, "gen()", known)
 
 
 def ids(tokens: Iterable[int]) -> TokenIds:
@@ -333,7 +336,8 @@ def select(
     """Let the model choose one of `choices`; the best one becomes part of the text.
 
     `choices_method` is `token_length_normalized` (default), `greedy_token_selection` or
-    `unconditional_likelihood_normalized`. With a temperature above 0 the choice is drawn.
+    `unconditional_likelihood_normalized`. With a temperature above 0 the choice is drawn, by the
+    seed of the run if there is one.
     """
     if choices is None:
         raise TypeError("select() needs choices")
@@ -346,6 +350,7 @@ def _select(
     temperature: float,
     method: ChoicesMethod | str | None,
     caller: str,
+    given: Mapping[str, Any] = {},
 ) -> Select:
     if isinstance(choices, str):
         raise TypeError(f"{caller}: choices must be a list of strings, not one string")
@@ -359,7 +364,7 @@ def _select(
             raise InvalidRequest(f"{caller}: choices[{index}] is empty")
     if not temperature >= 0:
         raise InvalidRequest(f"{caller}: temperature must not be negative, not {temperature}")
-    return Select(_name(name, caller), options, method_name(method), float(temperature))
+    return Select(_name(name, caller), options, method_name(method), float(temperature), given)
 
 
 def _name(name: str | None, caller: str) -> str | None:

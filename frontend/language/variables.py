@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from operator import methodcaller
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from rootlace.language.failures import ProgramError, Site, call_site, warn
@@ -200,13 +201,25 @@ class Gathered:
             yield from part.requires()
 
     def get(self) -> list[Any]:
-        return [part.get() for part in self.parts]
+        return self._all(methodcaller("get"))
 
     def written(self) -> list[Any]:
-        return [part.written() for part in self.parts]
+        return self._all(methodcaller("written"))
 
     def meta(self) -> list[Any]:
-        return [part.meta() for part in self.parts]
+        return self._all(methodcaller("meta"))
+
+    def _all(self, read: Callable[[Readable], Any]) -> list[Any]:
+        """Read each part. Raise the first error once all are read: who handles one has seen all."""
+        values, errors = [], []
+        for part in self.parts:
+            try:
+                values.append(read(part))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return values
 
     def saved(self) -> Readable:
         return Gathered([part.saved() for part in self.parts])

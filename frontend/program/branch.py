@@ -39,8 +39,8 @@ from rootlace.program.operations import Generation, Selection, logprob_meta
 from rootlace.program.run import ProgramRun, RemoteBranch
 from rootlace.timeline import Timeline
 from rootlace.wire import chat_format, protocol
-from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, RootlaceError
-from rootlace.wire.sampling import with_seed_of
+from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.sampling import nth_seed, with_seed_of
 from rootlace.wire.tool_calls import write_list
 
 # Steps --------------------------------------------------------------------------------------------
@@ -354,9 +354,13 @@ class Branch:
 
     def _select(self, expression: Select) -> None:
         try:
-            handling = self.run.budget.in_time(sampling.handling_of(self.defaults, {}))
-        except DeadlineExceeded as error:
+            asked = sampling.handling_of(self.defaults, expression.options)
+            handling = self.run.budget.in_time(asked)
+        except RootlaceError as error:
             raise ProgramError(expression.site, expression.what, error) from error
+        seed = expression.options.get("seed", self.defaults.get("seed"))
+        if seed is not None:
+            seed = nth_seed(seed, self.seed_offset)
         self._send_parts()
         self.remote.ensure_open()
         operation = Selection(
@@ -371,6 +375,7 @@ class Branch:
             method=expression.method,
             temperature=expression.temperature,
             handling=handling,
+            seed=seed if expression.temperature > 0 else None,
         )
         self.remote.issue(op, operation)
 

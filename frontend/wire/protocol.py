@@ -320,8 +320,8 @@ class Generate(_Op, tag="generate"):
 class Select(_Op, tag="select"):
     """Score `choices` as continuations of the branch and append the best one.
 
-    With a `temperature` above 0 the choice is drawn: softmax of the scores divided by it. A pin
-    that `handling` asks for is left out.
+    With a `temperature` above 0 the choice is drawn: softmax of the scores divided by it. The same
+    `seed` at the same place draws the same. A pin that `handling` asks for is left out.
     """
 
     branch: int
@@ -330,6 +330,7 @@ class Select(_Op, tag="select"):
     method: ChoicesMethod = "token_length_normalized"
     temperature: float = 0.0
     handling: Handling = PLAIN
+    seed: int | None = None
 
 
 class Explain(_Op, tag="explain"):

@@ -449,8 +449,12 @@ def with_seed_of(params: SamplingParams, index: int) -> SamplingParams:
     """`params` of sample `index` among several: with `index` added to the seed, if there is one."""
     if not index or params.seed is None:
         return params
-    seed = (params.seed + index + 2**63) % 2**64 - 2**63
-    return msgspec.structs.replace(params, seed=seed)
+    return msgspec.structs.replace(params, seed=nth_seed(params.seed, index))
+
+
+def nth_seed(seed: int, index: int) -> int:
+    """The sum of the two, within 64 bits."""
+    return (seed + index + 2**63) % 2**64 - 2**63
 
 
 def with_defaults(params: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -259,7 +259,10 @@ class Selection:
         rows = sum(len(s.ids) - s.start for s in scored)
         best, scores, logprobs = await call_for(rows, self._best, scored, alone)
         if op.temperature > 0:
-            best = draw(scores, op.temperature, _random.random())
+            # By the place, too: two choices with one seed are drawn independently.
+            seed = f"{op.seed} {scored[0].start}"
+            numbers = _random if op.seed is None else random.Random(seed)
+            best = draw(scores, op.temperature, numbers.random())
         choice = op.choices[best]
         sequence.state.begin = sequence.state.begin is not False
         sequence.state.pending += (Piece(choice),)

@@ -302,6 +302,19 @@ def test_the_majority_wins_and_the_others_are_cancelled(gateway: FakeGateway) ->
     eventually(lambda: gateway.open_branches == 0)
 
 
+def test_seeds_and_handling_of_choices(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s):
+        s += "x" + rl.gen("a", choices=["b", "c"], temperature=2, seed=5, priority=3)
+        rl.best_of(s, 2, rl.select("d", ["e", "f"], temperature=2), key=lambda fork: 0)
+        s += rl.select("g", ["h", "i"])
+
+    program.run(seed=9)
+    sent = gateway.sent(protocol.Select)
+    assert [op.seed for op in sent] == [5, 9, 10, None]  # without a temperature, nothing is drawn
+    assert [op.handling.priority for op in sent] == [3, 0, 0, 0]
+
+
 def test_a_majority_of_values_without_a_hash(gateway: FakeGateway) -> None:
     in_turn(gateway, "[1]", "[1,2]", "[ 1, 2]")
 

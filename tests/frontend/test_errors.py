@@ -123,6 +123,23 @@ def test_a_failed_fork_that_was_joined_fails_the_reader_and_the_run() -> None:
             joined.run(read)
 
 
+@pytest.mark.parametrize("join", [True, False])
+def test_who_handles_a_failed_fork_has_handled_the_others(join: bool) -> None:
+    @rl.function
+    def careful(s):
+        s += "a"
+        forks = s.fork(3)
+        forks += lambda i: rl.gen("bad" if i else "good") + rl.gen("end")
+        if join:
+            forks.join()
+        with pytest.raises(rl.ProgramError, match=r"gen\('bad'\) failed"):
+            (s if join else forks).get_var("end")
+        s += rl.gen("x")
+        return s["x"]
+
+    assert careful.run().ret_value
+
+
 def test_a_failed_fork_breaks_those_who_quote_it_and_its_children() -> None:
     @rl.function
     def quoting(s):

@@ -13,6 +13,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.client.connection import Outbox, Packed
+from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway
@@ -215,6 +216,15 @@ def test_programs_and_failures_are_pickled(backend: rl.RuntimeEndpoint) -> None:
     error = pickle.loads(pickle.dumps(caught.value))
     assert str(error) == str(caught.value) and error.lineno == caught.value.lineno > 0
     assert isinstance(error.__cause__, InvalidRequest) and error.code == "invalid_request"
+
+
+def test_an_endpoint_is_pickled_as_its_address(backend: rl.RuntimeEndpoint) -> None:
+    another = pickle.loads(pickle.dumps(backend))
+    assert another.connect() is not backend.connect()
+    assert straight.run("why?", backend=another)["first"]
+    another.close()
+    with pytest.raises(TypeError, match="Scripted cannot be pickled: make one in each process"):
+        pickle.dumps(Scripted("x"))
 
 
 def test_state_is_readable_but_closed_after_the_run(

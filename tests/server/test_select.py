@@ -134,6 +134,19 @@ def test_drawing() -> None:
     assert {draw([-1e6, -2e6], 1e-9, i / 10) for i in range(10)} == {0}
 
 
+async def test_a_seed_draws_the_same_at_the_same_place(client: Callable[..., Client]) -> None:
+    c, picked = client(), []
+    for branch in (1, 2):
+        ops = [
+            Select(100 * branch + n, branch, (" a", " b"), temperature=1e6, seed=7)
+            for n in range(30)
+        ]
+        c.send(Open(branch, branch), *ops)
+        events = [await c.result(op.op) for op in ops]
+        picked.append([event.index for event in events if isinstance(event, Selected)])
+    assert picked[0] == picked[1] and len(picked[0]) == 30 and set(picked[0]) == {0, 1}
+
+
 async def test_a_drawn_choice_joins_the_branch(client: Callable[..., Client]) -> None:
     c = client()
     c.send(Open(1, 1), *(Select(n, 1, (" a", " b", " c"), temperature=1e6) for n in range(2, 42)))
