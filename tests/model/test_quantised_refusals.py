@@ -99,6 +99,11 @@ def changed(settings: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 GROUP = "config_groups.group_0"
 CHANGES: list[tuple[str, str, Any]] = [
     ("awq", "version", "gemv"),
+    ("awq", "checkpoint_format", "llm-awq"),
+    ("awq", "method", "gptq"),
+    ("awq", "pack_dtype", "int16"),
+    ("awq", "dynamic", {"+:(": {}}),
+    ("awq", "dynamic.+:q_proj", {"bits": 8}),
     ("awq", "bits", 8),
     ("awq", "zero_point", "no"),
     ("awq", "data_type", "fp"),
