@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoRoundConfig,
+    AwqConfig,
+    FineGrainedFP8Config,
+    GPTQConfig,
+    Mxfp4Config,
+)
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import open_checkpoint
@@ -59,6 +67,24 @@ def test_methods_without_a_name(folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"quantization .*MLX"):
         ModelConfig.read(folder)
     edit(folder, quantization=None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FineGrainedFP8Config(),
+        FineGrainedFP8Config(activation_scheme="static", weight_block_size=None),
+        FineGrainedFP8Config(dequantize=True, modules_to_not_convert=["lm_head"]),
+        GPTQConfig(bits=4),
+        AwqConfig(bits=4),
+        Mxfp4Config(),
+        AutoRoundConfig(bits=4),
+    ],
+)
+def test_what_transformers_writes(folder: Path, settings: Any) -> None:
+    """Each key of the objects of this release of transformers is read."""
+    edit(folder, quantization_config=json.loads(json.dumps(settings.to_dict(), default=str)))
+    assert ModelConfig.read(folder).quantisation is not None
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,7 @@ def read_fp8(config: ConfigReader) -> Quantisation:
     config.get("kv_cache_scheme", CACHE.or_none(), None)
     read_modules(config, "kv_cache_quant_targets")
     config.get("dequantize", FLAG, False)
+    config.only("expert_dtype", "fp8")
     read_quark(config, packed=False)
     # What AutoRound says beside.
     config.only("bits", 8)
@@ -596,6 +597,8 @@ def _activations(group: ConfigReader) -> Iterator[str]:
 # AutoRound's own configuration, of weights that are packed as other methods pack theirs.
 
 
+OLD_FORMATS = {"gptq": "auto_gptq", "awq": "auto_awq"}
+"""Other names of formats, which transformers and older releases of AutoRound write."""
 STORED_LESS_ONE = {"auto_gptq": True, "auto_round": False, "gptqmodel": False}
 """Formats in which AutoRound packs integers as GPTQ does: whether zero points are less one."""
 GROUPED_FLOATS: dict[tuple[str, int, int | None], Layout] = {
@@ -611,8 +614,9 @@ DENSE_BITS = 16
 def read_auto_round(config: ConfigReader) -> Quantisation:
     """`extra_config` says of some modules, by name or pattern, what differs: names go first."""
     form = config.get("packing_format", TEXT).removeprefix("auto_round:")
+    form = OLD_FORMATS.get(form, form)
     floats = _fp8_layouts(config) if form in ("fp8", "fp8_static") else ()
-    config.pass_over(*AUTO_ROUND_REMARKS)
+    config.pass_over("backend", *AUTO_ROUND_REMARKS)
     remarks = []
     if config.get("act_bits", SIZE.or_none(), None) is not None:
         kind = config.get("act_data_type", TEXT.or_none(), None) or "int"
