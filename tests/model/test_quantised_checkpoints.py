@@ -396,6 +396,33 @@ def test_gptq_by_module(tmp_path: Path) -> None:
     assert kinds == [quantised_layer, ["dense", "dense", "dense", "int8"], quantised_layer]
 
 
+def test_awq_by_module(tmp_path: Path) -> None:
+    """As GPTQModel writes it, which is what transformers writes AWQ with: its keys beside those of
+    AutoAWQ, and `dynamic`."""
+    settings, write_four = writers.awq(32)
+    _, write_wide = writers.awq(64)
+
+    def write(module: str, weight: torch.Tensor) -> Any:
+        if "layers.1.mlp" in module:
+            return {".weight": weight}, weight
+        return (write_wide if "o_proj" in module else write_four)(module, weight)
+
+    settings |= {
+        "checkpoint_format": "gemm",
+        "format": "gemm",
+        "method": "awq",
+        "pack_dtype": "int32",
+        "desc_act": False,
+        "lm_head": False,
+        "meta": {"quantizer": ["gptqmodel:7.7.0"]},
+        "dynamic": {r"-:.*layers\.1\.mlp.*": {}, r"+:.*\.o_proj": {"group_size": 64}},
+    }
+    dense = quantised(configs()["llama"], tmp_path, settings, write)
+    weights = check_weights(tmp_path / "quantised", dense)
+    kinds = [[product.kind for product in layer.products()] for layer in weights.layers]
+    assert kinds == [["int4"] * 4, ["int4", "int4", "dense", "dense"], ["int4"] * 4]
+
+
 def test_auto_round_by_module(tmp_path: Path) -> None:
     """`extra_config` states by name or pattern what differs from the whole: a name goes first, and
     16 bits are not quantised."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoRoundConfig,
+    AwqConfig,
+    FineGrainedFP8Config,
+    GPTQConfig,
+    Mxfp4Config,
+)
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import open_checkpoint
@@ -62,6 +70,24 @@ def test_methods_without_a_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        FineGrainedFP8Config(),
+        FineGrainedFP8Config(activation_scheme="static", weight_block_size=None),
+        FineGrainedFP8Config(dequantize=True, modules_to_not_convert=["lm_head"]),
+        GPTQConfig(bits=4),
+        AwqConfig(bits=4),
+        Mxfp4Config(),
+        AutoRoundConfig(bits=4),
+    ],
+)
+def test_what_transformers_writes(folder: Path, settings: Any) -> None:
+    """Each key of the objects of this release of transformers is read."""
+    edit(folder, quantization_config=json.loads(json.dumps(settings.to_dict(), default=str)))
+    assert ModelConfig.read(folder).quantisation is not None
+
+
+@pytest.mark.parametrize(
     ("name", "who", "stored"),
     [
         ("quantize_config.json", "AutoGPTQ", "q_proj.qweight"),
@@ -99,6 +125,11 @@ def changed(settings: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 GROUP = "config_groups.group_0"
 CHANGES: list[tuple[str, str, Any]] = [
     ("awq", "version", "gemv"),
+    ("awq", "checkpoint_format", "llm-awq"),
+    ("awq", "method", "gptq"),
+    ("awq", "pack_dtype", "int16"),
+    ("awq", "dynamic", {"+:(": {}}),
+    ("awq", "dynamic.+:q_proj", {"bits": 8}),
     ("awq", "bits", 8),
     ("awq", "zero_point", "no"),
     ("awq", "data_type", "fp"),

@@ -270,7 +270,13 @@ def read_gptq(config: ConfigReader) -> Quantisation:
     minus_one = _stored_minus_one(config)
     bits = config.get("bits", BITS)
     group = read_group(config, "group_size", 128)
-    rules = _dynamic(config, bits, group, minus_one)
+
+    def stored(own: ConfigReader) -> Layout:
+        return Gptq(
+            own.get("bits", BITS, bits), read_group(own, "group_size", group or -1), minus_one
+        )
+
+    rules = _dynamic(config, stored)
     config.only("method", "gptq")
     config.only("pack_dtype", "int32")
     config.only("is_marlin_format", False)
@@ -295,9 +301,9 @@ def _stored_minus_one(config: ConfigReader) -> bool:
     return found.lower() == "gptq"
 
 
-def _dynamic(config: ConfigReader, bits: Any, group: int | None, minus_one: bool) -> list[Rule]:
+def _dynamic(config: ConfigReader, stored: Callable[[ConfigReader], Layout]) -> list[Rule]:
     """What is said of modules apart: by a pattern of their names, after "-:" those that are not
-    quantised."""
+    quantised. `stored` reads how others are."""
     found: list[Rule] = []
     if not config.get("dynamic", TABLE.or_none(), None):
         return found
@@ -308,9 +314,7 @@ def _dynamic(config: ConfigReader, bits: Any, group: int | None, minus_one: bool
         if name.startswith("-:"):
             found.append(Rule(pattern))
             continue
-        layout = Gptq(
-            own.get("bits", BITS, bits), read_group(own, "group_size", group or -1), minus_one
-        )
+        layout = stored(own)
         for key in ("sym", "desc_act"):
             own.get(key, FLAG.or_none(), None)
         own.pass_over(*GPTQ_REMARKS)
@@ -321,7 +325,7 @@ def _dynamic(config: ConfigReader, bits: Any, group: int | None, minus_one: bool
 
 # Awq ----------------------------------------------------------------------------------------------
 #
-# AWQ, as AutoAWQ writes it.
+# AWQ, as AutoAWQ and GPTQModel write it.
 
 
 GEMM = ("gemm", "exllama")
@@ -330,14 +334,22 @@ GEMM = ("gemm", "exllama")
 
 def read_awq(config: ConfigReader) -> Quantisation:
     """Which modules are quantised, the file says."""
-    for key in ("version", "format"):
+    for key in ("version", "format", "checkpoint_format"):
         if str(config.get(key, TEXT, "gemm")).lower() not in GEMM:
             config.refuse(key, "only the version gemm of AWQ is read")
+    config.only("method", "awq")
+    config.only("pack_dtype", "int32")
     config.only("bits", 4)
     config.only("w_bit", 4)
-    # AutoRound says false where all zero points are the middle of the range; they are stored then.
+    # It is false where all zero points are the middle of the range; they are stored then, too.
     symmetric = not config.flag("zero_point", True)
     group = read_group(config, "q_group_size" if "q_group_size" in config else "group_size", 128)
+
+    def stored(own: ConfigReader) -> Layout:
+        own.only("bits", 4)
+        return Awq(read_group(own, "group_size", group or -1), symmetric)
+
+    rules = _dynamic(config, stored)
     read_modules(config, "modules_to_not_convert")
     # How AutoAWQ is to run the model, and what transformers copies from GPTQ's configuration.
     config.pass_over("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", *GPTQ_REMARKS)
@@ -345,7 +357,7 @@ def read_awq(config: ConfigReader) -> Quantisation:
     config.only("data_type", "int")
     read_quark(config, packed=True)
     config.get("exllama_config", TABLE.or_none(), None)
-    return Quantisation("AWQ", (Rule(ALL, (Awq(group, symmetric),)),))
+    return Quantisation("AWQ", (*rules, Rule(ALL, (Awq(group, symmetric),))))
 
 
 # Fp8 ----------------------------------------------------------------------------------------------
@@ -369,6 +381,7 @@ def read_fp8(config: ConfigReader) -> Quantisation:
     config.get("kv_cache_scheme", CACHE.or_none(), None)
     read_modules(config, "kv_cache_quant_targets")
     config.get("dequantize", FLAG, False)
+    config.only("expert_dtype", "fp8")
     read_quark(config, packed=False)
     # What AutoRound says beside.
     config.only("bits", 8)
@@ -565,6 +578,8 @@ def _activations(group: ConfigReader) -> Iterator[str]:
 # AutoRound's own configuration, of weights that are packed as other methods pack theirs.
 
 
+OLD_FORMATS = {"gptq": "auto_gptq", "awq": "auto_awq"}
+"""Other names of formats, which transformers and older releases of AutoRound write."""
 STORED_LESS_ONE = {"auto_gptq": True, "auto_round": False, "gptqmodel": False}
 """Formats in which AutoRound packs integers as GPTQ does: whether zero points are less one."""
 GROUPED_FLOATS: dict[tuple[str, int, int | None], Layout] = {
@@ -580,8 +595,9 @@ DENSE_BITS = 16
 def read_auto_round(config: ConfigReader) -> Quantisation:
     """`extra_config` says of some modules, by name or pattern, what differs: names go first."""
     form = config.get("packing_format", TEXT).removeprefix("auto_round:")
+    form = OLD_FORMATS.get(form, form)
     floats = _fp8_layouts(config) if form in ("fp8", "fp8_static") else ()
-    config.pass_over(*AUTO_ROUND_REMARKS)
+    config.pass_over("backend", *AUTO_ROUND_REMARKS)
     remarks = []
     if config.get("act_bits", SIZE.or_none(), None) is not None:
         kind = config.get("act_data_type", TEXT.or_none(), None) or "int"
