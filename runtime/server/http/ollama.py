@@ -211,7 +211,7 @@ def unloads(load: str, keep_alive: object) -> bool:
 
 def fields_of(body: AnswerBody) -> dict[str, Any]:
     """The options, and what stands beside them, by the names of `SamplingParams`."""
-    beside = {
+    beside: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
         "max_tokens": body.max_output_tokens,
