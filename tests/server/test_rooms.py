@@ -20,7 +20,7 @@ from rootlace.runtime.server import model_registry as module
 from rootlace.runtime.server.auth import new_key, write_keys
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.http.model_routes import runner_for
-from rootlace.runtime.server.http.ollama import NEVER
+from rootlace.runtime.server.http.ollama_models import NEVER
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.programs import ProgramServer
 from rootlace.runtime.server.served_model import ServedModel

@@ -33,13 +33,13 @@ from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING
 from rootlace.runtime.server.http.endpoint import Endpoint, Reference
 from rootlace.runtime.server.http.errors import Handler
-from rootlace.runtime.server.http.ollama import (
+from rootlace.runtime.server.http.ollama import unloads
+from rootlace.runtime.server.http.ollama_models import (
     NEVER,
     Entries,
     Entry,
     entry_of,
     running_of,
-    unloads,
     with_adapters,
 )
 from rootlace.runtime.server.http.replies import Status

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from rootlace.runtime.model.checkpoint.source import About, model_source
 from rootlace.runtime.server.auth import caller
 from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
@@ -39,6 +36,17 @@ from rootlace.runtime.server.http.generation import (
     vectors,
 )
 from rootlace.runtime.server.http.logprobs import ChosenToken, chat_logprobs, rows_of
+from rootlace.runtime.server.http.ollama_models import (
+    Entries,
+    Entry,
+    Shown,
+    about_of,
+    details_of,
+    entry_of,
+    files_at,
+    running_of,
+    with_adapters,
+)
 from rootlace.runtime.server.http.replies import LINES, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     Function,
@@ -52,10 +60,9 @@ from rootlace.runtime.server.http.request_fields import (
     sampling_fields,
     with_sampling,
 )
-from rootlace.runtime.server.served_model import ServedModel, check_name, model_names
+from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
-from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Generated, ModelInfo, TokenLogprob
+from rootlace.wire.protocol import Generated, TokenLogprob
 from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
@@ -275,64 +282,9 @@ def choice_of(body: ChatBody) -> ToolChoice:
     return ToolChoice(given or "auto")
 
 
-# Models -------------------------------------------------------------------------------------------
-#
-# What is served, as Ollama's clients ask: tags, show, ps and version; and embeddings.
-
-
-NEVER = "9999-12-31T23:59:59+00:00"
-"""When a model is unloaded that stays."""
-
-
 def _known(gateway: ServedModel, asked: str) -> str:
     """The served model's name. Ollama's clients add a tag. Raises ModelNotFound for another one."""
     return check_name(gateway.model_info, asked.removesuffix(":latest"))
-
-
-class Details(TypedDict):
-    """What the model's files say: the architecture as they name it, how many numbers its weights
-    are, and the type of most of these. Texts are empty where nobody can tell."""
-
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class Entry(TypedDict):
-    """A model as Ollama lists it: the bytes of its files, and 64 hexadecimal digits of their names,
-    sizes and times. Where it runs, also its context, when it is unloaded, and the bytes on a GPU:
-    all or none."""
-
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: Details
-    expires_at: NotRequired[str]
-    size_vram: NotRequired[int]
-    context_length: NotRequired[int]
-
-
-class Entries(TypedDict):
-    """What is served."""
-
-    models: list[Entry]
-
-
-class Shown(TypedDict):
-    """A model."""
-
-    modelfile: str
-    parameters: str
-    template: str
-    details: Details
-    model_info: dict[str, str | int | float | bool]
-    capabilities: list[str]
-    modified_at: str
 
 
 class Embedded(TypedDict):
@@ -349,74 +301,6 @@ class EmbeddedOne(TypedDict):
     """A vector as the model gives it."""
 
     embedding: list[float]
-
-
-def entry_of(name: str, path: str, modified_at: str) -> Entry:
-    """A model as Ollama lists it. Reads its files, which may take a while the first time."""
-    size, digest = _files_at(Path(path))
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": modified_at,
-        "size": size,
-        "digest": digest,
-        "details": _details(_about(path, digest)),
-    }
-
-
-def with_adapters(entry: Entry, info: ModelInfo) -> list[Entry]:
-    """A model as Ollama lists it, and the same with each of its adapters."""
-    return [{**entry, "name": name, "model": name} for name in model_names(info)]
-
-
-def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
-    """A model as Ollama lists it where it is loaded."""
-    on_cpu = gateway.engine.info.device == "cpu"
-    return {
-        **entry,
-        "expires_at": expires_at,
-        "size_vram": 0 if on_cpu else entry["size"],
-        "context_length": gateway.model_info.context_length,
-    }
-
-
-def _files_at(path: Path) -> tuple[int, str]:
-    """The bytes of a model's files, and a digest that changes when they do."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    size, found = 0, []
-    for file in files:
-        if file.is_file() and not file.name.startswith("."):
-            about = file.stat()
-            size += about.st_size
-            found.append(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}")
-    return size, hashlib.sha256("\0".join(found or [str(path)]).encode()).hexdigest()
-
-
-@lru_cache(maxsize=64)
-def _about(path: str, digest: str) -> About:
-    """What the files of that digest say of the model; nothing where there is no model."""
-    try:
-        return model_source(path).about()
-    except RootlaceError:
-        return About("", "", None, "", {})
-
-
-def _details(about: About) -> Details:
-    return {
-        "parent_model": "",
-        "format": about.format,
-        "family": about.architecture,
-        "families": [about.architecture] if about.architecture else [],
-        "parameter_size": "" if about.numbers is None else _shown(about.numbers),
-        "quantization_level": about.stored,
-    }
-
-
-def _shown(numbers: int) -> str:
-    """As Ollama writes how many there are: 134.52M, 8.0B."""
-    if numbers >= 1e9:
-        return f"{numbers / 1e9:.1f}B"
-    return f"{numbers / 1e6:.2f}M" if numbers >= 1e6 else f"{numbers / 1e3:.0f}K"
 
 
 # Answers ------------------------------------------------------------------------------------------
@@ -514,7 +398,7 @@ class Ollama:
             able.append("tools-in-own-words")
         if self._chats.format.always:
             able.append("thinking")
-        about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
+        about = await asyncio.to_thread(about_of, info.path, files_at(Path(info.path))[1])
         architecture = about.architecture or "rootlace"
         return {
             "modelfile": "",
@@ -522,7 +406,7 @@ class Ollama:
                 f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
             ),
             "template": template or "",
-            "details": _details(about),
+            "details": details_of(about),
             "model_info": {
                 "general.architecture": architecture,
                 "general.basename": info.name,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from safetensors import safe_open
 
-from rootlace.runtime.server.http.ollama import _shown
+from rootlace.runtime.server.http.ollama_models import _shown
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, Text
 from tests.model.gguf.writing import Entry, write
