@@ -387,6 +387,9 @@ def test_calls_and_text(name: str) -> None:
         assert answer(form, hermes).calls == [Call("f", '{"x": "</parameter>"}')]
     for text in (tag, f"{tag}no call{form.calls.ends[-1]}", f"{tag[:5]} <function=f> </function>"):
         assert answer(form, text) == Answer(text)
+    # A name is no JSON, in whatever pieces it comes.
+    for text in (f'{tag}{{"x":1}}{form.end}', f'{tag}{{"x":1}}{written(form, "g")}'):
+        assert answer(form, text).calls == called[1:] * text.count(form.begin("g"))
     # Without the end of the arguments, and without any.
     if len(form.calls.ends) > 1:
         assert answer(form, f.replace(form.calls.ends[0], "")).calls == called[:1]

@@ -272,7 +272,7 @@ def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
         if argument is not None:
             follows = [re.escape(one) for one in (argument.opening, *tags[:1])]
         header = re.compile(
-            rf"\s{{0,8}}{_loosely(head.lstrip())}(?P<name>[^\s<>]{{1,{_NAME_CHARACTERS}}}?)"
+            rf"\s{{0,8}}{_loosely(head.lstrip())}(?P<name>[^\s<>{{}}\"]{{1,{_NAME_CHARACTERS}}}?)"
             rf"{_loosely(between.rstrip())}\s{{0,8}}(?={'|'.join(follows)})"
         )
     return Calls(
