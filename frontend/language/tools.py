@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_type_hints
 
@@ -136,10 +137,14 @@ def _tool(given: Any) -> Tool:
             if isinstance(said, str):  # Annotated[int, "what it is"]
                 described.setdefault(argument.name, said)
     schema = _inline(types.schema_of(arguments))
-    properties = {
-        key: {**value, "description": described[key]} if key in described else value
-        for key, value in schema.get("properties", {}).items()
-    }
+    properties = {key: dict(value) for key, value in schema.get("properties", {}).items()}
+    for key, parameter in inspect.signature(given).parameters.items():
+        if key in described:
+            properties[key]["description"] = described[key]
+        if parameter.default is not parameter.empty:
+            with suppress(TypeError, ValueError):  # JSON has no form for it
+                text = json.dumps(msgspec.to_builtins(parameter.default), allow_nan=False)
+                properties[key]["default"] = json.loads(text)
     names = [argument.name for argument in dataclasses.fields(arguments)]
 
     def call(text: str) -> Any:

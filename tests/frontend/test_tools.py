@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 import threading
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -120,8 +122,30 @@ def test_annotations_describe_parameters_that_the_docstring_does_not() -> None:
     (ordering,) = rl.tools(order)
     assert ordering.parameters["properties"] == {
         "count": {"type": "integer", "minimum": 1, "description": "how many"},
-        "of": {"type": "string", "description": "what"},
+        "of": {"type": "string", "description": "what", "default": "tea"},
     }
+
+
+class Cup(Enum):
+    SMALL = "small"
+
+
+def brew(
+    cup: Cup = Cup.SMALL,
+    spoons: list[int] = [1, 2],  # noqa: B006
+    heat: float = math.inf,
+    note: str | None = None,
+    made: Any = object(),
+) -> str:
+    return f"{cup} {spoons} {heat} {note} {type(made).__name__}"
+
+
+def test_the_model_is_told_defaults_that_json_has() -> None:
+    (tool,) = rl.tools(brew)
+    told = {name: one.get("default", ...) for name, one in tool.parameters["properties"].items()}
+    assert told == {"cup": "small", "spoons": [1, 2], "heat": ..., "note": None, "made": ...}
+    assert "required" not in tool.parameters
+    assert tool.call("{}") == "Cup.SMALL [1, 2] inf None object"
 
 
 @pytest.mark.parametrize(
