@@ -144,7 +144,7 @@ def test_the_model_is_told_defaults_that_json_has() -> None:
     (tool,) = rl.tools(brew)
     told = {name: one.get("default", ...) for name, one in tool.parameters["properties"].items()}
     assert told == {"cup": "small", "spoons": [1, 2], "heat": ..., "note": None, "made": ...}
-    assert "required" not in tool.parameters
+    assert not tool.parameters["required"]
     assert tool.call("{}") == "Cup.SMALL [1, 2] inf None object"
 
 
