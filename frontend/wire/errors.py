@@ -136,7 +136,8 @@ class DeadlineExceeded(RootlaceError):
 
     @classmethod
     def after(cls, seconds: float) -> DeadlineExceeded:
-        return cls(f"the request was not done within its timeout of {seconds:g} s")
+        shown = float(f"{seconds:.4g}")  # what a run has left is 7.99982
+        return cls(f"the request was not done within its timeout of {shown:g} s")
 
 
 class BudgetExceeded(RootlaceError):
