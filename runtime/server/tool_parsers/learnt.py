@@ -188,7 +188,7 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
         if given is None or NAME not in one[: given.start()]:
             continue
         parts = _parts(one, two, given)
-        argument = Argument(**given.groupdict()) if given.groupdict() else None
+        argument = msgspec.convert(given.groupdict(), Argument) if given.groupdict() else None
         calls = None if parts is None else _calls(parts, argument)
         # A tag of every answer says nothing of calls.
         if calls is None or calls.begin in before + after:
