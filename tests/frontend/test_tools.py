@@ -126,6 +126,9 @@ def test_annotations_describe_parameters_that_the_docstring_does_not() -> None:
     }
 
 
+BREWED = object()
+
+
 class Cup(Enum):
     SMALL = "small"
 
@@ -135,7 +138,7 @@ def brew(
     spoons: list[int] = [1, 2],  # noqa: B006
     heat: float = math.inf,
     note: str | None = None,
-    made: Any = object(),
+    made: Any = BREWED,
 ) -> str:
     return f"{cup} {spoons} {heat} {note} {type(made).__name__}"
 

@@ -188,8 +188,7 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
         if given is None or NAME not in one[: given.start()]:
             continue
         parts = _parts(one, two, given)
-        written: dict[str, Any] = given.groupdict()
-        argument = Argument(**written) if written else None
+        argument = msgspec.convert(given.groupdict(), Argument) if given.groupdict() else None
         calls = None if parts is None else _calls(parts, argument)
         # A tag of every answer says nothing of calls.
         if calls is None or calls.begin in before + after:
