@@ -63,6 +63,8 @@ SOURCES = {
     "lines": source_of("", "<call>NAME\n<args>ARGUMENTS</args></call>", "\n", ""),
     "blanks": source_of("", "<call><name> NAME </name>ARGUMENTS</call>", "", ""),
 }
+ESCAPED = '<call name="NAME">{% for k, v in c.function.arguments.items() %}'
+ESCAPED += '<p k="{{ k }}">{{ v | e }}</p>{% endfor %}</call>'
 TAGS = "{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</a>{% endfor %}"
 TEMPLATES = {name: ChatTemplate(source) for name, source in SOURCES.items()}
 FORMS = {name: format_of(template) for name, template in TEMPLATES.items()}
@@ -193,13 +195,14 @@ def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
         # Objects in a tag, of which nothing says where one ends.
         (source_of("<tool_calls>\n", OBJECT, "\n", "\n</tool_calls>"), HERMES),
         # What the parser would not read: an object in an object, fences, a number in the tag, text
-        # between calls or behind them, arguments that nothing ends.
+        # between calls or behind them, arguments that nothing ends, escapes of HTML.
         (source_of("", f'<call>{{"function": {OBJECT}}}</call>', "", ""), HERMES),
         (source_of("", "<call>NAME\n```json\nARGUMENTS\n```</call>", "", ""), HERMES),
         (source_of("", '<call id="NUMBER" name="NAME">ARGUMENTS</call>', "", ""), HERMES),
         (source_of("<calls>", "<call>NAME<a>ARGUMENTS</a></call>", ",", "</calls>"), HERMES),
         (source_of("", '<call name="NAME" args=ARGUMENTS/>', "", ""), HERMES),
         (source_of("", f"<call>NAME{TAGS}", "", ""), HERMES),
+        (source_of("", ESCAPED, "", ""), HERMES),
     ],
 )
 def test_what_says_too_little(source: str, calls: object) -> None:

@@ -197,6 +197,8 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
         if argument is not None:
             marked = calling({"probe_a": _MARKED}, NAME)
             text = rendered(template, [ASKED, marked], generate=False)
+            if _MARKED.strip() not in text:
+                continue  # what stands there is no text as it is, but one of HTML
             cdata = f"<![CDATA[{_MARKED}]]>{argument.gap}{argument.close}" in text
             argument = msgspec.structs.replace(argument, cdata=cdata)
             learnt = TaggedArguments(calls, think, argument=argument)

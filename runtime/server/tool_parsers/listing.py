@@ -66,7 +66,7 @@ class ToolPrompt:
         guessed = isinstance(self.format, Tagged) and self.format.calls is HERMES
         self.reads = not self.calls or self.encodes or not guessed
         """False where the template writes calls in a form that no parser has, such as arguments in
-        tags of another kind (MiniMax M2, Step 3)."""
+        tags that say their type (DeepSeek V3.2)."""
         if self.encodes:
             asked = [user, calling(json.dumps(_ARGUMENTS), NAME)]
         elif not self.calls:
