@@ -216,7 +216,8 @@ async def test_arguments_in_tags(served: Served, name: str) -> None:
     gateway, form = served.gateway, FORMS[name]
     gateway.chat = ChatTemplate(SOURCES[name])  # type: ignore[assignment]
     text = 'a "long" text of </tool_call>s'
-    called = written(form, "add", ("text", text), ("a", "1.50"))
+    marked = f"<![CDATA[{text}]]>" if form.argument.cdata else text
+    called = written(form, "add", ("text", marked), ("a", "1.50"))
     prompts: list[str] = []
 
     def script(prompt: str, index: int) -> str:
@@ -241,7 +242,8 @@ async def test_arguments_in_tags(served: Served, name: str) -> None:
     streamed = []
     async for chunk in await client.chat.completions.create(**given, stream=True):
         streamed += chunk.choices[0].delta.tool_calls or []
-    assert _joined(streamed) == calls and len(streamed) > len(text)  # as it is written
+    assert _joined(streamed) == calls
+    assert len(streamed) > len(text) or marked != text  # as it is written
 
     result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}  # type: ignore[index]
     given["messages"] = [*ASK, choice.message, result]
