@@ -369,6 +369,7 @@ class ChatTemplate:
 
         The template's text is special, and so is content that looks like no special token; of what
         does (`Lookalikes`) the first character is ordinary text, so that it is not recognised.
+        `reasoning_content` of a message is its `thinking`, too, unless the template refuses that.
         `more` are further variables of the template. Raises InvalidRequest where the template
         refuses the conversation, or values are nested too deeply.
         """
@@ -376,7 +377,11 @@ class ChatTemplate:
             parts = write(self.format, messages, add_generation_prompt)
             return parts[:-1] if continue_final else parts
         flat = [_flat(m) if isinstance(m.get("content"), list) else {**m} for m in messages]
-        given = {"messages": flat, **({"tools": tools} if tools else {}), **more}
+        given = {
+            "messages": [*map(_with_thinking, flat)],
+            **({"tools": tools} if tools else {}),
+            **more,
+        }
         try:
             mark = _unused_character(given)
             marked = self._environment.lookalikes.marked(given, mark)
@@ -386,7 +391,20 @@ class ChatTemplate:
             last = marked["messages"][-1]
             last["content"] = (last.get("content") or "") + 2 * mark
         marked |= {"add_generation_prompt": add_generation_prompt, _MARK: mark}
-        text = self._render(**marked)
+        try:
+            text = self._render(**marked)
+        except InvalidRequest:
+            # gpt-oss's refuses thoughts of a message that calls and says something, too.
+            refused = [
+                message
+                for message in marked["messages"]
+                if message.get("content") and message.get("tool_calls") and "thinking" in message
+            ]
+            if not refused:
+                raise
+            for message in refused:
+                del message["thinking"]
+            text = self._render(**marked)
         if continue_final:
             text, found, _ = text.rpartition(2 * mark)
             if not found:
@@ -493,6 +511,12 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     if all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return {**message, "content": "".join(part.get("text", "") for part in content)}
     return dict(message)
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """Thoughts by both names that templates have for them, as transformers gives them."""
+    thoughts = message.get("reasoning_content")
+    return message if thoughts is None else {"thinking": thoughts, **message}
 
 
 def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -338,3 +338,45 @@ def test_a_template_reaches_nothing_of_the_process(template: str) -> None:
             "",
             "[Undefined, Undefined]",
         )
+
+
+THINKING = (
+    "{% for m in messages %}{% if m.thinking and m.content and m.tool_calls %}"
+    "{{ raise_exception('not both') }}{% endif %}"
+    "<{{ m.role }}{% if m.thinking %} analysis:{{ m.thinking }}{% endif %}>{{ m.content }}"
+    "{% for call in m.tool_calls or () %} to={{ call.function.name }}{% endfor %}|{% endfor %}"
+)
+
+
+def test_thoughts_of_templates_that_call_them_thinking() -> None:
+    """As gpt-oss's and LFM2.5's do, and transformers gives them."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    call = {"type": "function", "function": {"name": "w", "arguments": {}}}
+    calling = {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [call]}
+    messages = [{"role": "user", "content": "?"}, calling]
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])),
+        chat_template=THINKING,
+    )
+    ours = ChatTemplate(THINKING)
+    text = "".join([part.text for part in ours.render(messages)])
+    assert text == "<user>?|<assistant analysis:Hm> to=w|"
+    assert text == theirs.apply_chat_template(messages, tokenize=False)
+
+
+def test_thoughts_that_a_template_refuses_beside_a_text_and_a_call() -> None:
+    """As gpt-oss's does: what a client gives back of an answer with all three is no error."""
+    call = {"type": "function", "function": {"name": "w", "arguments": {}}}
+    called = {
+        "role": "assistant",
+        "content": "So.",
+        "reasoning_content": "Hm",
+        "tool_calls": [call],
+    }
+    said = {"role": "assistant", "content": "4", "reasoning_content": "Oh"}
+    parts = ChatTemplate(THINKING).render([called, said])
+    assert "".join([part.text for part in parts]) == "<assistant>So. to=w|<assistant analysis:Oh>4|"
+    refusing = ChatTemplate("{{ raise_exception('no') }}")
+    with pytest.raises(InvalidRequest, match="refuses this conversation: no"):
+        refusing.render([called])
