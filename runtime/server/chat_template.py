@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -304,7 +304,6 @@ def _first_of(match: re.Match[str]) -> int:
 # Chat ---------------------------------------------------------------------------------------------
 
 
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 # A variable of this name: no template can write it.
 _MARK = "the mark of content"
@@ -348,7 +347,7 @@ class ChatTemplate:
     def read(cls, source: ModelSource, special: Iterable[str], bos: str) -> ChatTemplate:
         """That of a model."""
         config = source.tokenizer_config()
-        tokens = {name: _content(config[name]) for name in _TOKEN_NAMES if config.get(name)}
+        tokens = dict(_named_tokens(config))
         named = source.chat_templates()
         tool_use = None
         if "tool_use" in named:
@@ -501,8 +500,15 @@ def _refuse(message: str) -> NoReturn:
     raise InvalidRequest(f"the chat template refuses this conversation: {message}")
 
 
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
+def _named_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The special tokens that have names, also those which only a model has (`image_token`)."""
+    named = config.get("extra_special_tokens")
+    own = named if isinstance(named, dict) else {}
+    usual = {name: token for name, token in config.items() if name.endswith("_token")}
+    for name, token in (usual | own).items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str) and content:
+            yield name, content
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
