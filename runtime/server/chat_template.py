@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -304,7 +304,6 @@ def _first_of(match: re.Match[str]) -> int:
 # Chat ---------------------------------------------------------------------------------------------
 
 
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 # A variable of this name: no template can write it.
 _MARK = "the mark of content"
@@ -348,7 +347,7 @@ class ChatTemplate:
     def read(cls, source: ModelSource, special: Iterable[str], bos: str) -> ChatTemplate:
         """That of a model."""
         config = source.tokenizer_config()
-        tokens = {name: _content(config[name]) for name in _TOKEN_NAMES if config.get(name)}
+        tokens = dict(_named_tokens(config))
         named = source.chat_templates()
         tool_use = None
         if "tool_use" in named:
@@ -369,6 +368,7 @@ class ChatTemplate:
 
         The template's text is special, and so is content that looks like no special token; of what
         does (`Lookalikes`) the first character is ordinary text, so that it is not recognised.
+        `reasoning_content` of a message is its `thinking`, too, unless the template refuses that.
         `more` are further variables of the template. Raises InvalidRequest where the template
         refuses the conversation, or values are nested too deeply.
         """
@@ -376,7 +376,11 @@ class ChatTemplate:
             parts = write(self.format, messages, add_generation_prompt)
             return parts[:-1] if continue_final else parts
         flat = [_flat(m) if isinstance(m.get("content"), list) else {**m} for m in messages]
-        given = {"messages": flat, **({"tools": tools} if tools else {}), **more}
+        given = {
+            "messages": [*map(_with_thinking, flat)],
+            **({"tools": tools} if tools else {}),
+            **more,
+        }
         try:
             mark = _unused_character(given)
             marked = self._environment.lookalikes.marked(given, mark)
@@ -386,7 +390,20 @@ class ChatTemplate:
             last = marked["messages"][-1]
             last["content"] = (last.get("content") or "") + 2 * mark
         marked |= {"add_generation_prompt": add_generation_prompt, _MARK: mark}
-        text = self._render(**marked)
+        try:
+            text = self._render(**marked)
+        except InvalidRequest:
+            # gpt-oss's refuses thoughts of a message that calls and says something, too.
+            refused = [
+                message
+                for message in marked["messages"]
+                if message.get("content") and message.get("tool_calls") and "thinking" in message
+            ]
+            if not refused:
+                raise
+            for message in refused:
+                del message["thinking"]
+            text = self._render(**marked)
         if continue_final:
             text, found, _ = text.rpartition(2 * mark)
             if not found:
@@ -483,8 +500,15 @@ def _refuse(message: str) -> NoReturn:
     raise InvalidRequest(f"the chat template refuses this conversation: {message}")
 
 
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
+def _named_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The special tokens that have names, also those which only a model has (`image_token`)."""
+    named = config.get("extra_special_tokens")
+    own = named if isinstance(named, dict) else {}
+    usual = {name: token for name, token in config.items() if name.endswith("_token")}
+    for name, token in (usual | own).items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str) and content:
+            yield name, content
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -493,6 +517,12 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     if all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return {**message, "content": "".join(part.get("text", "") for part in content)}
     return dict(message)
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """Thoughts by both names that templates have for them, as transformers gives them."""
+    thoughts = message.get("reasoning_content")
+    return message if thoughts is None else {"thinking": thoughts, **message}
 
 
 def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:

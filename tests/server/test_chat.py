@@ -290,6 +290,10 @@ def test_named_templates_and_eos(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     (part,) = ChatTemplate.read(FolderSource(tmp_path), [], "").render([])
     assert isinstance(part, Text) and part.text == "d"
+    older = {"chat_template": {one["name"]: one["template"] for one in named}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(older))
+    assert FolderSource(tmp_path).chat_templates() == {"tool_use": "t", "default": "d"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert load_eos_ids(FolderSource(folder_of("stories3M")), load("stories3M")) == {1, 2}
     assert load_eos_ids(FolderSource(tmp_path), load("qwen3")) == {
         load("qwen3").id_of("<|im_end|>")
@@ -338,3 +342,93 @@ def test_a_template_reaches_nothing_of_the_process(template: str) -> None:
             "",
             "[Undefined, Undefined]",
         )
+
+
+THINKING = (
+    "{% for m in messages %}{% if m.thinking and m.content and m.tool_calls %}"
+    "{{ raise_exception('not both') }}{% endif %}"
+    "<{{ m.role }}{% if m.thinking %} analysis:{{ m.thinking }}{% endif %}>{{ m.content }}"
+    "{% for call in m.tool_calls or () %} to={{ call.function.name }}{% endfor %}|{% endfor %}"
+)
+
+
+def test_thoughts_of_templates_that_call_them_thinking() -> None:
+    """As gpt-oss's and LFM2.5's do, and transformers gives them."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    call = {"type": "function", "function": {"name": "w", "arguments": {}}}
+    calling = {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [call]}
+    messages = [{"role": "user", "content": "?"}, calling]
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])),
+        chat_template=THINKING,
+    )
+    ours = ChatTemplate(THINKING)
+    text = "".join([part.text for part in ours.render(messages)])
+    assert text == "<user>?|<assistant analysis:Hm> to=w|"
+    assert text == theirs.apply_chat_template(messages, tokenize=False)
+
+
+def test_thoughts_that_a_template_refuses_beside_a_text_and_a_call() -> None:
+    """As gpt-oss's does: what a client gives back of an answer with all three is no error."""
+    call = {"type": "function", "function": {"name": "w", "arguments": {}}}
+    called = {
+        "role": "assistant",
+        "content": "So.",
+        "reasoning_content": "Hm",
+        "tool_calls": [call],
+    }
+    said = {"role": "assistant", "content": "4", "reasoning_content": "Oh"}
+    parts = ChatTemplate(THINKING).render([called, said])
+    assert "".join([part.text for part in parts]) == "<assistant>So. to=w|<assistant analysis:Oh>4|"
+    refusing = ChatTemplate("{{ raise_exception('no') }}")
+    with pytest.raises(InvalidRequest, match="refuses this conversation: no"):
+        refusing.render([called])
+
+
+NAMES = ("bos_token", "eos_token", "pad_token", "mask_token", "image_token", "end_of_turn")
+A_TOKEN = {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": False}
+
+
+@pytest.mark.parametrize(
+    "config, of_map, expected",
+    [
+        (
+            {"bos_token": {"__type": "AddedToken", **A_TOKEN}, "mask_token": "</s>"},
+            None,
+            "<s>|||</s>||",
+        ),
+        ({"image_token": "<s>", "add_bos_token": True}, None, "||||<s>|"),
+        ({"extra_special_tokens": {"end_of_turn": "</s>"}}, None, "|||||</s>"),
+        ({"extra_special_tokens": ["</s>"], "bos_token": "<s>"}, None, "<s>|||||"),
+        ({}, {"bos_token": A_TOKEN, "pad_token": "</s>"}, "<s>||</s>|||"),
+        ({"bos_token": None}, {"bos_token": "<s>"}, "<s>|||||"),
+        ({"added_tokens_decoder": {}, "eos_token": "</s>"}, {"bos_token": "<s>"}, "|</s>||||"),
+    ],
+)
+def test_named_special_tokens(tmp_path: Path, config: Any, of_map: Any, expected: str) -> None:
+    """As transformers gives them to templates, also those of `special_tokens_map.json`."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<s>": 1, "</s>": 2}, []))
+    made.save(str(tmp_path / "tokenizer.json"))
+    template = "|".join([f"{{{{ {name} }}}}" for name in NAMES])
+    written = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast", **config}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
+    if of_map is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(of_map))
+    messages = [{"role": "user", "content": "?"}]
+    parts = ChatTemplate.read(FolderSource(tmp_path), [], "").render(messages)
+    assert "".join([part.text for part in parts if isinstance(part, Text)]) == expected
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.apply_chat_template(messages, tokenize=False) == expected
+
+
+def test_a_map_of_special_tokens_that_is_older_than_the_configuration(tmp_path: Path) -> None:
+    """transformers 5 leaves it where it saves a tokenizer that it has read there."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
+    assert FolderSource(tmp_path).tokenizer_config() == {"eos_token": "<|im_end|>"}
+    assert load_eos_ids(FolderSource(tmp_path), load("qwen3")) == {
+        load("qwen3").id_of("<|im_end|>")
+    }

@@ -274,6 +274,8 @@ TEMPLATES = "additional_chat_templates"
 """Folder of chat templates that have names."""
 PROCESSOR_TEMPLATE = "chat_template.json"
 GENERATION_CONFIG = "generation_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+"""Of folders that transformers before 4.34 saved; later ones before 5 repeat it elsewhere."""
 
 
 _GGUF_KEYS = {
@@ -336,7 +338,13 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
     def tokenizer_config(self) -> dict[str, Any]:
         file = self.path / "tokenizer_config.json"
         own = {} if self._pieces is None else tokenizer.tokenizer_config(self._pieces)
-        return own | (_read_json(file) if file.is_file() else {})
+        found: dict[str, Any] = own | (_read_json(file) if file.is_file() else {})
+        older = self.path / SPECIAL_TOKENS
+        if "added_tokens_decoder" in found or not older.is_file():
+            return found
+        # Where both name a token the map is the older: transformers 5 saves none, and removes none.
+        tokens = _read_json(older).items()
+        return found | {name: token for name, token in tokens if found.get(name) is None}
 
     @cached_property
     def _pieces(self) -> Vocabulary | None:
@@ -359,6 +367,8 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
             found = _read_json(of_processor).get("chat_template")
         if isinstance(found, list):
             return {entry["name"]: entry["template"] for entry in found}
+        if isinstance(found, dict):
+            return found
         return {} if found is None else {"default": found}
 
     def pooling(self) -> str:

@@ -39,6 +39,7 @@ ABOUT = (
     "tokenizer.json",
     "tokenizer_config.json",
     "added_tokens.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
