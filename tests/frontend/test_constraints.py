@@ -13,6 +13,8 @@ from typing import Any, Literal
 import jsonschema
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rootlace as rl
 from rootlace.language import sampling
@@ -112,6 +114,17 @@ def test_a_bare_number_ends_at_white_space(
     assert op.constraint.kind == "regex"
     assert all(re.fullmatch(op.constraint.source, one) for one in good)
     assert not any(re.fullmatch(op.constraint.source, one) for one in bad)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_bare_float_has_as_many_digits_as_python_writes(value: float) -> None:
+    """And no more, where a small model would go on with zeros."""
+    asked = sampling.constraint({"type": float})
+    assert asked is not None and asked.source is not None
+    if not abs(value) or 1e-99 <= abs(value) < 1e100:
+        assert re.fullmatch(asked.source, repr(value).replace("e+", "e"))
+    assert not re.fullmatch(asked.source, "1." + "0" * 22)
+    assert not re.fullmatch(asked.source, "1" * 18)
 
 
 def test_each_reader_gets_a_value_of_its_own(
@@ -273,8 +286,8 @@ def test_how_it_is_enforced() -> None:
     assert resolved({}, {"regex": "a", **options}).constraint == expected
     assert resolved(options, {"regex": "a"}).constraint == expected
     assert resolved({}, {**options}).constraint is None
-    for given, meant in ((False, "off"), (True, "canonical")):
-        sent = resolved({"jump_forward": given}, {"regex": "a"}).constraint
+    for jump, meant in ((False, "off"), (True, "canonical")):
+        sent = resolved({"jump_forward": jump}, {"regex": "a"}).constraint
         assert sent is not None and sent.jump_forward == meant
 
 
