@@ -206,7 +206,8 @@ class Tokenizer(Vocabulary):
         self._splits_at_spaces = fast.pre_tokenizer is None and never_crosses_space(
             spec, fast.get_vocab(with_added_tokens=False)
         )
-        self._splits = fast.pre_tokenizer is not None
+        # What stands behind a border would get a prefix, though it goes on with a word.
+        self._splits = fast.pre_tokenizer is not None and self._dummy.where != "words"
         self._made_of_text = frozenset(
             token.id
             for token in self.added.values()
@@ -364,7 +365,7 @@ class Tokenizer(Vocabulary):
     def _prefix(self, text: str, after: int | None, first: bool) -> str:
         """The dummy prefix that the original tokenizer would put before `text`."""
         dummy = self._dummy
-        if dummy.where == "never" or not text:
+        if dummy.where in ("never", "words") or not text:
             return ""
         if text[0] in (" ", SPACE) and not dummy.even_before_space:
             return ""

@@ -150,9 +150,10 @@ def _decoder_kind(spec: dict[str, Any] | None) -> tuple[Kind, bool]:
 
 
 class Dummy(msgspec.Struct, frozen=True):
-    """The dummy prefix: where it is added, and whether also before a text that has a space."""
+    """The dummy prefix: where it is added, and whether also before a text that has a space. That of
+    each of the `words` which another pre-tokenizer leaves is the library's to add."""
 
-    where: Literal["never", "first", "always"] = "never"
+    where: Literal["never", "first", "always", "words"] = "never"
     even_before_space: bool = False
 
 
@@ -190,20 +191,27 @@ def may_have_dummy(fast: FastTokenizer) -> bool:
 
 
 def remove_dummy_prefix(spec: dict[str, Any]) -> Dummy:
-    """Remove the dummy prefix from a tokenizer's JSON, in place; returns how it was added."""
+    """Remove the dummy prefix from a tokenizer's JSON, in place, unless it is one of words; returns
+    how it was added."""
     found = Dummy()
     steps = _parts(spec.get("normalizer"), "normalizers")
     kept = [step for step in steps if (step["type"], step.get("prepend")) != ("Prepend", SPACE)]
     if len(kept) != len(steps):
         found = Dummy("always", even_before_space=True)
         spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
-    for part in _parts(spec.get("pre_tokenizer"), "pretokenizers"):
-        if part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never":
-            found = Dummy(part.get("prepend_scheme", "always"))
-            part["prepend_scheme"] = "never"
+    for place, part in enumerate(_parts(spec.get("pre_tokenizer"), "pretokenizers")):
+        none: dict[str, Any]
+        if part["type"] == "Metaspace":
+            where, none = part.get("prepend_scheme", "always"), {"prepend_scheme": "never"}
         elif part["type"] == "ByteLevel" and part.get("add_prefix_space"):
-            found = Dummy("always")
-            part["add_prefix_space"] = False
+            where, none = "always", {"add_prefix_space": False}
+        else:
+            continue
+        if where == "always" and place:
+            found = Dummy("words")
+        elif where != "never":
+            found = Dummy(where)
+            part |= none
     return found
 
 

@@ -183,6 +183,31 @@ def test_other_tokenizers(scheme: str, split: bool) -> None:
         assert got == reference.encode(text).ids, text
 
 
+@pytest.mark.parametrize(
+    "pre",
+    [
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(), pre_tokenizers.Metaspace(prepend_scheme="first")]
+        ),
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+        ),
+    ],
+)
+def test_a_prefix_of_each_word(pre: object) -> None:
+    """Where another pre-tokenizer splits the text before."""
+    fast = synthetic(pre, None, ADDED)
+    reference = FastTokenizer.from_str(fast.to_str())
+    tokenizer = Tokenizer(fast)
+    rng = random.Random(5)
+    parts = ["a", "ab", " ", "  ", "b", "<a>", "<ab>", "<b>", "!", "\n", "<", "c 1", " ab", "ab c "]
+    for _ in range(500):
+        text = "".join(rng.choice(parts) for _ in range(rng.randrange(1, 9)))
+        got = grow(tokenizer, [Piece(part, True) for part in cut(rng, text)], rng)
+        assert got == reference.encode(text).ids, text
+
+
 def test_nothing_is_stable_where_tokens_may_cross_spaces() -> None:
     fast = synthetic(None, normalizers.Replace(" ", "▁"), [])
     tokenizer = Tokenizer(fast)
