@@ -185,8 +185,8 @@ _PYTHONS = {"True": "true", "False": "false", "None": "null"}
 """Constants as templates write them that leave values to Python."""
 _MOST_BRACKETS = 200
 """Of a Python value that is read; Python's parser goes no deeper than its stack."""
-
-
+_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
+_SPACE = re.compile(r"\s*")
 _decoder = json.JSONDecoder()
 
 
@@ -206,9 +206,6 @@ def reading_of(root: Mapping[str, Any], key: str) -> Reading:
     if text is not None:
         return Reading.NULLABLE if text.nullable else Reading.TEXT
     return Reading.JSON if _says_something(schema) else Reading.ANY
-
-
-_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
 
 
 def value_of(text: str, reading: Reading, form: Argument) -> str:
@@ -246,6 +243,12 @@ def key_pattern(form: Argument) -> re.Pattern[str]:
     return re.compile(f"{re.escape(form.opening)}(?P<key>.*?){between}{line}", re.DOTALL)
 
 
+def goes_on_pattern(form: Argument, *ends: str) -> re.Pattern[str]:
+    """The end of a value, behind which an argument follows or one of the call's `ends`."""
+    follows = "|".join(map(re.escape, (form.opening, *ends)))
+    return re.compile(rf"{re.escape(form.close)}\s*(?:{follows})")
+
+
 def read(
     text: str, at: int, form: Argument, end: str, root: Mapping[str, Any]
 ) -> tuple[dict[str, Any], int]:
@@ -254,16 +257,12 @@ def read(
 
     Raises ValueError where an argument or the call has no end.
     """
-    pattern, found = key_pattern(form), {}
-    follows = "|".join(map(re.escape, (form.opening, end.strip())))
-    goes_on = re.compile(rf"{re.escape(form.close)}\s*(?:{follows})")
-    space = re.compile(r"\s*")
-    while begun := pattern.match(text, space.match(text, at).end()):  # type: ignore[union-attr]
+    pattern, goes_on, found = key_pattern(form), goes_on_pattern(form, end.strip()), {}
+    while begun := pattern.match(text, _behind_space(text, at)):
         reading, begin = reading_of(root, begun["key"]), begun.end()
         stop = text.find(form.close, begin)
         if reading is Reading.JSON and stop >= 0:
-            stop = _end_of_json(text, space.match(text, begin).end())  # type: ignore[union-attr]
-            stop = space.match(text, stop).end()  # type: ignore[union-attr]
+            stop = _behind_space(text, _end_of_json(text, _behind_space(text, begin)))
             if not text.startswith(form.close, stop):
                 other = goes_on.search(text, begin)
                 stop = other.start() if other is not None else -1
@@ -273,9 +272,15 @@ def read(
         found[begun["key"]] = msgspec.json.decode(value_of(value, reading, form))
         at = stop + len(form.close)
         at += len(form.after) * text.startswith(form.after, at)
-    if not text.startswith(end.lstrip(), space.match(text, at).end()):  # type: ignore[union-attr]
+    if not text.startswith(end.lstrip(), _behind_space(text, at)):
         raise ValueError("the call has no end")
     return found, at
+
+
+def _behind_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
 
 
 def _end_of_json(text: str, at: int) -> int:

@@ -15,7 +15,6 @@ Where line breaks stand is seen from the chat template.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +36,7 @@ from rootlace.runtime.server.tool_parsers.tagged import (
 from rootlace.types.tagged_arguments import (
     Reading,
     escaped,
+    goes_on_pattern,
     held,
     is_json,
     key_pattern,
@@ -88,9 +88,8 @@ class TaggedArgumentsParser(TaggedParser):
         self._argument = argument
         self._schemas = tools
         self._key = key_pattern(argument)
-        follows = [argument.opening, *(calls.ends[:1] if calls is not None else ())]
-        behind = "|".join(map(re.escape, follows))
-        self._goes_on = re.compile(rf"{re.escape(argument.close)}\s*(?:{behind})")
+        ends = calls.ends[:1] if calls is not None else ()
+        self._goes_on = goes_on_pattern(argument, *ends)
         self._root: Mapping[str, Any] = {}  # the schema of the call's arguments
         self._count = 0  # of the call's arguments so far
         self._reading: Reading | None = None  # of the value that is being written

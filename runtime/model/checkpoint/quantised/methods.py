@@ -86,29 +86,13 @@ def read_pattern(config: ConfigReader, key: str, pattern: str) -> re.Pattern[str
         config.refuse(key, f"{shown(pattern)} is not a regular expression: {error}")
 
 
-AUTO_ROUND_REMARKS = (
+AUTO_ROUND_REMARKS = names(
     # How AutoRound found the weights, in whatever format it writes them.
-    "amp",
-    "autoround_version",
-    "provider",
-    "batch_size",
-    "enable_minmax_tuning",
-    "enable_norm_bias_tuning",
-    "enable_quanted_input",
-    "gradient_accumulate_steps",
-    "iters",
-    "lr",
-    "low_gpu_mem_usage",
-    "minmax_lr",
-    "nsamples",
-    "seqlen",
-    "dataset",
-    "scale_dtype",
-    "supported_types",
+    "amp autoround_version provider batch_size enable_minmax_tuning enable_norm_bias_tuning "
+    "enable_quanted_input gradient_accumulate_steps iters lr low_gpu_mem_usage minmax_lr nsamples "
+    "seqlen dataset scale_dtype supported_types "
     # Which modules are quantised, the file says better.
-    "block_name_to_quantize",
-    "to_quant_block_names",
-    "quant_block_list",
+    "block_name_to_quantize to_quant_block_names quant_block_list"
 )
 AUTO_ROUND_ACTIVATIONS = ("act_bits", "act_sym", "act_data_type", "act_dynamic", "act_group_size")
 
