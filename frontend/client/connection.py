@@ -278,6 +278,8 @@ class Unanswered:
 # Connection ---------------------------------------------------------------------------------------
 
 
+IO_THREAD = "rootlace-io"
+"""What the names of connections' threads begin with."""
 RECONNECT_SECONDS = 0.2
 """Seconds between attempts to connect again."""
 
@@ -340,7 +342,7 @@ class Connection:
         self._over = asyncio.Event()
         """Set when the line is cut."""
         self._thread = threading.Thread(
-            target=self._run_loop, name=f"rootlace-io {address}", daemon=True
+            target=self._run_loop, name=f"{IO_THREAD} {address}", daemon=True
         )
         self._connect(connect_timeout)
 
@@ -396,7 +398,9 @@ class Connection:
     def close(self) -> None:
         """Say goodbye (the gateway cancels what still runs) and end the I/O thread. Idempotent."""
         call_in_loop(self._loop, self._goodbye.set)
-        if threading.current_thread() is not self._thread:
+        # The garbage collector may close a connection in the thread of another one, which has its
+        # own server to talk to, and may be keeping back the goodbye (`call_together`).
+        if not threading.current_thread().name.startswith(IO_THREAD):
             self._thread.join(timeout=5)
 
     # ------------------------------------------------------------ in the I/O thread

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import rootlace as rl
-from rootlace.client.connection import Outbox, Packed
+from rootlace.client.connection import IO_THREAD, Outbox, Packed
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
@@ -188,6 +188,35 @@ def test_children_outlive_a_dropped_parent(
     assert beam.run()["best"].count("/0") == 3
     gc.collect()
     eventually(lambda: gateway.open_branches == 0)
+
+
+def test_a_connection_closed_in_the_thread_of_another_does_not_hold_it_up(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector closes what nobody holds, wherever it happens to run."""
+    others = [rl.RuntimeEndpoint(gateway.address) for _ in range(3)]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(IO_THREAD)]
+    joined: list[str] = []
+    join = threading.Thread.join
+
+    def noted(thread: threading.Thread, timeout: float | None = None) -> None:
+        joined.append(threading.current_thread().name)
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", noted)
+    channel = backend.connect()
+    closed = threading.Event()
+
+    def drop(_: protocol.Event) -> None:
+        others.clear()
+        closed.set()
+
+    channel.send(protocol.Ping(op=channel.next_op()), drop)
+    channel.flush()
+    assert closed.wait(60)
+    assert not joined
+    eventually(lambda: sum(thread.is_alive() for thread in threads) == 1)
+    assert backend.get_model_name()
 
 
 class Greeter:
