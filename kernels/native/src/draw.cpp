@@ -1,13 +1,15 @@
 // Tokens picked, a row at a time: the rule is that of kernels/reference/sampling.py.
 //
-// Where top-k and top-p cut is found without ranking the vocabulary: tokens are counted and weighed
-// in narrow buckets by their distance from the best one, and only the bucket that a cut falls into
-// is sorted. Weights and sums are float64.
+// Where top-k and top-p cut is found without ranking the vocabulary. As many tokens as there are
+// peaks (maxima of some tokens each) above one are above it, so only those from the k-th highest peak
+// on are ranked for top-k. For top-p, tokens are weighed in narrow buckets by their distance from the
+// best one, and only the bucket that the cut falls into is sorted. Weights and sums are float64.
 #include <algorithm>
 #include <cfloat>
 #include <climits>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "api.h"
 #include "columns.h"
@@ -106,6 +108,10 @@ struct Token {
   int id;
 };
 
+bool better(const Token& a, const Token& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
 // The last token that is kept, the most probable first, the smallest id first among equals.
 struct Cut {
   float logit = -INFINITY;
@@ -113,21 +119,24 @@ struct Cut {
 };
 
 struct Space {
-  int32_t* counts;  // [BUCKETS]
-  double* masses;   // [BUCKETS]
-  double* sums;     // a block each
-  Token* tokens;    // [vocab]
+  Vec* peaks;      // a block each: maxima of every sixteenth token
+  double* masses;  // [BUCKETS]
+  double* sums;    // a block each
+  Token* tokens;   // [vocab]
+  float* ordered;  // peaks, to be put in order
 
   static size_t bytes(int vocab) {
     size_t blocks = ceil_div(vocab, BLOCK);
-    return BUCKETS * (sizeof(int32_t) + sizeof(double)) + blocks * sizeof(double) +
+    return BUCKETS * sizeof(double) + blocks * (sizeof(double) + 2 * sizeof(Vec)) +
            static_cast<size_t>(vocab) * sizeof(Token);
   }
   Space(void* memory, int vocab) {
-    masses = static_cast<double*>(memory);
+    size_t blocks = ceil_div(vocab, BLOCK);
+    peaks = static_cast<Vec*>(memory);
+    ordered = reinterpret_cast<float*>(peaks + blocks);
+    masses = reinterpret_cast<double*>(ordered + blocks * LANES);
     sums = masses + BUCKETS;
-    counts = reinterpret_cast<int32_t*>(sums + ceil_div(vocab, BLOCK));
-    tokens = reinterpret_cast<Token*>(counts + BUCKETS);
+    tokens = reinterpret_cast<Token*>(sums + blocks);
   }
 };
 
@@ -177,10 +186,15 @@ class Row {
   bool find_most() {
     Vec best = splat(-INFINITY);
     Ints unordered = {};
-    for (int i = 0; i < size_; i += LANES) {
-      Vec v = at(i);
-      best = max_of(best, v);
-      unordered |= v != v;
+    for (int begin = 0, block = 0; begin < size_; begin += BLOCK, block++) {
+      Vec peak = splat(-INFINITY);
+      for (int i = begin; i < std::min(size_, begin + BLOCK); i += LANES) {
+        Vec v = at(i);
+        peak = max_of(peak, v);
+        unordered |= v != v;
+      }
+      space_.peaks[block] = peak;
+      best = max_of(best, peak);
     }
     most_ = max_of(best);
     return !bits_of(unordered) && std::isfinite(most_);
@@ -220,17 +234,23 @@ class Row {
   }
 
   // Sums of the kept weights by blocks; returns their total.
-  double weigh(const Cut& cut) { return cuts(cut) ? weigh_kept<true>(cut) : weigh_kept<false>(cut); }
+  double weigh(const Cut& cut) {
+    const float least = draw_.min_p > 0 ? within(-std::log(draw_.min_p)) : -INFINITY;
+    return cuts(cut) || draw_.min_p > 0 ? weigh_kept<true>(cut, std::max(least, cut.logit))
+                                        : weigh_kept<false>(cut, least);
+  }
 
   template <bool CUT>
-  double weigh_kept(const Cut& cut) {
+  double weigh_kept(const Cut& cut, float least) {
     double total = 0;
     for (int begin = 0, block = 0; begin < size_; begin += BLOCK, block++) {
+      space_.sums[block] = 0;
+      if (CUT && !bits_of(space_.peaks[block] >= least)) continue;
       Wide low = {}, high = {};
       for (int i = begin; i < std::min(size_, begin + BLOCK); i += LANES) {
         Vec v = at(i);
         if (CUT) {
-          const Ints some = kept(v, i, cut);
+          const Ints some = kept(v, i, cut) & (v >= least);
           if (!bits_of(some)) continue;  // most, behind a narrow cut: they would add zeros
           v = some ? v : splat(-INFINITY);
         }
@@ -254,65 +274,70 @@ class Row {
   }
 
   Cut find_cut() {
-    bool by_rank = draw_.top_k < size_, by_mass = draw_.top_p < 1;
-    if (!by_rank && !by_mass) return {};
-    double mass = 0;
-    if (!by_rank) {  // top-p refers to all tokens, also those that min-p takes away
-      Draw plain = draw_;
-      plain.min_p = 0;
-      mass = Row(*this, plain).weigh({});
+    const bool by_rank = draw_.top_k < size_;
+    if (by_rank) {
+      const int count = rank();
+      if (!count) return {};
+      const Token last = space_.tokens[count - 1];
+      if (draw_.top_p >= 1) return {last.logit, last.id};
+      double mass = 0;
+      for (int i = 0; i < count; i++) mass += weight(space_.tokens[i].logit);
+      return cut_behind(count, draw_.top_p * mass);
     }
+    if (draw_.top_p >= 1) return {};
+    Draw plain = draw_;  // top-p refers to all tokens, also those that min-p takes away
+    plain.min_p = 0;
+    const double limit = draw_.top_p * Row(*this, plain).weigh({});
     for (double reach : REACHES) {
-      int64_t missing = fill(reach);
-      Cut cut;
-      int end = BUCKETS;  // the first bucket beyond the cut by rank
-      if (by_rank) {
-        int64_t rank = 0;
-        int bucket = 0;
-        while (bucket < BUCKETS && rank + space_.counts[bucket] < draw_.top_k)
-          rank += space_.counts[bucket++];
-        if (bucket == BUCKETS) {
-          if (missing && reach != REACHES[2]) continue;
-          mass = mass_before(BUCKETS);
-        } else {
-          int count = sort(bucket, reach), kept = static_cast<int>(draw_.top_k - rank);
-          cut = {space_.tokens[kept - 1].logit, space_.tokens[kept - 1].id};
-          if (!by_mass) return cut;
-          mass = mass_before(bucket);
-          for (int i = 0; i < std::min(kept, count); i++) mass += weight(space_.tokens[i].logit);
-          end = bucket + 1;
-        }
-      }
-      if (!by_mass) return cut;
-      double limit = draw_.top_p * mass, before = 0;
+      const bool all = fill(reach);
+      double before = 0;
       int bucket = 0;
-      while (bucket < end && before + space_.masses[bucket] < limit)
+      while (bucket < BUCKETS && before + space_.masses[bucket] < limit)
         before += space_.masses[bucket++];
-      if (bucket == end) {  // sums are rounded below the limit, or `reach` is too short
-        if (end == BUCKETS && missing && reach != REACHES[2]) continue;
-        return cut;
-      }
-      int count = sort(bucket, reach);
-      for (int i = 0; i < count && before < limit; i++) {
-        Token token = space_.tokens[i];
-        bool beyond = token.logit < cut.logit || (token.logit == cut.logit && token.id > cut.id);
-        if (beyond) return cut;
-        before += weight(token.logit);
-        if (before >= limit || i + 1 == count) return {token.logit, token.id};
-      }
-      return cut;
+      if (bucket < BUCKETS) return cut_behind(sort(bucket, reach), limit - before);
+      if (all) break;  // sums are rounded below the limit
     }
     return {};
   }
 
-  Row(const Row& other, const Draw& draw) : Row(other.x_, other.size_, draw, other.space_) {
-    most_ = other.most_;
+  // The cut among the first `count` of `tokens`, which are in order, behind such a mass of them.
+  Cut cut_behind(int count, double limit) const {
+    int i = 0;
+    for (double before = 0; i < count; i++)
+      if ((before += weight(space_.tokens[i].logit)) >= limit) break;
+    const Token last = space_.tokens[std::min(i, count - 1)];
+    return {last.logit, last.id};
   }
 
-  double mass_before(int bucket) const {
-    double mass = 0;
-    for (int i = 0; i < bucket; i++) mass += space_.masses[i];
-    return mass;
+  // The `top_k` best tokens in order; returns how many of them there are.
+  int rank() {
+    const int peaks = ceil_div(size_, BLOCK) * LANES, top = draw_.top_k;
+    float least = -FLT_MAX;
+    if (top <= peaks) {
+      std::memcpy(space_.ordered, space_.peaks, peaks * sizeof(float));
+      std::nth_element(space_.ordered, space_.ordered + top - 1, space_.ordered + peaks,
+                       std::greater<float>());
+      least = std::max(least, space_.ordered[top - 1]);
+    }
+    int count = 0;
+    for (int i = 0; i < size_; i += LANES) {
+      if (i % BLOCK == 0 && !bits_of(space_.peaks[i / BLOCK] >= least)) {
+        i += BLOCK - LANES;
+        continue;
+      }
+      const Vec v = at(i);
+      for (uint32_t bits = bits_of(v >= least); bits; bits &= bits - 1) {
+        const int lane = __builtin_ctz(bits);
+        space_.tokens[count++] = {v[lane], i + lane};
+      }
+    }
+    const int found = std::min(count, top);
+    std::partial_sort(space_.tokens, space_.tokens + found, space_.tokens + count, better);
+    return found;
+  }
+
+  Row(const Row& other, const Draw& draw) : Row(other.x_, other.size_, draw, other.space_) {
+    most_ = other.most_;
   }
 
   double weight(float logit) const {
@@ -320,25 +345,27 @@ class Row {
     return exp(-distance(all))[0];
   }
 
-  // Counts and weighs the tokens within `reach`; returns how many there are beyond.
-  int64_t fill(double reach) {
-    std::fill(space_.counts, space_.counts + BUCKETS, 0);
+  // Weighs the tokens within `reach` by buckets; returns whether there are no others.
+  bool fill(double reach) {
     std::fill(space_.masses, space_.masses + BUCKETS, 0.0);
-    int64_t within = 0;
+    int count = 0;
     each_within(reach, [&](int, float logit, int bucket) {
-      within++;
-      space_.counts[bucket]++;
-      if (draw_.top_p < 1) space_.masses[bucket] += weight(logit);
+      count++;
+      space_.masses[bucket] += weight(logit);
     });
-    return size_ - within;
+    return count == size_;
+  }
+
+  // The lowest logit that may be less than so far below the best one.
+  float within(double reach) const {
+    const double least = most_ - 1.001 * reach / inverse_ - 1e-6 * std::fabs(most_);
+    return static_cast<float>(std::max(least, -static_cast<double>(FLT_MAX)));
   }
 
   // visit(id, logit, bucket) for the tokens within `reach`.
   template <class Visit>
   void each_within(double reach, Visit&& visit) const {
-    // What is surely too far is not looked at one by one.
-    double least = most_ - 1.001 * reach / inverse_ - 1e-6 * std::fabs(most_);
-    float low = static_cast<float>(std::max(least, -static_cast<double>(FLT_MAX)));
+    const float low = within(reach);
     for (int i = 0; i < size_; i += LANES) {
       Vec v = at(i);
       for (uint32_t bits = bits_of(v >= low); bits; bits &= bits - 1) {
@@ -356,9 +383,7 @@ class Row {
     each_within(reach, [&](int id, float logit, int its) {
       if (its == bucket) space_.tokens[count++] = {logit, id};
     });
-    std::sort(space_.tokens, space_.tokens + count, [](const Token& a, const Token& b) {
-      return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-    });
+    std::sort(space_.tokens, space_.tokens + count, better);
     return count;
   }
 
