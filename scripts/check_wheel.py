@@ -98,7 +98,7 @@ def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = 
         env=env,
         text=True,
         capture_output=True,
-        timeout=600,
+        timeout=3600,
     )
     if done.returncode != 0:
         sys.stderr.write(done.stdout + done.stderr)

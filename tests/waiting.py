@@ -34,6 +34,16 @@ async def until(condition: Callable[[], bool], patience: float = PATIENCE) -> No
     assert condition(), "it never happened"
 
 
+def skip(seconds: float) -> None:
+    """Have the running event loop find that `seconds` have passed: what is timed for then is next.
+
+    So a deadline of an hour passes when a test says so, and never before, however slow the machine.
+    """
+    loop = asyncio.get_running_loop()
+    time_until_now = loop.time
+    loop.time = lambda: time_until_now() + seconds  # type: ignore[method-assign]
+
+
 async def soon(awaitable: Awaitable[T], patience: float = PATIENCE) -> T:
     """The result of `awaitable`. Raises TimeoutError if it does not come."""
     future = asyncio.ensure_future(awaitable)

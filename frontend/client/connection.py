@@ -400,7 +400,8 @@ class Connection:
         call_in_loop(self._loop, self._goodbye.set)
         # The garbage collector may close a connection in the thread of another one, which has its
         # own server to talk to, and may be keeping back the goodbye (`call_together`).
-        if not threading.current_thread().name.startswith(IO_THREAD):
+        here = threading.current_thread()
+        if here is not self._thread and not here.name.startswith(IO_THREAD):
             self._thread.join(timeout=5)
 
     # ------------------------------------------------------------ in the I/O thread

@@ -172,7 +172,8 @@ FLAGS = (
 )
 NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all of this processor; the first that one understands."""
-COMPILE_SECONDS = 600.0
+COMPILE_SECONDS = 3600.0
+"""Until a compiler counts as hanging: one minute is usual on two cores."""
 KEPT_SECONDS = 30 * 24 * 3600
 """How long the cache folder keeps what nobody uses."""
 SHOWN_CHARACTERS = 4000

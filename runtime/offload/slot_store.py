@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import BlockLost, Done, StoreState, Transfer
@@ -110,12 +111,23 @@ class Switch:
 
 STALL_SECONDS = 10.0
 """Seconds after which a read counts as hanging."""
+GAP_SECONDS = 1.0
+"""The most that the time from one `poll` to the next adds to them: a pause of this process is not
+one of the disk."""
 READ_LATENCY = 0.002
 """Seconds from the end of a read until the loop sees the block."""
 AHEAD = 4
 """Blocks announced ahead, where blocks can be sent ahead."""
 _KEPT = 0.95
 LEAST_BUFFERS = 2
+
+
+class _Read(msgspec.Struct):
+    """A slot being read: when `poll` last saw it, or its start, and its seconds until then."""
+
+    slot: int
+    polled: float
+    seconds: float = 0.0
 
 
 class SlotStore:
@@ -162,8 +174,7 @@ class SlotStore:
         """Checksums of written blocks that are not indexed yet."""
         self._asked: deque[tuple[int, bytes]] = deque()
         """For the thread that reads: slots and keys."""
-        self._reading: tuple[int, float] | None = None
-        """The slot being read, and the start time."""
+        self._reading: _Read | None = None
         self._fetched: dict[int, np.ndarray] = {}
         for name, run in (("tier-write", self._run_tasks), ("tier-read", self._run_reads)):
             threading.Thread(target=run, name=name, daemon=True).start()
@@ -178,9 +189,12 @@ class SlotStore:
 
     def poll(self) -> list[Done]:
         """Also fails all waiting reads if the disk hangs."""
-        reading = self._reading
-        if reading is not None and self._clock() > reading[1] + STALL_SECONDS:
-            self._give_up()
+        if (reading := self._reading) is not None:
+            now = self._clock()
+            reading.seconds += min(now - reading.polled, GAP_SECONDS)
+            reading.polled = now
+            if reading.seconds > STALL_SECONDS:
+                self._give_up()
         if not self._done:
             return []
         with self._change:
@@ -350,7 +364,7 @@ class SlotStore:
                 near = [slot for slot, _ in islice(self._asked, AHEAD)]
                 slot, key = self._asked.popleft()
                 buffer = self._back.take()
-                self._reading = slot, self._clock()
+                self._reading = _Read(slot, self._clock())
             ok = self._switch.on and self._read(slot, key, buffer, near)
             with self._change:
                 given_up, self._reading = self._reading is None, None
@@ -388,7 +402,7 @@ class SlotStore:
         with self._change:
             if self._reading is None:
                 return
-            slots = [self._reading[0], *(slot for slot, _ in self._asked)]
+            slots = [self._reading.slot, *(slot for slot, _ in self._asked)]
             self._reading = None
             self._asked.clear()
             self._done += [Done(slot, read=True, ok=False) for slot in slots]

@@ -140,9 +140,10 @@ class Sandbox:
         except (EOFError, OSError):  # TimeoutError is an OSError
             with self._lock:
                 if self._child is child:
+                    # The pipe closes with the last thread that uses it: another file may get its
+                    # number at once.
                     self._child = None
                     _end(child.process)
-                    child.pipe.close()
             raise error from None
 
 

@@ -37,7 +37,7 @@ PROMPTS = [f"The story of number {at} began on a long day where the road ends. "
 PATIENCE = 300.0
 PAUSE = 0.5
 # Serve alone takes a minute to start where others want the processor, too.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)
 
 
 class Served:

@@ -152,7 +152,7 @@ def test_empty_single_and_generator(gateway: FakeGateway, style: bool) -> None:
 def test_the_generator_yields_before_all_are_done(gateway: FakeGateway) -> None:
     def script(text: str, op: protocol.Generate) -> str:
         if "number 2" in text:
-            assert threading.Event().wait(0) or first_seen.wait(20)
+            eventually(first_seen.is_set)
         return default_script(text, op)
 
     first_seen = threading.Event()

@@ -124,7 +124,7 @@ for way in range(1, len(smoke.WAYS)):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_every_reserve_runs(tmp_path: Path) -> None:
     """Rehearsed in a process, as the interpreter has to be chosen before kernels are defined."""
     into = tmp_path / "smoke.jsonl"

@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -181,7 +183,11 @@ async def test_ready_tells_what_is_degraded_of_any_model(
         assert len(found) == degraded, path
 
 
-async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Make) -> None:
+async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()  # until nothing more is asked
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     place = await make(load="on-demand", idle_unload=0.9, hold_seconds=0.05)
     assert not place.loaded
     _, models = await place.ask("/v1/models")
@@ -199,6 +205,7 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Mak
     room = place.rooms.room("b")
     gateway = weakref.ref(room.gateway)
     said = await place.ask("/v1/responses", {"input": "hi", "model": "b", "max_output_tokens": 2})
+    now += 1.0
     await until(lambda: room.gateway is None and not place.rooms._closing)
     gc.collect()
     assert gateway() is None

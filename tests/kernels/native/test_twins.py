@@ -20,7 +20,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootlace.kernels.native.build import FLAGS, INSTRUCTION_SETS, SOURCES, user_cache
+from rootlace.kernels.native.build import (
+    FLAGS,
+    INSTRUCTION_SETS,
+    SOURCES,
+    user_cache,
+    write_whole,
+)
 from rootlace.kernels.native.linear import DTYPES, Epilogue, prepared, scheme_of
 from rootlace.kernels.reference.layers import dequantise
 from tests.conftest import ROOT
@@ -112,7 +118,7 @@ def made(*command: str) -> str:
             [*command, f"-I{not_unrolled()}", "-o", str(unfinished)],
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=3600,
         )
         assert done.returncode == 0, done.stderr[:2000]
         unfinished.rename(path)
@@ -121,12 +127,13 @@ def made(*command: str) -> str:
 
 @functools.cache
 def not_unrolled() -> Path:
-    """A copy of the sources in which loops stay loops: two thirds of the time to compile."""
+    """A copy of the sources in which loops stay loops: two thirds of the time to compile. Each file
+    is there at once: another process may be compiling it."""
     copy = ROOT / "build" / "twins" / "sources"
     for path in SOURCES.rglob("*.*"):
         to = copy / path.relative_to(SOURCES)
         to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(UNROLLED.sub(b"", path.read_bytes()))
+        write_whole(to, UNROLLED.sub(b"", path.read_bytes()))
     return copy
 
 
@@ -238,6 +245,7 @@ def attentions() -> Iterator[Record]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # compiling may take two minutes where nothing else runs
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_set_computes_what_its_twin_does(case: Case, tmp_path: Path) -> None:
     for program in (HOST, case.compiler, *case.runner[:1]):
@@ -257,7 +265,7 @@ def test_a_set_computes_what_its_twin_does(case: Case, tmp_path: Path) -> None:
 
     def outputs(*command: str) -> tuple[str, bytes]:
         done = subprocess.run(
-            [*command, str(source), str(out)], capture_output=True, text=True, timeout=300
+            [*command, str(source), str(out)], capture_output=True, text=True, timeout=1200
         )
         assert done.returncode == 0, done.stderr[:2000]
         return done.stdout.strip(), out.read_bytes()

@@ -41,12 +41,14 @@ async def start(served: Served, rows: list[Any], endpoint: str = CHAT, key: str 
 
 
 async def until(served: Served, id_: str, *statuses: str, key: str = "") -> Any:
-    async with asyncio.timeout(20):
+    async def ended() -> Any:
         while True:
             batch = await served.openai(key).batches.retrieve(id_)
             if batch.status in statuses:
                 return batch
             await asyncio.sleep(0.01)
+
+    return await soon(ended())
 
 
 async def answers(served: Served, file_id: str | None) -> dict[str, Any]:
@@ -155,9 +157,8 @@ async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     client = served.openai()
     batch = await start(served, [row("a"), row("b", "wait")])
     queued = await start(served, [row("c")])
-    async with asyncio.timeout(20):
-        while (await client.batches.retrieve(batch.id)).request_counts.completed < 1:  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
+    while (await client.batches.retrieve(batch.id)).request_counts.completed < 1:  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
     assert (await client.batches.retrieve(queued.id)).status == "validating"
     gateway.fail = Overloaded("full")
     assert (await client.batches.cancel(batch.id)).status == "cancelling"
