@@ -72,7 +72,10 @@ class NoModel:
         self.vocab_size = vocab_size
         self.stats = parts.stats
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def collect(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         last = plan.row_start[1:][[sample.row for sample in plan.samples]] - 1
         mixed = plan.token_ids[last] * np.int64(7919) + plan.positions[last] * np.int64(104_729)
@@ -108,7 +111,7 @@ def engine() -> int:
     for name, kind, method in (
         ("plan", Scheduler, "plan"),
         ("commit", Scheduler, "commit"),
-        ("model", NoModel, "run"),
+        ("model", NoModel, "collect"),
     ):
         parts.watch(name, kind, method)
 

@@ -195,17 +195,18 @@ def rows_of(
 ) -> tuple[Rows, object]:
     """A step's rows as the library reads them, and the memory that they point to. Rows with blocks
     in common are looked for."""
-    given = (row_start, context_len, block_tables)
-    arrays = [one.astype("int32", order="C", copy=False) for one in given]
+    starts = row_start.astype("int32", order="C", copy=False)
+    lengths = context_len.astype("int32", order="C", copy=False)
+    tables = block_tables.astype("int32", order="C", copy=False)
     rows = Rows(
-        rows=len(context_len),
-        width=block_tables.shape[1],
-        row_start=arrays[0].ctypes.data,
-        context_len=arrays[1].ctypes.data,
-        block_tables=arrays[2].ctypes.data,
+        rows=len(lengths),
+        width=tables.shape[1],
+        row_start=starts.ctypes.data,
+        context_len=lengths.ctypes.data,
+        block_tables=tables.ctypes.data,
         num_runs=-1,
     )
-    return rows, arrays
+    return rows, (starts, lengths, tables)
 
 
 def _functions() -> Iterator[tuple[str, tuple[Any, list[Any]]]]:

@@ -98,16 +98,6 @@ class SuffixIndex:
         self._table = np.zeros(1 << bits, np.uint64)
         """Text's number << 32 | place behind the gram; 0: nothing."""
 
-    def _grow_table(self) -> None:
-        """Have as many entries as the known tokens are to have."""
-        wanted = min((_PLACES_WHILE_FEW * self.tokens - 1).bit_length(), self._most_bits)
-        more = wanted - (64 - self._shift)
-        if more > 0:
-            # An entry stays in all places that the longer hash of its gram may name. Where another
-            # gram is looked up there, the text tells.
-            self._table = np.repeat(self._table, 1 << more)
-            self._shift -= more
-
     @property
     def num_bytes(self) -> int:
         """Upper bound of the bytes of table and texts."""
@@ -154,7 +144,12 @@ class SuffixIndex:
         text.end = end
         text.known += len(tokens)
         self.tokens += len(tokens)
-        self._grow_table()
+        bits = min((_PLACES_WHILE_FEW * self.tokens - 1).bit_length(), self._most_bits)
+        if (more := bits - (64 - self._shift)) > 0:
+            # An entry stays in all places that the longer hash of its gram may name. Where another
+            # gram is looked up there, the text tells.
+            self._table = np.repeat(self._table, 1 << more)
+            self._shift -= more
         self._texts.move_to_end(text.number)
         hashes = _rolling(text.ids[start : text.end - 1])
         count = hashes.shape[1]

@@ -284,47 +284,12 @@ STEPS = 2
 """Steps in flight: a running step, and the step behind it."""
 
 
-class StepRecord:
-    """A shared-memory file that says which requests the engine is working on.
-
-    The file is read after the engine's death. Content: int64 [STEPS + 1, 1 + 2 rows]: the row count
-    of each step in flight, request ids, context lengths. The last row has the request that the
-    engine takes in, if any.
-    """
-
-    def __init__(self, path: Path, max_rows: int) -> None:
-        """Make the file, for steps of at most `max_rows` rows."""
-        shape = (STEPS + 1, 1 + 2 * max_rows)
-        # Written, not only sized: a full disk fails here, and no step later.
-        np.zeros(shape, np.int64).tofile(path)
-        self._map = np.memmap(path, np.int64, "r+", shape=shape)
-        # A plain view: indexing a memmap makes an object of its class each time.
-        self._rows = self._map.view(np.ndarray)
-        self._written: list[np.ndarray | None] = [None] * STEPS
-
-    def begin(self, step: int, rids: np.ndarray, lengths: np.ndarray) -> None:
-        """Record that a step begins, with rows of `rids` that reach the context `lengths`."""
-        at, contexts = step % STEPS, 1 + self._rows.shape[1] // 2
-        self._rows[at, contexts : contexts + len(rids)] = lengths
-        if self._written[at] is not rids:
-            self._rows[at, 1 : 1 + len(rids)] = rids
-            self._written[at] = rids
-        self._rows[at, 0] = len(rids)
-
-    def end(self, step: int) -> None:
-        self._rows[step % STEPS, 0] = 0
-
-    def receive(self, rid: int, length: int) -> None:
-        """Record that a request of `length` tokens is taken in, until `received`."""
-        self._rows[STEPS, 1], self._rows[STEPS, 1 + self._rows.shape[1] // 2] = rid, length
-        self._rows[STEPS, 0] = 1
-
-    def received(self) -> None:
-        self._rows[STEPS, 0] = 0
-
-
 def read_step_record(path: Path) -> dict[int, int]:
-    """Request -> planned context length, for the steps in flight; empty without the file."""
+    """Request -> planned context length of the work that an engine wrote to `path`.
+
+    The file is int64 [STEPS + 1, 1 + 2 rows]: of each step in flight the row count, request ids and
+    context lengths. The last row has the request that the engine takes in. Empty without the file.
+    """
     try:
         steps = np.fromfile(path, np.int64).reshape(STEPS + 1, -1)
     except (OSError, ValueError):

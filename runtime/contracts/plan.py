@@ -375,9 +375,6 @@ class Executor(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run a whole step. Raises RuntimeError for a late plan."""
-
     @property
     def overlaps(self) -> bool:
         """Whether `launch` returns while the step runs; only then does planning ahead pay."""

@@ -24,11 +24,16 @@ from rootlace.runtime.config import SPECULATION_TOKENS, LogConfig, SchedulerConf
 from rootlace.runtime.contracts.messages import (
     Heartbeat,
     Ready,
-    StepRecord,
     encode,
 )
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
-from rootlace.runtime.engine.core import EngineLoop, Pipes, collect_when_idle, connect
+from rootlace.runtime.engine.core import (
+    EngineLoop,
+    Pipes,
+    StepRecord,
+    collect_when_idle,
+    connect,
+)
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source

@@ -12,9 +12,10 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ import zmq
 from rootlace.runtime import processes
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import (
+    STEPS,
     Abort,
     EngineOutput,
     EngineRequest,
@@ -44,7 +46,6 @@ from rootlace.runtime.contracts.messages import (
     PinsLost,
     ReleaseProgram,
     Stats,
-    StepRecord,
     Stop,
     TellCache,
     ThoughtTokens,
@@ -72,6 +73,33 @@ if TYPE_CHECKING:
     from rootlace.runtime.engine.constraints import LateCompiler
 
 # Steps --------------------------------------------------------------------------------------------
+
+
+class StepRecord:
+    """A shared-memory file of the requests that the engine works on; see `read_step_record`."""
+
+    def __init__(self, path: Path, max_rows: int) -> None:
+        """Make the file, for steps of at most `max_rows` rows."""
+        shape = (STEPS + 1, 1 + 2 * max_rows)
+        # Written, not only sized: a full disk fails here, and no step later.
+        np.zeros(shape, np.int64).tofile(path)
+        self._map = np.memmap(path, np.int64, "r+", shape=shape)
+        # A plain view: indexing a memmap makes an object of its class each time.
+        self._rows = self._map.view(np.ndarray)
+        self._contexts = 1 + max_rows
+        self._written: list[object] = [None] * (STEPS + 1)
+
+    def begin(self, at: int, rids: Sequence[int] | np.ndarray, lengths: Any) -> None:
+        """Record work on `rids` up to the context `lengths`, as step `at` (`STEPS`: taking in)."""
+        row, count = self._rows[at], len(rids)
+        row[self._contexts : self._contexts + count] = lengths
+        if self._written[at] is not rids:
+            row[1 : 1 + count] = rids
+            self._written[at] = rids
+        row[0] = count
+
+    def end(self, at: int) -> None:
+        self._rows[at, 0] = 0
 
 
 TRUSTED_STEPS = 8
@@ -115,8 +143,8 @@ class Steps:
         """Seconds of these spent in the executor: launching, or waiting for results."""
         self.planned = False
         """Whether the last call had a step."""
-        self._forecasts = [0.0, 0.0]
-        """Seconds of the steps in flight, by step number modulo 2."""
+        self._forecasts = [0.0] * STEPS
+        """Seconds of the steps in flight, by step number modulo `STEPS`."""
 
     def step(self) -> list[EngineOutput]:
         """Plan, run and commit as far as possible; return the updates. Does nothing without work.
@@ -133,9 +161,10 @@ class Steps:
             except Exception as error:  # the content of the pool is unknown now
                 raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
         if plan is not None:
-            self._forecasts[plan.step % 2] = plan.forecast
+            at = plan.step % STEPS
+            self._forecasts[at] = plan.forecast
             if self._record is not None:
-                self._record.begin(plan.step, plan.rids, plan.context_len)
+                self._record.begin(at, plan.rids, plan.context_len)
         if self._overlap:
             updates = self._overlapped(plan)
         elif plan is None:
@@ -145,7 +174,7 @@ class Steps:
                 self._send(held_back)
             before = time.perf_counter()
             try:
-                result = self._executor.run(plan)
+                result = self._executor.collect(self._executor.launch(plan))
             except Exception as error:
                 updates = self._failed(plan, error)
             else:
@@ -199,9 +228,9 @@ class Steps:
     def _over(self, plan: StepPlan) -> None:
         """Record that a step is no longer in flight."""
         self.count += 1
-        self._forecasts[plan.step % 2] = 0.0
+        self._forecasts[plan.step % STEPS] = 0.0
         if self._record is not None:
-            self._record.end(plan.step)
+            self._record.end(plan.step % STEPS)
 
     def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:
         if plan is None:
@@ -521,9 +550,10 @@ class EngineLoop:
             if self._record is None:
                 self._submit(message)
             else:
-                self._record.receive(message.rid, len(message.token_ids) + len(message.output_ids))
+                length = len(message.token_ids) + len(message.output_ids)
+                self._record.begin(STEPS, (message.rid,), length)
                 self._submit(message)
-                self._record.received()
+                self._record.end(STEPS)
         elif isinstance(message, Abort):
             for rid in message.rids:
                 if self._compiling.remove(rid) or self._resuming.pop(rid, None) is not None:

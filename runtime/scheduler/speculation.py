@@ -122,7 +122,9 @@ class DraftPace:
         """Seconds of a row's share of a step without drafts; 0 while none was measured."""
         if not self._steps:
             return 0.0
-        nearest = min(self._steps, key=lambda known: abs(known - rows))
+        nearest = rows
+        if rows not in self._steps:
+            nearest = min(self._steps, key=lambda known: abs(known - rows))
         return max(self._steps[nearest], 1e-9) / rows
 
     def _costs(self, usual: float) -> tuple[float, float]:

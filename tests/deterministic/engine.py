@@ -19,14 +19,13 @@ from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Ready,
-    StepRecord,
     ToEngine,
     decode_to_engine,
     encode,
 )
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
-from rootlace.runtime.engine.core import EngineLoop
+from rootlace.runtime.engine.core import EngineLoop, StepRecord
 from rootlace.runtime.engine.process import Telling
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers

@@ -136,7 +136,9 @@ class Harness:
             plan = self.scheduler.plan()
             updates = self.scheduler.take_updates()
             if plan is not None:
-                updates += self.scheduler.commit(plan, self.executor.run(plan))
+                updates += self.scheduler.commit(
+                    plan, self.executor.collect(self.executor.launch(plan))
+                )
         self.take(updates)
 
     def take(self, updates: list[EngineOutput]) -> None:

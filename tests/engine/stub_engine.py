@@ -30,7 +30,6 @@ from rootlace.runtime.contracts.messages import (
     PinnedPrefix,
     Ready,
     Stats,
-    StepRecord,
     Stop,
     Unpin,
     Unpinned,
@@ -38,6 +37,7 @@ from rootlace.runtime.contracts.messages import (
     encode,
 )
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
+from rootlace.runtime.engine.core import StepRecord
 from rootlace.wire.protocol import RequestFacts
 from rootlace.wire.sampling import PIN_SECONDS
 

@@ -17,11 +17,11 @@ import pytest_asyncio
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import (
+    STEPS,
     EngineOutput,
     EngineRequest,
     Flush,
     ForgetNamespace,
-    StepRecord,
     read_step_record,
 )
 from rootlace.runtime.engine.client import engine_client
@@ -33,6 +33,7 @@ from rootlace.runtime.engine.client.cache_orders import (
     Forgets,
 )
 from rootlace.runtime.engine.client.engine_client import EngineClient
+from rootlace.runtime.engine.core import StepRecord
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN
@@ -342,17 +343,17 @@ def test_a_record_of_steps(tmp_path: Path) -> None:
     assert read_step_record(path) == {}
     assert path.stat().st_blocks, "its place on the disk is not taken"
     rows = np.array([7, 9])
-    record.begin(4, rows, np.array([30, 40]))
-    record.begin(5, np.array([9, 1, 2, 3]), np.array([41, 5, 6, 8]))
+    record.begin(0, rows, np.array([30, 40]))
+    record.begin(1, np.array([9, 1, 2, 3]), np.array([41, 5, 6, 8]))
     assert read_step_record(path) == {7: 30, 9: 41, 1: 5, 2: 6, 3: 8}
-    record.end(5)
+    record.end(1)
     assert read_step_record(path) == {7: 30, 9: 40}
-    record.end(4)
-    record.begin(6, rows, np.array([31, 41]))
+    record.end(0)
+    record.begin(0, rows, np.array([31, 41]))
     assert read_step_record(path) == {7: 31, 9: 41}
-    record.receive(8, 50)
+    record.begin(STEPS, (8,), 50)
     assert read_step_record(path) == {7: 31, 9: 41, 8: 50}
-    record.received()
+    record.end(STEPS)
     assert read_step_record(path) == {7: 31, 9: 41}
 
 

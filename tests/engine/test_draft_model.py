@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD
-from rootlace.runtime.contracts.plan import DraftRow, ModelDrafts, StepPlan, StepResult
+from rootlace.runtime.contracts.plan import DraftRow, Launched, ModelDrafts, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.draft_model import DraftDecoder
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -253,9 +253,9 @@ class TimedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Launched:
         self.draft.now += 10e-3 + 1e-3 * (plan.num_tokens - plan.num_rows)
-        return self.runner.run(plan)
+        return self.runner.launch(plan)
 
 
 def played(

@@ -21,13 +21,12 @@ from rootlace.runtime.contracts.messages import (
     Pause,
     PinsLost,
     Stats,
-    StepRecord,
     Stop,
     ToEngine,
     read_step_record,
 )
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
-from rootlace.runtime.engine.core import EngineLoop
+from rootlace.runtime.engine.core import EngineLoop, StepRecord
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.sandbox import CompileService
@@ -44,7 +43,10 @@ class CountingExecutor:
     num_blocks, context_length, vocab_size = 64, 128, VOCAB
     poison = 49
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def collect(self, plan: StepPlan) -> StepResult:
         if self.poison in plan.token_ids:
             raise RuntimeError("poisoned")
         tokens = [(int(s.token_ids[-1]) + 1) % VOCAB for s in plan.samples]

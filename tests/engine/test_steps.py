@@ -254,9 +254,12 @@ def test_a_step_under_way_is_forecast_by_those_before(slower: float) -> None:
     seen: list[float] = []
 
     class Looks(SimulatedExecutor):
-        def run(self, plan: StepPlan) -> StepResult:
+        def launch(self, plan: StepPlan) -> SimulatedStep:
             seen.append(steps.forecast)
-            return executor.run(plan)
+            return executor.launch(plan)
+
+        def collect(self, launched: SimulatedStep) -> StepResult:
+            return executor.collect(launched)
 
     steps = Steps(scheduler, Looks(64, 4, 200, 100), False, lambda updates: None)
     scheduler.add(

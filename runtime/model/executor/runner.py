@@ -198,7 +198,7 @@ class ModelRunner:
         return step
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See `Executor`."""
+        """Compute a whole step. Raises RuntimeError for a late plan."""
         return self.collect(self.launch(plan))
 
 

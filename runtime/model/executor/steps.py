@@ -126,13 +126,10 @@ class ModelSetup(msgspec.Struct, frozen=True, dict=True):
 
 
 class Steps(Protocol):
-    """`run`, `launch`, `sample`, `collect` and `overlaps` are those of `Executor`. Without further
-    methods each step is computed when it is launched."""
+    """`launch`, `sample`, `collect` and `overlaps` are those of `Executor`. Without further methods
+    each step is computed when it is launched."""
 
     overlaps: bool = False
-
-    def run(self, plan: StepPlan) -> StepResult:
-        return self.collect(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> Any: ...
 
