@@ -19,6 +19,7 @@ import msgspec
 
 from rootlace.client.channel import Ask, BranchText, Channel, LocalChannel
 from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.language.sampling import JSON_TYPES, NUMBER_STOPS
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     ConstraintNotMet,
@@ -186,7 +187,9 @@ def encoded(image: protocol.Image) -> str:
 
 
 def schema_of(constraint: protocol.Constraint) -> dict[str, Any]:
-    """Raises InvalidRequest for what is no JSON schema of an object."""
+    """Raises InvalidRequest for what no JSON schema stands for."""
+    if constraint.kind == "regex" and constraint.source in JSON_TYPES:
+        return {"type": JSON_TYPES[constraint.source]}
     if constraint.kind != "json_schema":
         raise InvalidRequest(
             f"a constraint of the kind {constraint.kind} cannot be asked for here, only json_schema"
@@ -386,8 +389,12 @@ class ServiceBackend(RuntimeEndpoint):
                 )
             request = self._request(branch, op.handling.timeout, protocol.SamplingParams())
             return lambda: self._select(request, op)
-        constraint, pattern = op.constraint, None
-        request = self._request(branch, op.handling.timeout, op.params)
+        constraint, params = op.constraint, op.params
+        if constraint is not None and constraint.source in JSON_TYPES:
+            # White space ends our numbers, and may stand before those of others.
+            stop = tuple(text for text in params.stop if text not in NUMBER_STOPS)
+            params = msgspec.structs.replace(params, stop=stop)
+        request = self._request(branch, op.handling.timeout, params)
         if constraint is not None and constraint.kind == "regex" and "regex" in self._emulate:
             pattern = re.compile(constraint.source)
             return lambda: self._matching(request, op, pattern)

@@ -235,6 +235,35 @@ def test_litellm(litellm: LiteLLM) -> None:
         chat.run("?", backend=backend)
 
 
+@pytest.mark.parametrize(
+    ("option", "said", "schema", "value"),
+    [
+        ({"type": int}, "\n 42", "integer", 42),
+        ({"type": float}, "0.5", "number", 0.5),
+        ({"type": bool}, "true", "boolean", True),
+        ({"dtype": int}, "42", "integer", "42"),
+        ({"dtype": "float"}, "0.5", "number", "0.5"),
+        ({"dtype": str}, '"a"', "string", '"a"'),
+    ],
+)
+def test_bare_types_are_asked_for_as_json(
+    service: Anthropic,
+    backend: rl.AnthropicBackend,
+    option: dict[str, Any],
+    said: str,
+    schema: str,
+    value: Any,
+) -> None:
+    service.reply = lambda body: said
+    program = rl.function(
+        lambda s: s.append(rl.user("?") + rl.assistant(rl.gen("x", stop=";", **option)))
+    )
+    assert program.run(backend=backend)["x"] == value
+    (asked,) = service.asked
+    assert asked["output_config"]["format"]["schema"] == {"type": schema}
+    assert asked["stop_sequences"] == [";"]  # white space may stand before the number
+
+
 @pytest.mark.parametrize("off", [-1, 0])
 def test_top_k_is_turned_off_by_saying_nothing(
     service: Anthropic, backend: rl.AnthropicBackend, litellm: LiteLLM, off: int
