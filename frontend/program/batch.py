@@ -93,15 +93,6 @@ def run_in_task(run: ProgramRun, body: Body) -> ProgramState:
     return state
 
 
-def text_of(run: ProgramRun, state: ProgramState) -> Iterator[str]:
-    """The text as it comes. Closing the iterator cancels the program."""
-    try:
-        yield from state.text_iter()
-    finally:
-        if not run.ended.done:
-            run.cancel()
-
-
 def in_own_loop(coroutine: Coroutine[Any, Any, Any], name: str) -> Any:
     """The outcome of `coroutine`. Raises RuntimeError where an event loop is running already."""
     try:

@@ -166,6 +166,11 @@ class ProgramRun:
             branch.cancel()
         self.connection.flush()
 
+    def abandon(self) -> None:
+        """Cancel it where somebody stops following it before its end, and nobody else follows."""
+        if not self.ended.done and not self.signal.heard:
+            self.cancel()
+
     def conclude(self, error: BaseException | None) -> None:
         """End the run with `error` or None, and wake all followers."""
         self.error = error

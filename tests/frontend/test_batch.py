@@ -284,3 +284,26 @@ def test_closing_a_stream_cancels_it(gateway: FakeGateway) -> None:
     assert next(stream) == EXAMPLES
     stream.close()
     eventually(lambda: gateway.open_branches == 0)
+
+
+@pytest.mark.parametrize("follow", ["text_iter", "value_iter"])
+def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> None:
+    @rl.function
+    def program(s):
+        s += "a"
+        with s.var_scope("x"):
+            s += "[1, 2"
+        s += rl.gen("y")
+
+    gateway.hold()
+    state = program.run(stream=True)
+    other = state.text_iter()
+    assert next(other) == "a"
+    for said in getattr(state, follow)("x"):
+        assert said in ("[1, 2", [1], [1, 2])
+        break
+    assert not gateway.sent(protocol.Cancel) and not state.branch.run.cancelled
+    other.close()  # the last one that follows
+    eventually(lambda: gateway.open_branches == 0)
+    with pytest.raises(rl.ProgramError, match="cancelled"):
+        _ = state["y"]
