@@ -382,10 +382,12 @@ def is_pydantic(kind: Any) -> bool:
 
 
 def _is_beyond_msgspec(part: Any) -> bool:
-    """Whether it is a path, or a union of several dataclasses."""
+    """Whether it is a path, a union of several dataclasses, or one with fields not to be given."""
     if typing.get_origin(part) in (typing.Union, types.UnionType):
         members = [typing.get_origin(each) or each for each in typing.get_args(part)]
         return sum(map(dataclasses.is_dataclass, members)) > 1
+    if isinstance(part, type) and dataclasses.is_dataclass(part):
+        return not all(field.init for field in dataclasses.fields(part))
     return isinstance(part, type) and issubclass(part, PurePath)
 
 
@@ -454,6 +456,11 @@ def _exact_generator() -> Any:
 
         def dataclass_schema(self, schema: Any) -> Schema:
             return _closed(super().dataclass_schema(schema))
+
+        def dataclass_args_schema(self, schema: Any) -> Schema:
+            given = [field for field in schema["fields"] if field.get("init", True)]
+            found: Schema = super().dataclass_args_schema({**schema, "fields": given})
+            return found
 
         def typed_dict_schema(self, schema: Any) -> Schema:
             return _closed(super().typed_dict_schema(schema))

@@ -77,6 +77,16 @@ class Fork:
 
 
 @dataclasses.dataclass
+class Counted:
+    text: str
+    length: int = dataclasses.field(init=False)
+    kept: int = dataclasses.field(init=False, default=4)
+
+    def __post_init__(self) -> None:
+        self.length = len(self.text)
+
+
+@dataclasses.dataclass
 class Bounded:
     size: Annotated[int, msgspec.Meta(ge=0)]
 
@@ -249,6 +259,11 @@ CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
             ('{"value":1,"left":{"value":2,"left":null}}', Fork(1, Fork(2, None))),
         ],
         ['{"value":1}', '{"value":1,"left":{"value":2}}'],
+    ),
+    (
+        Counted,
+        [('{"text":"ab"}', Counted("ab"))],
+        ['{"text":"ab","length":2}', '{"text":"ab","kept":4}'],
     ),
     (Box[int] | Box[bool], [('{"content":1}', Box(1))], ['{"content":"a"}']),
     (
