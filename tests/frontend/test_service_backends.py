@@ -110,6 +110,10 @@ def backend(service: Anthropic) -> Iterator[rl.AnthropicBackend]:
     made.close()
 
 
+def lookup(word: str) -> str:
+    return word
+
+
 @rl.function
 def chat(s, question):
     s += rl.system("Be brief.") + rl.user(question)
@@ -289,7 +293,9 @@ def test_litellm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("appended", "reason"),
     [
         (rl.user("?") + rl.assistant(rl.select("x", ["a"])), "emulate"),
-        (rl.user("?") + rl.assistant(rl.gen("x", regex="a")), "of the kind regex"),
+        (rl.user("?") + rl.assistant(rl.gen("x", regex="a")), r"emulate=\[\"regex"),
+        (rl.user("?") + rl.assistant(rl.gen("x", ebnf="start: A")), "of the kind ebnf"),
+        (rl.user("?") + rl.assistant(rl.gen("x", tools=rl.tools(lookup))), "tools= and"),
         (rl.user("?") + rl.assistant(rl.gen("x", logprobs=True)), "log-probabilities cannot"),
         (rl.user("?") + rl.assistant(rl.gen("x", seed=1)), "seed cannot be asked for"),
         ("Once" + rl.gen("x"), "text without messages"),
@@ -326,6 +332,10 @@ def test_what_is_emulated(service: Anthropic) -> None:
     assert "[0-9]{4}" in service.asked[-1]["messages"][-1]["content"]
     assert [each["content"] for each in state.messages()] == ["Is it?", "No", "Since?", "1999"]
     assert state.get_meta_info("x")["prompt_tokens"] == 20  # both attempts count
+    wrong = rl.function(lambda s: s.append(rl.user("?") + rl.assistant(rl.gen(regex="("))))
+    with pytest.raises(rl.ProgramError, match="regex: missing") as caught:
+        wrong.run(backend=backend)
+    assert caught.value.code == "invalid_constraint"
     replies = iter(["NO", "1999", "2000"])
     assert program.run(backend=backend)["x"] == "NO"  # before what only looks like it
     service.reply = lambda body: "Perhaps."
