@@ -371,6 +371,20 @@ class ProgramState(State):
     of the operation that failed, or what the program raised meanwhile.
     """
 
+    @property
+    def ret_value(self) -> Any:
+        """What the program returned. Of a run with `stream=True`, waits for its end."""
+        if self.branch.streams:
+            self.sync()
+        error = self.branch.error() if self._value is None else None
+        if error is not None:
+            raise error
+        return self._value
+
+    @ret_value.setter
+    def ret_value(self, value: Any) -> None:
+        self._value = value
+
     def __getitem__(self, name: str) -> Any:
         return self.get_var(name)
 

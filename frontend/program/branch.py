@@ -538,16 +538,11 @@ class Branch:
                 yield None
 
     def _named_steps(self, name: str, with_meta: bool) -> Steps:
-        """One variable, from the moment the program names it. If it never does, there is no
-        text."""
-        while True:
-            ended = self.run.ended.done
-            if self._is_named(name) or (ended and name in self.variables):
-                yield from _steps_of(self.variables[name], with_meta)
-                return
-            if ended:
-                return
+        """One variable, from the moment the program names it. Raises UnknownVariable if it never
+        does."""
+        while not (self.run.ended.done or self._is_named(name)):
             yield None
+        yield from _steps_of(self.find(name), with_meta)
 
     def _raise_failure(self) -> None:
         if self.remote.failure is not None:
