@@ -170,8 +170,6 @@ def _run(
 ) -> ProgramState:
     """Run to the end, writing the text, and the trace however it ends. Ctrl-C cancels the
     program."""
-    from rootlace.program.branch import Branch
-
     if not stream and trace is None:
         ended = program.run(**arguments, backend=backend)
         click.echo(ended.text())
@@ -180,15 +178,11 @@ def _run(
     try:
         # A state that is there from the beginning is there for the trace of what fails, too.
         state = program.run(**arguments, backend=backend, stream=True)
-        texts = state.text_iter()
-        for text in texts if stream else ["".join(texts)]:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        with contextlib.closing(state.text_iter()) as texts:
+            for text in texts if stream else ["".join(texts)]:
+                sys.stdout.write(text)
+                sys.stdout.flush()
         return state
-    except KeyboardInterrupt:  # while it waits for text, or writes it
-        if state is not None and isinstance(state.branch, Branch):
-            state.branch.run.cancel()
-        raise
     finally:
         if state is not None:
             click.echo()
@@ -318,7 +312,9 @@ class Conversation:
         try:
             state += user(message)
             state += assistant(gen("reply"))
-            yield from state.text_iter("reply")
+            for text, _ in turn.steps("reply", with_meta=False):
+                if text:
+                    yield text
             meta = state.get_meta_info("reply")
             done = True
         finally:

@@ -104,6 +104,11 @@ class Signal:
     def __init__(self) -> None:
         self._subscribers: tuple[Callable[[], object], ...] = ()
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody waits for it."""
+        return bool(self._subscribers)
+
     def subscribe(self, callback: Callable[[], object]) -> None:
         self._subscribers = (*self._subscribers, callback)
 

@@ -19,10 +19,12 @@ import msgspec
 
 from rootlace.client.channel import Ask, BranchText, Channel, LocalChannel
 from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.language.sampling import JSON_TYPES, NUMBER_STOPS
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     ConstraintNotMet,
     DeadlineExceeded,
+    InvalidConstraint,
     InvalidRequest,
     Overloaded,
     RootlaceError,
@@ -186,10 +188,16 @@ def encoded(image: protocol.Image) -> str:
 
 
 def schema_of(constraint: protocol.Constraint) -> dict[str, Any]:
-    """Raises InvalidRequest for what is no JSON schema of an object."""
+    """Raises InvalidRequest for what no JSON schema stands for."""
+    if constraint.kind == "regex" and constraint.source in JSON_TYPES:
+        return {"type": JSON_TYPES[constraint.source]}
+    if constraint.kind == "structural_tag":
+        raise InvalidRequest("tools= and structural_tag= cannot be asked for here")
     if constraint.kind != "json_schema":
+        advice = '; emulate=["regex"] has the model asked in words' * (constraint.kind == "regex")
         raise InvalidRequest(
             f"a constraint of the kind {constraint.kind} cannot be asked for here, only json_schema"
+            + advice
         )
     schema = json.loads(constraint.source)
     return schema if isinstance(schema, dict) else {}
@@ -386,17 +394,26 @@ class ServiceBackend(RuntimeEndpoint):
                 )
             request = self._request(branch, op.handling.timeout, protocol.SamplingParams())
             return lambda: self._select(request, op)
-        constraint, pattern = op.constraint, None
-        request = self._request(branch, op.handling.timeout, op.params)
-        if constraint is not None and constraint.kind == "regex" and "regex" in self._emulate:
-            pattern = re.compile(constraint.source)
+        constraint, params = op.constraint, op.params
+        pattern = schema = None
+        if constraint is not None and constraint.kind in self._emulate:
+            try:
+                pattern = re.compile(constraint.source)
+            except re.error as error:
+                raise InvalidConstraint(f"regex: {error}") from None
+        elif constraint is not None:
+            schema = schema_of(constraint)
+        if constraint is not None and constraint.source in JSON_TYPES:
+            # White space ends our numbers, and may stand before those of others.
+            stop = tuple(text for text in params.stop if text not in NUMBER_STOPS)
+            params = msgspec.structs.replace(params, stop=stop)
+        request = self._request(branch, op.handling.timeout, params)
+        if pattern is not None:
             return lambda: self._matching(request, op, pattern)
-        if constraint is not None:
-            if not request.messages:
-                raise InvalidRequest("a constraint can be asked for in an assistant's message only")
-            request = replace(request, schema=schema_of(constraint))
-        request = replace(request, stream=op.stream)
-        return lambda: self._generate(request, op)
+        if schema is not None and not request.messages:
+            raise InvalidRequest("a constraint can be asked for in an assistant's message only")
+        asked = replace(request, schema=schema, stream=op.stream)
+        return lambda: self._generate(asked, op)
 
     def _request(
         self, branch: BranchText, timeout: float | None, params: protocol.SamplingParams

@@ -26,6 +26,7 @@ class Definition:
         self.func = func
         self.bind_arguments = dict(bound or {})
         self._unbound: Self | None = None
+        self._is_method = False
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise TypeError(f"{self.name}: a program has no `yield`; stream() yields its text")
         called = type(func).__call__  # of an object that is no function
@@ -80,11 +81,23 @@ class Definition:
         program._unbound = self._unbound or self
         return program
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._is_method = self.name == f"{owner.__qualname__}.{name}"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """Of an instance of the class that defines it, the state comes behind `self`."""
+        if instance is None or not self._is_method:
+            return self
+        return type(self)(self.func.__get__(instance), self.bind_arguments)
+
     def __reduce__(self) -> Any:
-        """Pickle by name, as functions are; arguments that are bound go along."""
-        if self._unbound is None:
-            return self.name
-        return _bind, (self._unbound, self.bind_arguments)
+        """Pickle by name, as functions are; an object whose method it is and arguments that are
+        bound go along."""
+        if self._unbound is not None:
+            return _bind, (self._unbound, self.bind_arguments)
+        if inspect.ismethod(self.func):
+            return getattr, (self.func.__self__, self.func.__name__)
+        return self.name
 
     def take(self, keyword: str, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """The value of a `keyword` of `run` (None if it is not there), and the other keywords. It

@@ -139,19 +139,27 @@ _REMEMBERED_LENGTH = 1 << 14
 
 # A number ends where the model writes white space: the pattern admits it and the stop strings cut
 # it off again. Without it, a model that does not feel like stopping would write digits for ever.
-_NUMBER_STOPS = (" ", "\n")
+NUMBER_STOPS = (" ", "\n")
 # The same for numbers as JSON writes them, which nothing else would end. A float has as many digits
 # as repr() writes: a small model asked for a score wrote 1.000... to the end.
 _BARE: dict[Any, str] = {
     int: r"-?(0|[1-9][0-9]*)[ \n]?",
     float: r"-?(0|[1-9][0-9]{0,16})(\.[0-9]{1,21})?([eE][-+]?[0-9]{1,2})?[ \n]?",
 }
-_DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "int": (r"[-+]?[0-9]+[ \n]?", _NUMBER_STOPS),
-    "float": (r"[-+]?[0-9]*\.?[0-9]+[ \n]?", _NUMBER_STOPS),
-    "bool": (r"(True|False)", ()),
-    "str": (r'"([^"\\\x00-\x1f]|\\["\\/bfnrt])*"', ()),
+_DTYPES = {
+    "int": r"[-+]?[0-9]+[ \n]?",
+    "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]?",
+    "bool": r"(True|False)",
+    "str": r'"([^"\\\x00-\x1f]|\\["\\/bfnrt])*"',
 }
+JSON_TYPES = {
+    _BARE[int]: "integer",
+    _BARE[float]: "number",
+    _DTYPES["int"]: "integer",
+    _DTYPES["float"]: "number",
+    _DTYPES["str"]: "string",
+}
+"""The JSON type that may be asked for in the place of a pattern, where patterns cannot be."""
 
 
 def plain(value: Any) -> Any:
@@ -341,8 +349,10 @@ def handling_of(
 
 def _number_stops(options: Mapping[str, Any]) -> tuple[str, ...]:
     if "dtype" in options:
-        return _DTYPES.get(_dtype_name(options["dtype"]), ("", ()))[1]
-    return _NUMBER_STOPS if _is_bare(options.get("type")) else ()
+        bare = _dtype_name(options["dtype"]) in ("int", "float")
+    else:
+        bare = _is_bare(options.get("type"))
+    return NUMBER_STOPS if bare else ()
 
 
 def _is_bare(kind: Any) -> bool:
@@ -413,7 +423,7 @@ Source = tuple[str, str]
 def _of_dtype(dtype: Any) -> Source:
     simple = dtype in (int, float, bool, str) or isinstance(dtype, str)
     if simple and _dtype_name(dtype) in _DTYPES:
-        return "regex", _DTYPES[_dtype_name(dtype)][0]
+        return "regex", _DTYPES[_dtype_name(dtype)]
     if isinstance(dtype, str):
         names = ", ".join(map(repr, _DTYPES))
         raise InvalidConstraint(f"dtype must be a type or one of {names}, not {dtype!r}")

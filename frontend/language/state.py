@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from typing import Any, NoReturn, Self, overload
 
 from rootlace.language.expressions import (
@@ -344,16 +345,15 @@ class State:
         """Whether the program has named the variable; its value may still be on its way."""
         return name in self.branch.variables
 
-    async def text_async_iter(
+    def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """`text_iter` for an event loop; with `return_meta_data`, pairs of text and information.
 
         No pair is without text. Log-probabilities in a pair are those of its own tokens, counts
         those of all so far. `get_meta_info` has the final information.
         """
-        async for step in self.branch.follow_async(var_name, return_meta_data):
-            yield step
+        return self.branch.follow_async(var_name, return_meta_data)
 
     def trace(self) -> Timeline:
         """What the whole run has done so far and when, of which `save("run.html")` makes a page.
@@ -370,6 +370,20 @@ class ProgramState(State):
     Reading blocks until the value is there. If it never will be, reading raises the ProgramError
     of the operation that failed, or what the program raised meanwhile.
     """
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program returned. Of a run with `stream=True`, waits for its end."""
+        if self.branch.streams:
+            self.sync()
+        error = self.branch.error() if self._value is None else None
+        if error is not None:
+            raise error
+        return self._value
+
+    @ret_value.setter
+    def ret_value(self, value: Any) -> None:
+        self._value = value
 
     def __getitem__(self, name: str) -> Any:
         return self.get_var(name)
@@ -469,31 +483,34 @@ class ProgramState(State):
         self.sync()
         return self.branch.error()
 
-    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+    def text_iter(self, var_name: str | None = None) -> Generator[str, None, None]:
         """The text, or one variable, as it is generated (a run with `stream=True`).
 
-        Without streaming, all of it at once. Raises at the end if the program failed.
+        Without streaming, all of it at once. Raises at the end if the program failed. Who leaves
+        before the end (`break`, `close()`) cancels the run, unless somebody else follows it.
         """
         if self.branch.streams:
             yield from self.branch.follow(var_name)
         else:
             yield self.text() if var_name is None else self.text(var_name)
 
-    def value_iter(self, name: str) -> Iterator[Any]:
+    def value_iter(self, name: str) -> Generator[Any, None, None]:
         """The value of `gen(name, type=...)` while it is generated (a run with `stream=True`): what
         its JSON says so far, as dictionaries, lists, strings and numbers, whenever that is more;
         at last the value itself."""
         said = Beginning()
-        for piece in self.text_iter(name):
-            yield from said.more(piece)
+        with closing(self.text_iter(name)) as pieces:
+            for piece in pieces:
+                yield from said.more(piece)
         yield self[name]
 
-    async def value_async_iter(self, name: str) -> AsyncIterator[Any]:
+    async def value_async_iter(self, name: str) -> AsyncGenerator[Any, None]:
         """`value_iter` for an event loop."""
         said = Beginning()
-        async for piece in self.text_async_iter(name):
-            for value in said.more(piece):
-                yield value
+        async with aclosing(self.text_async_iter(name)) as pieces:
+            async for piece in pieces:
+                for value in said.more(piece):
+                    yield value
         yield self[name]
 
     def __str__(self) -> str:

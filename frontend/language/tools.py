@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import inspect
 import json
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from rootlace import types
+from rootlace.language import sampling
 from rootlace.language.expressions import Expression
 from rootlace.language.failures import Site, call_site
 from rootlace.language.variables import Readable
@@ -131,6 +133,8 @@ def _tool(given: Any) -> Tool:
     if not _NAME.fullmatch(name):
         raise TypeError(f"tools(): {given!r} has no name that a model could call")
     arguments = _arguments(given, name)
+    if inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
+        raise TypeError(f"tools(): {name}() has a `yield`; a tool returns its result")
     about, described = _documented(inspect.getdoc(given) or "")
     for argument in dataclasses.fields(arguments):
         for said in getattr(argument.type, "__metadata__", ()):
@@ -207,14 +211,20 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 
 def as_text(value: Any) -> str:
     """The result of a tool as text for the model: a string as it is, anything else as JSON where
-    JSON has a form for it."""
+    JSON has a form for it. A part without one is a string there."""
     if isinstance(value, str):
         return value
-    dump = getattr(value, "model_dump_json", None)
-    if dump is not None:
-        return str(dump())
+
+    def part(inner: Any) -> Any:
+        if hasattr(inner, "model_dump"):
+            return inner.model_dump(mode="json")
+        if inner is value:
+            raise TypeError
+        known = sampling.plain(inner)
+        return str(inner) if known is inner else known
+
     try:
-        return msgspec.json.encode(value).decode()
+        return msgspec.json.encode(value, enc_hook=part).decode()
     except (msgspec.MsgspecError, TypeError, ValueError):
         return str(value)
 
@@ -370,7 +380,8 @@ def _in_thread(call: Callable[[], Any], timeout: float | None) -> Any:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=work, name="rootlace tool", daemon=True).start()
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(work,), name="rootlace tool", daemon=True).start()
     try:
         return future.result(timeout)
     except TimeoutError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NoReturn, Protocol, Self
 
@@ -378,10 +378,10 @@ class Branch(Protocol):
 
     def error(self) -> BaseException | None: ...
 
-    def follow(self, name: str | None) -> Iterator[str]:
+    def follow(self, name: str | None) -> Generator[str, None, None]:
         """The text of the branch, or of the variable `name`, as it is generated."""
 
-    def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+    def follow_async(self, name: str | None, with_meta: bool) -> AsyncGenerator[Any, None]:
         """`follow` on an event loop; `with_meta`: pairs of text and meta information."""
 
     def append(self, expression: Appendable) -> None: ...
@@ -477,10 +477,10 @@ class SavedBranch(SettledBranch):
     def messages(self) -> list[dict[str, str]]:
         return text_of(self._saved.pieces)[1].messages()
 
-    def follow(self, name: str | None) -> Iterator[str]:
+    def follow(self, name: str | None) -> Generator[str, None, None]:
         yield str(self.text() if name is None else self.find(name).written())
 
-    async def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+    async def follow_async(self, name: str | None, with_meta: bool) -> AsyncGenerator[Any, None]:
         for text in self.follow(name):
             meta = None if name is None else self.find(name).meta()
             yield (text, meta) if with_meta else text

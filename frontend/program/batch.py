@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextvars
 import hashlib
 import os
 import threading
@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 def complete(run: ProgramRun, body: Body, state: ProgramState | None = None) -> ProgramState:
     """Run `body` to its end on a new branch (or that of `state`)."""
     state = state or ProgramState(Branch(run))
-    state.ret_value = run.execute(functools.partial(body, state))
+
+    def work() -> None:
+        state.ret_value = body(state)  # before the run ends, of which its followers hear
+
+    run.execute(work)
     return state
 
 
@@ -50,8 +54,11 @@ async def complete_async(
 ) -> ProgramState:
     """Run an `async def` program as `complete` does."""
     state = state or ProgramState(Branch(run))
-    inner = AsyncProgramState(state.branch)
-    state.ret_value = await run.execute_async(lambda: body(inner))
+
+    async def work() -> None:
+        state.ret_value = await body(AsyncProgramState(state.branch))
+
+    await run.execute_async(work)
     return state
 
 
@@ -78,7 +85,10 @@ def run_in_thread(run: ProgramRun, body: Body, name: str, is_async: bool) -> Pro
             if not run.ended.done:
                 run.conclude(error)
 
-    run.thread = threading.Thread(target=work, name=f"rootlace {name}", daemon=True)
+    context = contextvars.copy_context()
+    run.thread = threading.Thread(
+        target=context.run, args=(work,), name=f"rootlace {name}", daemon=True
+    )
     run.thread.start()
     return state
 
@@ -91,15 +101,6 @@ def run_in_task(run: ProgramRun, body: Body) -> ProgramState:
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     run.ended.add_callback(lambda: task)  # the loop itself holds tasks weakly
     return state
-
-
-def text_of(run: ProgramRun, state: ProgramState) -> Iterator[str]:
-    """The text as it comes. Closing the iterator cancels the program."""
-    try:
-        yield from state.text_iter()
-    finally:
-        if not run.ended.done:
-            run.cancel()
 
 
 def in_own_loop(coroutine: Coroutine[Any, Any, Any], name: str) -> Any:
@@ -481,7 +482,8 @@ def _in_threads(
         with _progress(progress_bar, function.name, len(todo)) as advance:
             futures: list[Future[ProgramState]] = []
             for index, body in enumerate(todo):
-                future = pool.submit(shared.run_one, index, body)
+                context = contextvars.copy_context()
+                future = pool.submit(context.run, shared.run_one, index, body)
                 future.add_done_callback(lambda _: advance())
                 futures.append(future)
             futures.reverse()

@@ -7,7 +7,7 @@ import copy
 import threading
 import weakref
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Callable,
     Generator,
     Iterable,
@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import closing
+from contextlib import aclosing, closing
 from typing import Any
 
 from rootlace.client.channel import call_in_loop, wait_for_event
@@ -456,30 +456,32 @@ class Branch:
             return self.run.error
         return None if self.remote.failure is None else self.remote.failure.exception()
 
-    def follow(self, name: str | None) -> Iterator[str]:
+    def follow(self, name: str | None) -> Generator[str, None, None]:
         try:
-            for text, _ in self.steps(name, with_meta=False):
-                if text:
-                    yield text
-        except KeyboardInterrupt:  # Ctrl-C while waiting for more
-            self.run.cancel()
+            with closing(self.steps(name, with_meta=False)) as steps:
+                for text, _ in steps:
+                    if text:
+                        yield text
+        except (GeneratorExit, KeyboardInterrupt):
+            self.run.abandon()
             raise
 
-    async def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+    async def follow_async(self, name: str | None, with_meta: bool) -> AsyncGenerator[Any, None]:
         told = 0
         try:
-            async for text, meta in self.steps_async(name, with_meta):
-                if text and with_meta:
-                    yield text, meta and _with_new_scores(meta, told)
-                elif text:
-                    yield text
-                if meta and text:
-                    told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
-        except asyncio.CancelledError:  # of the task that follows, whose client left, say
-            self.run.cancel()
+            async with aclosing(self.steps_async(name, with_meta)) as steps:
+                async for text, meta in steps:
+                    if text and with_meta:
+                        yield text, meta and _with_new_scores(meta, told)
+                    elif text:
+                        yield text
+                    if meta and text:
+                        told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.run.abandon()
             raise
 
-    def steps(self, name: str | None, with_meta: bool = True) -> Iterator[Step]:
+    def steps(self, name: str | None, with_meta: bool = True) -> Generator[Step, None, None]:
         """The text of the branch, or of the variable `name`, as it comes. At the end, raises what
         ended the program if it failed."""
         event = threading.Event()
@@ -491,7 +493,9 @@ class Branch:
                     wait_for_event(event)
                     event.clear()
 
-    async def steps_async(self, name: str | None, with_meta: bool = True) -> AsyncIterator[Step]:
+    async def steps_async(
+        self, name: str | None, with_meta: bool = True
+    ) -> AsyncGenerator[Step, None]:
         """`steps` without blocking the running event loop."""
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
@@ -534,16 +538,11 @@ class Branch:
                 yield None
 
     def _named_steps(self, name: str, with_meta: bool) -> Steps:
-        """One variable, from the moment the program names it. If it never does, there is no
-        text."""
-        while True:
-            ended = self.run.ended.done
-            if self._is_named(name) or (ended and name in self.variables):
-                yield from _steps_of(self.variables[name], with_meta)
-                return
-            if ended:
-                return
+        """One variable, from the moment the program names it. Raises UnknownVariable if it never
+        does."""
+        while not (self.run.ended.done or self._is_named(name)):
             yield None
+        yield from _steps_of(self.find(name), with_meta)
 
     def _raise_failure(self) -> None:
         if self.remote.failure is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
@@ -79,13 +79,9 @@ class Function(Definition):
             return outer.call(self, args, kwargs)
         return self.run(*args, **kwargs)
 
-    def stream(self, *args: Any, backend: Any = None, **kwargs: Any) -> Iterator[str]:
+    def stream(self, *args: Any, backend: Any = None, **kwargs: Any) -> Generator[str, None, None]:
         """Run the program and yield its text as it comes. Closing the iterator cancels it."""
-        from rootlace.program import batch
-
-        run, body = self._start(args, kwargs, backend, stream=True)
-        state = batch.run_in_thread(run, body, self.name, self.is_async)
-        return batch.text_of(run, state)
+        return self.run(*args, stream=True, backend=backend, **kwargs).text_iter()
 
     async def run_async(
         self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any

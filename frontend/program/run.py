@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -166,6 +166,11 @@ class ProgramRun:
             branch.cancel()
         self.connection.flush()
 
+    def abandon(self) -> None:
+        """Cancel it where somebody stops following it before its end, and nobody else follows."""
+        if not self.ended.done and not self.signal.heard:
+            self.cancel()
+
     def conclude(self, error: BaseException | None) -> None:
         """End the run with `error` or None, and wake all followers."""
         self.error = error
@@ -229,19 +234,17 @@ class ProgramRun:
 
     # ------------------------------------------------------------ running
 
-    def execute(self, body: Callable[[], Any]) -> Any:
+    def execute(self, body: Callable[[], object]) -> None:
         """Run a synchronous program, and wait for all its operations."""
         with self._to_the_end():
-            value = body()
+            body()
             self.wait_for(self.finish())
-        return value
 
-    async def execute_async(self, body: Callable[[], Any]) -> Any:
+    async def execute_async(self, body: Callable[[], Awaitable[object]]) -> None:
         """Run a coroutine function, and wait for all its operations."""
         with self._to_the_end():
-            value = await body()
+            await body()
             await self.wait_for_async(self.finish())
-        return value
 
     @contextmanager
     def _to_the_end(self) -> Iterator[None]:

@@ -221,9 +221,9 @@ class Scripted(RuntimeEndpoint):
         asked = f"{what}({op.name!r}) after {_end(prompt)}"
         turns = self._find(prompt, op)
         if turns is None:
-            raise InvalidRequest(
-                f"nothing is scripted for {what}({op.name!r}) after {_end(prompt)}"
-            )
+            meant = any(pattern.pattern == op.name for pattern, _ in self._patterns)
+            hint = f"; by the variable's name: Scripted({op.name}=...)" if meant else ""
+            raise InvalidRequest(f"nothing is scripted for {asked}{hint}")
         try:
             reply = next(turns)
         except StopIteration:

@@ -11,14 +11,17 @@ each kind of constraint, and finds misspelt keywords in schemas.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import importlib
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 import msgspec
@@ -367,18 +370,25 @@ def is_model(kind: Any) -> bool:
     )
 
 
-def is_pydantic(kind: Any) -> bool:
-    """Whether pydantic must describe and read the type, because some part of it is pydantic's."""
-    if is_model(kind):
-        return True
-    if "pydantic" not in sys.modules and "annotated_types" not in sys.modules:
-        return False
-    return _has_own(kind)
-
-
 @_once_per_type
-def _has_own(kind: Any) -> bool:
-    return any(_is_own(part) for part in _parts(kind, set()))
+def is_pydantic(kind: Any) -> bool:
+    """Whether pydantic must describe and read the type: some part of it is pydantic's, or msgspec
+    cannot read it."""
+    parts = [kind] if is_model(kind) else list(_parts(kind, set()))
+    if any(map(_is_own, parts)):
+        return True
+    # msgspec.Meta says nothing to pydantic.
+    return any(map(_is_beyond_msgspec, parts)) and msgspec.Meta not in map(type, parts)
+
+
+def _is_beyond_msgspec(part: Any) -> bool:
+    """Whether it is a path, a union of several dataclasses, or one with fields not to be given."""
+    if typing.get_origin(part) in (typing.Union, types.UnionType):
+        members = [typing.get_origin(each) or each for each in typing.get_args(part)]
+        return sum(map(dataclasses.is_dataclass, members)) > 1
+    if isinstance(part, type) and dataclasses.is_dataclass(part):
+        return not all(field.init for field in dataclasses.fields(part))
+    return isinstance(part, type) and issubclass(part, PurePath)
 
 
 def _is_own(part: Any) -> bool:
@@ -446,6 +456,11 @@ def _exact_generator() -> Any:
 
         def dataclass_schema(self, schema: Any) -> Schema:
             return _closed(super().dataclass_schema(schema))
+
+        def dataclass_args_schema(self, schema: Any) -> Schema:
+            given = [field for field in schema["fields"] if field.get("init", True)]
+            found: Schema = super().dataclass_args_schema({**schema, "fields": given})
+            return found
 
         def typed_dict_schema(self, schema: Any) -> Schema:
             return _closed(super().typed_dict_schema(schema))

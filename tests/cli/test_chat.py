@@ -7,11 +7,13 @@ import subprocess
 import sys
 from importlib import metadata
 
+import pytest
 from click.testing import CliRunner
 
 import rootlace as rl
 from rootlace.cli.app import app
 from rootlace.cli.run import Conversation
+from rootlace.program import branch
 from tests.cli.conftest import Serve
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6"]
@@ -50,7 +52,10 @@ def test_a_turn_that_fails_is_forgotten(served: Serve) -> None:
     assert len(re.findall(r"\[prompt \d+ tokens", result.output)) == 2
 
 
-def test_an_interrupted_turn_is_forgotten(served: Serve) -> None:
+def test_an_interrupted_turn_is_forgotten(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(event: object) -> None:
+        raise KeyboardInterrupt
+
     backend = rl.RuntimeEndpoint(served.url)
     conversation = Conversation(backend, "", temperature=0.0, max_tokens=200)
     whole = "".join(conversation.ask("hi"))
@@ -58,6 +63,9 @@ def test_an_interrupted_turn_is_forgotten(served: Serve) -> None:
     reply = conversation.ask("hi")
     next(reply)
     reply.close()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(branch, "wait_for_event", pressed)
+        list(conversation.ask("hi"))
     assert conversation.turns == []
     assert "".join(conversation.ask("hi")) == whole
     conversation.close()

@@ -161,6 +161,23 @@ async def test_cancelling_a_task_that_follows_cancels_on_the_server(gateway: Fak
     assert len(gateway.sent(protocol.Cancel)) == 1
 
 
+@pytest.mark.parametrize("follow", ["text_async_iter", "value_async_iter"])
+async def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> None:
+    @rl.function
+    async def program(s):
+        with s.var_scope("x"):
+            s += "[1, 2"
+        s += rl.gen("y")
+
+    gateway.hold()
+    state = await program.run_async(stream=True)
+    async for _ in getattr(state, follow)("x"):
+        break
+    while not state.branch.run.ended.done:
+        await asyncio.sleep(0.01)
+    assert len(gateway.sent(protocol.Cancel)) == 1
+
+
 async def test_streaming(gateway: FakeGateway) -> None:
     gateway.script = lambda text, op: "one two three"
     state = await agent.run_async("x", stream=True)

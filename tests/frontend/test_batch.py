@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import signal
 import threading
@@ -284,3 +285,69 @@ def test_closing_a_stream_cancels_it(gateway: FakeGateway) -> None:
     assert next(stream) == EXAMPLES
     stream.close()
     eventually(lambda: gateway.open_branches == 0)
+
+
+def test_what_a_streamed_run_returned_is_waited_for(gateway: FakeGateway) -> None:
+    """Those who hear of its end find the value there."""
+
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("x")
+        return s["x"]
+
+    gateway.hold()
+    state = program.run(stream=True)
+    heard: list[Any] = []
+    state.branch.run.ended.add_callback(lambda: heard.append(state._value))
+    gateway.release()
+    assert state.ret_value == state["x"] and heard == [state["x"]]
+    with pytest.raises(KeyError, match=r"no variable 'y'.*: x"):
+        list(program.run(stream=True).text_iter("y"))
+
+
+def test_a_failed_run_returned_nothing() -> None:
+    good, bad = classify.run_batch([("a",), ("b", True)])
+    streamed = classify.run("b", True, stream=True)
+    assert good.ret_value is None
+    for state in (bad, streamed):
+        with pytest.raises(LookupError, match="b"):
+            _ = state.ret_value
+
+
+def test_programs_in_threads_know_the_context() -> None:
+    user = contextvars.ContextVar("user", default="nobody")
+    seen: list[str] = []
+
+    @rl.function
+    def program(s, i):
+        s += "a"
+        _ = s.text()  # the end of what is looked at beforehand
+        seen.append(user.get())
+
+    user.set("Ida")
+    program.run(0, stream=True).sync()
+    program.run_batch([(1,), (2,)])
+    assert seen == ["Ida"] * 3
+
+
+@pytest.mark.parametrize("follow", ["text_iter", "value_iter"])
+def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> None:
+    @rl.function
+    def program(s):
+        s += "a"
+        with s.var_scope("x"):
+            s += "[1, 2"
+        s += rl.gen("y")
+
+    gateway.hold()
+    state = program.run(stream=True)
+    other = state.text_iter()
+    assert next(other) == "a"
+    for said in getattr(state, follow)("x"):
+        assert said in ("[1, 2", [1], [1, 2])
+        break
+    assert not gateway.sent(protocol.Cancel) and not state.branch.run.cancelled
+    other.close()  # the last one that follows
+    eventually(lambda: gateway.open_branches == 0)
+    with pytest.raises(rl.ProgramError, match="cancelled"):
+        _ = state["y"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import gc
 import pickle
@@ -230,6 +231,35 @@ def test_any_callable_is_a_program(backend: rl.RuntimeEndpoint) -> None:
         functools.partial(lambda s, who: s.append(who + rl.gen("reply")), who="Ida")
     )
     assert [state.text()[:3] for state in (greet.run(), *greet.run_batch([{}]))] == ["Ida"] * 2
+
+
+@dataclasses.dataclass
+class Guide:
+    city: str
+    other = straight
+
+    @rl.function
+    def tell(self, s, what):
+        s += f"{what} of {self.city}" + rl.gen("told")
+
+    @rl.function
+    async def both(self, s):
+        await self.tell_async(s)
+        return await s.text()
+
+    @rl.function
+    async def tell_async(self, s):
+        s += self.city
+
+
+def test_a_method_is_a_program_of_its_object(backend: rl.RuntimeEndpoint) -> None:
+    guide = Guide("Rome")
+    assert guide.tell.arg_names == ["what"] and guide.tell.run("Food").text()[:12] == "Food of Rome"
+    assert guide.both.run().ret_value == "Rome"
+    bound = pickle.loads(pickle.dumps(guide.tell.bind(what="Art")))
+    states = [*pickle.loads(pickle.dumps(guide.tell)).run_batch([("Art",)]), bound.run()]
+    assert [state.text()[:11] for state in states] == ["Art of Rome"] * 2
+    assert guide.other is Guide.other is straight  # no method: it is defined elsewhere
 
 
 def test_programs_and_failures_are_pickled(backend: rl.RuntimeEndpoint) -> None:

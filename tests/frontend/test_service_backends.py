@@ -110,6 +110,10 @@ def backend(service: Anthropic) -> Iterator[rl.AnthropicBackend]:
     made.close()
 
 
+def lookup(word: str) -> str:
+    return word
+
+
 @rl.function
 def chat(s, question):
     s += rl.system("Be brief.") + rl.user(question)
@@ -235,6 +239,35 @@ def test_litellm(litellm: LiteLLM) -> None:
         chat.run("?", backend=backend)
 
 
+@pytest.mark.parametrize(
+    ("option", "said", "schema", "value"),
+    [
+        ({"type": int}, "\n 42", "integer", 42),
+        ({"type": float}, "0.5", "number", 0.5),
+        ({"type": bool}, "true", "boolean", True),
+        ({"dtype": int}, "42", "integer", "42"),
+        ({"dtype": "float"}, "0.5", "number", "0.5"),
+        ({"dtype": str}, '"a"', "string", '"a"'),
+    ],
+)
+def test_bare_types_are_asked_for_as_json(
+    service: Anthropic,
+    backend: rl.AnthropicBackend,
+    option: dict[str, Any],
+    said: str,
+    schema: str,
+    value: Any,
+) -> None:
+    service.reply = lambda body: said
+    program = rl.function(
+        lambda s: s.append(rl.user("?") + rl.assistant(rl.gen("x", stop=";", **option)))
+    )
+    assert program.run(backend=backend)["x"] == value
+    (asked,) = service.asked
+    assert asked["output_config"]["format"]["schema"] == {"type": schema}
+    assert asked["stop_sequences"] == [";"]  # white space may stand before the number
+
+
 @pytest.mark.parametrize("off", [-1, 0])
 def test_top_k_is_turned_off_by_saying_nothing(
     service: Anthropic, backend: rl.AnthropicBackend, litellm: LiteLLM, off: int
@@ -260,7 +293,9 @@ def test_litellm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("appended", "reason"),
     [
         (rl.user("?") + rl.assistant(rl.select("x", ["a"])), "emulate"),
-        (rl.user("?") + rl.assistant(rl.gen("x", regex="a")), "of the kind regex"),
+        (rl.user("?") + rl.assistant(rl.gen("x", regex="a")), r"emulate=\[\"regex"),
+        (rl.user("?") + rl.assistant(rl.gen("x", ebnf="start: A")), "of the kind ebnf"),
+        (rl.user("?") + rl.assistant(rl.gen("x", tools=rl.tools(lookup))), "tools= and"),
         (rl.user("?") + rl.assistant(rl.gen("x", logprobs=True)), "log-probabilities cannot"),
         (rl.user("?") + rl.assistant(rl.gen("x", seed=1)), "seed cannot be asked for"),
         ("Once" + rl.gen("x"), "text without messages"),
@@ -297,6 +332,10 @@ def test_what_is_emulated(service: Anthropic) -> None:
     assert "[0-9]{4}" in service.asked[-1]["messages"][-1]["content"]
     assert [each["content"] for each in state.messages()] == ["Is it?", "No", "Since?", "1999"]
     assert state.get_meta_info("x")["prompt_tokens"] == 20  # both attempts count
+    wrong = rl.function(lambda s: s.append(rl.user("?") + rl.assistant(rl.gen(regex="("))))
+    with pytest.raises(rl.ProgramError, match="regex: missing") as caught:
+        wrong.run(backend=backend)
+    assert caught.value.code == "invalid_constraint"
     replies = iter(["NO", "1999", "2000"])
     assert program.run(backend=backend)["x"] == "NO"  # before what only looks like it
     service.reply = lambda body: "Perhaps."

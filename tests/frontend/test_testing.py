@@ -67,6 +67,8 @@ def test_replies_in_turn_end() -> None:
         program.run(backend=backend)
     with pytest.raises(rl.ProgramError, match=r"nothing is scripted for gen\('a'\) after 'x'"):
         program.run(backend=Scripted(b="3"))
+    with pytest.raises(rl.ProgramError, match=r"after 'x'; by the variable's name: Scripted\(a="):
+        program.run(backend=Scripted({"a": "3"}))
 
 
 def test_values_functions_and_failures() -> None:

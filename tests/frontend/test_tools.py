@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import datetime as dt
 import functools
 import json
 import math
 import threading
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -20,7 +23,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.language.sampling import resolve
-from rootlace.language.tools import find_calls
+from rootlace.language.tools import as_text, find_calls
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.chat_format import PLAIN
@@ -71,6 +74,10 @@ def add(a: int, b: int) -> int:
 async def shout(text: str) -> str:
     await asyncio.sleep(0)
     return text.upper()
+
+
+def count(n: int):
+    yield from range(n)
 
 
 def fail(reason: str):
@@ -159,6 +166,7 @@ def test_the_model_is_told_defaults_that_json_has() -> None:
         ((print,), "takes"),
         ((dict,), "takes functions"),
         ((add, add), "two tools 'add'"),
+        ((count,), r"count\(\) has a `yield`"),
         ((lambda *a: a,), "no name"),
     ],
 )
@@ -356,6 +364,40 @@ async def test_in_async_programs_calls_run_side_by_side(gateway: FakeGateway) ->
     with rl_backend(gateway) as backend:
         calls = (await agent.run_async(backend=backend)).ret_value
     assert [c.result for c in calls] == ["a", "b", "C", "error: no result after 0.01 s"]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("a", "a"),
+        (None, "null"),
+        ([Place(city="Rome"), Span(2)], '[{"city":"Rome"},{"days":2}]'),
+        (
+            {"at": Path("a/b"), "when": [dt.date(2024, 1, 2)], "n": Fraction(1, 2)},
+            '{"at":"a/b","when":["2024-01-02"],"n":0.5}',
+        ),
+        (Path("a/b"), "a/b"),
+        ({(1, 2): int}, '{"(1, 2)":"<class \'int\'>"}'),
+        (int, "<class 'int'>"),
+    ],
+)
+def test_results_are_json_as_far_as_it_goes(value: Any, told: str) -> None:
+    assert as_text(value) == told
+
+
+def test_a_tool_with_a_timeout_knows_its_context() -> None:
+    user = contextvars.ContextVar("user", default="nobody")
+
+    def who() -> str:
+        return user.get()
+
+    @rl.function
+    def agent(s):
+        user.set("Ida")
+        s += rl.user("Go.") + rl.assistant(rl.gen(tools=rl.tools(who)))
+        return [each.result for each in s.call_tools(timeout=60)]
+
+    assert agent.run(backend=Scripted([call("who")])).ret_value == ["Ida"]
 
 
 def test_a_tool_that_takes_too_long(gateway: FakeGateway) -> None:

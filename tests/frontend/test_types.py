@@ -13,6 +13,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -66,6 +67,28 @@ class Tree:
 @dataclasses.dataclass
 class Box(Generic[T]):
     content: T
+
+
+@dataclasses.dataclass
+class Fork:
+    value: int
+    left: Fork | City | None
+    size: int = 0
+
+
+@dataclasses.dataclass
+class Counted:
+    text: str
+    length: int = dataclasses.field(init=False)
+    kept: int = dataclasses.field(init=False, default=4)
+
+    def __post_init__(self) -> None:
+        self.length = len(self.text)
+
+
+@dataclasses.dataclass
+class Bounded:
+    size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Point(NamedTuple):
@@ -225,6 +248,30 @@ CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
         ['{"value":1,"children":[{"x":2}]}'],
     ),
     (
+        Tree | City,
+        [('{"value":1}', Tree(1)), ('{"name":"Rome","size":3}', City("Rome", 3))],
+        ['{"value":1,"name":"Rome"}', '{"name":"Rome","size":"3"}', "null"],
+    ),
+    (
+        Fork,
+        [
+            ('{"value":1,"left":{"name":"Rome","size":3}}', Fork(1, City("Rome", 3))),
+            ('{"value":1,"left":{"value":2,"left":null}}', Fork(1, Fork(2, None))),
+        ],
+        ['{"value":1}', '{"value":1,"left":{"value":2}}'],
+    ),
+    (
+        Counted,
+        [('{"text":"ab"}', Counted("ab"))],
+        ['{"text":"ab","length":2}', '{"text":"ab","kept":4}'],
+    ),
+    (Box[int] | Box[bool], [('{"content":1}', Box(1))], ['{"content":"a"}']),
+    (
+        dict[str, list[Path]] | None,
+        [('{"a":["b/c"]}', {"a": [Path("b/c")]}), ("null", None)],
+        ['{"a":[1]}'],
+    ),
+    (
         tuple[Box[int], Box[str]],
         [('[{"content":1},{"content":"a"}]', (Box(1), Box("a")))],
         ['[{"content":"a"},{"content":1}]'],
@@ -308,6 +355,7 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         (complex, "complex"),
         (object, "object"),
         (City | Options, "City | .*Options.*one dict-like"),
+        (City | Bounded, "one dataclass"),  # pydantic would pass over the bound
         (str | dt.date, "one str-like"),
         (list["Nowhere"], "Nowhere"),  # type: ignore[name-defined]  # noqa: F821
         ("int", "the string 'int'"),
