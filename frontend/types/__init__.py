@@ -27,50 +27,27 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from rootlace.types.text_patterns import (
+    DATE,
+    DURATION,
+    HEX,
+    HOST,
+    INT_KEY,
+    INTERFACE4,
+    INTERFACE6,
+    IPV4,
+    IPV6,
+    NETWORK4,
+    NETWORK6,
+    NUMBER_TEXT,
+    OFFSET,
+    SHORT_DURATION,
+    TIME,
+    USER,
+    UUID_KEY,
+    base64_pattern,
+)
 from rootlace.wire.errors import InvalidConstraint
-
-# Text patterns ------------------------------------------------------------------------------------
-#
-# Regular expressions for the texts of values: what a reader accepts, with a bounded length.
-
-
-# Keys of JSON objects (which are always strings) whose type is not str.
-INT_KEY = r"^(0|-?[1-9][0-9]{0,17})$"
-# As many digits as decimal's default precision: without a bound, nothing would end a number.
-NUMBER_TEXT = r"^-?(0|[1-9][0-9]{0,27})(\.[0-9]{1,28})?$"
-HEX = "[0-9a-f]"
-UUID_KEY = rf"^{HEX}{{8}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{12}}$"
-# Only days that exist, leap years considered, which JSON Schema's formats do not promise.
-_LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29"
-_DAY = (
-    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
-    "|02-(0[1-9]|1[0-9]|2[0-8]))"
-)
-DATE = f"([1-9][0-9]{{3}}-{_DAY}|{_LEAP})"
-TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
-OFFSET = "(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])"
-# Host names by everybody's reading: neither addresses of numbers nor Punycode, which have rules.
-_LABEL = "[a-z0-9]+(-[a-z0-9]+)*"
-_HOST = rf"({_LABEL}\.)*[a-z]([a-z0-9]*|[a-z0-9]*-[a-z][a-z0-9]*)(:[1-9][0-9]{{0,3}})?"
-_USER = "([A-Za-z0-9._~-]+(:[A-Za-z0-9._~-]+)?@)?"
-_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_GROUP = f"{HEX}{{1,4}}"
-_IPV4 = rf"{_OCTET}(\.{_OCTET}){{3}}"
-_IPV6 = f"({_GROUP}:){{7}}{_GROUP}"
-# What is behind the bits of a network is 0, so they are cut between two numbers.
-_NETWORK4 = "|".join(
-    rf"{_OCTET}(\.{_OCTET}){{{n}}}(\.0){{{3 - n}}}/{8 * (n + 1)}" for n in range(4)
-)
-_NETWORK6 = "|".join(f"({_GROUP}:){{{n}}}:/{16 * n}" for n in range(1, 8))
-_INTERFACE4 = f"{_IPV4}/([12]?[0-9]|3[0-2])"
-_INTERFACE6 = f"{_IPV6}/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
-# msgspec reads days and smaller units; a year has no fixed length.
-_N = "[0-9]{1,5}"
-_CLOCK = rf"T({_N}H({_N}M)?({_N}S)?|{_N}M({_N}S)?|{_N}S)"
-DURATION = rf"^P({_N}D({_CLOCK})?|{_CLOCK})$"
-# Pydantic reads all units, and a timedelta has fewer than 10**9 days.
-_SHORT_DURATION = f"^([A-Z]+{_N})+[A-Z]$"
-
 
 # Msgspec types ------------------------------------------------------------------------------------
 
@@ -248,28 +225,7 @@ def _string(builder: _Builder, kind: inspect.StrType) -> Schema:
 
 
 def _base64(builder: _Builder, kind: Any) -> Schema:
-    return {"type": "string", "pattern": _base64_pattern(kind.min_length or 0, kind.max_length)}
-
-
-def _base64_pattern(low: int, high: int | None, text: bool = False) -> str:
-    """Base64 of `low` to `high` bytes: groups of three bytes, and what one or two bytes leave.
-    `text`: the highest bit of no byte is set."""
-    one = "[A-Za-z0-9+/]"
-    group, two = f"{one}{{4}}", f"{one}{{2}}"
-    first = "[A-Za-f]" if text else one
-    if text:
-        two = f"{first}[A-HQ-Xg-nw-z0-3]"
-        group = f"{two}[ABEFIJMNQRUVYZcdghklopstwx014589]{one}"
-    endings = []
-    for rest, written in ((0, ""), (1, f"{first}[AQgw]=="), (2, f"{two}[AEIMQUYcgkosw048]=")):
-        least = max(0, -((rest - low) // 3))
-        most = None if high is None else (high - rest) // 3
-        if most is None or most >= least:
-            upper = "" if most is None else most
-            endings.append(f"({group}){{{least},{upper}}}{written}")
-    if not endings:
-        raise InvalidConstraint(f"no bytes are at least {low} and at most {high} long")
-    return f"^({'|'.join(endings)})$"
+    return {"type": "string", "pattern": base64_pattern(kind.min_length or 0, kind.max_length)}
 
 
 def _moment(builder: _Builder, kind: inspect.DateTimeType) -> Schema:
@@ -427,16 +383,6 @@ def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
         yield from _parts(part, seen)
 
 
-def _pydantic_described(kind: Any) -> Schema:
-    if is_model(kind) and not hasattr(kind, "__pydantic_core_schema__"):
-        schema = kind.model_json_schema()
-    elif is_model(kind):
-        schema = kind.model_json_schema(schema_generator=_exact_generator())
-    else:
-        schema = _adapter(kind).json_schema(schema_generator=_exact_generator())
-    return typing.cast(Schema, schema)
-
-
 @_once_per_type
 def _adapter(kind: Any) -> Any:
     return importlib.import_module("pydantic").TypeAdapter(kind)
@@ -450,30 +396,43 @@ def _exact_generator() -> Any:
     function chooses may overlap."""
     base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
 
-    class ExactJsonSchema(base):  # type: ignore[misc]
-        def model_schema(self, schema: Any) -> Schema:
-            return _closed(super().model_schema(schema))
+    def then(change: Callable[[Schema, Any], Schema], method: Any) -> Any:
+        return lambda self, schema: change(method(self, schema), schema)
 
-        def dataclass_schema(self, schema: Any) -> Schema:
-            return _closed(super().dataclass_schema(schema))
+    class ExactJsonSchema(base):  # type: ignore[misc]
+        model_schema = then(_closed, base.model_schema)
+        dataclass_schema = then(_closed, base.dataclass_schema)
+        typed_dict_schema = then(_closed, base.typed_dict_schema)
+        url_schema = then(_of_schemes, base.url_schema)
+        multi_host_url_schema = then(_of_schemes, base.multi_host_url_schema)
 
         def dataclass_args_schema(self, schema: Any) -> Schema:
             given = [field for field in schema["fields"] if field.get("init", True)]
             found: Schema = super().dataclass_args_schema({**schema, "fields": given})
             return found
 
-        def typed_dict_schema(self, schema: Any) -> Schema:
-            return _closed(super().typed_dict_schema(schema))
+        def _get_alias_name(self, field: Any, name: str) -> str:
+            aliases: Any = field.get("validation_alias")
+            by_name = self._config.populate_by_name or getattr(
+                self._config, "validate_by_name", False
+            )
+            if by_name or not isinstance(aliases, list):
+                return typing.cast(str, super()._get_alias_name(field, name))
+            for path in aliases if isinstance(aliases[0], list) else [aliases]:
+                if len(path) == 1:
+                    return typing.cast(str, path[0])
+            raise InvalidConstraint(f"{name!r} is read from within another field (AliasPath)")
 
         def dict_schema(self, schema: Any) -> Schema:
             found: Schema = super().dict_schema(schema)
-            pattern = _CORE_KEYS.get(schema.get("keys_schema", {}).get("type"))
-            if pattern is not None and "propertyNames" not in found:
-                values = found.pop("additionalProperties", True)
-                found.pop("patternProperties", None)
+            pattern = _written_keys(schema.get("keys_schema", {"type": "str"}))
+            if pattern is not None and not found.get("propertyNames", {}).keys() - {"$ref"}:
+                values = found.get("additionalProperties", True)
+                found.pop("propertyNames", None)
                 found["patternProperties"] = {pattern: {} if values is True else values}
-                found["additionalProperties"] = False
-            return found
+            return (
+                found | {"additionalProperties": False} if "patternProperties" in found else found
+            )
 
         def tagged_union_schema(self, schema: Any) -> Schema:
             found: Schema = super().tagged_union_schema(schema)
@@ -497,12 +456,6 @@ def _exact_generator() -> Any:
             form = "base64url" if self._config.val_json_bytes == "base64" else "binary"
             return {**super().bytes_schema(schema), "format": form, _OF_BYTES: True}
 
-        def url_schema(self, schema: Any) -> Schema:
-            return _of_schemes(super().url_schema(schema), schema)
-
-        def multi_host_url_schema(self, schema: Any) -> Schema:
-            return _of_schemes(super().multi_host_url_schema(schema), schema)
-
     return ExactJsonSchema
 
 
@@ -516,13 +469,27 @@ _CORE_KEYS = {
     "date": f"^{DATE}$",
     "bool": "^(true|false)$",
 }
+
+
+def _written_keys(keys: Any) -> str | None:
+    """The texts that pydantic reads as such a key, where its schema does not tell them."""
+    values = keys.get("expected") or [member.value for member in keys.get("members", ())]
+    if all(isinstance(value, str) for value in values):
+        return _CORE_KEYS.get(keys["type"])
+    numbers = keys.get("sub_type") in ("int", "float")  # an IntEnum, say
+    texts = [re.escape(str(value)) for value in values if numbers or isinstance(value, str)]
+    if not texts:
+        raise InvalidConstraint(f"no key of JSON is read as one of {values}")
+    return f"^({'|'.join(texts)})$"
+
+
 # Where the model's author composed the schema by hand, its objects are left as they are.
 _COMPOSING = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "unevaluatedProperties", "$ref"}
 )
 
 
-def _closed(schema: Schema) -> Schema:
+def _closed(schema: Schema, kind: Any) -> Schema:
     """The schema of an object with no other properties than its own.
 
     pydantic ignores others; one that is to have them says so (`extra="allow"`).
@@ -580,11 +547,11 @@ def _of_schemes(url: Schema, kind: Any) -> Schema:
         others = "|".join(re.escape(one) for one in schemes if one != "file")
         start = f"({others})://"
         if url.get("format") == "uri":
-            other = others and f"{start}{_USER}{_HOST}([/?#]|$)"
+            other = others and f"{start}{USER}{HOST}([/?#]|$)"
             url["pattern"] = f"^({'|'.join(filter(None, (other, files)))})"
         else:  # a list of hosts, which is no URI
             del url["format"]
-            url["pattern"] = f"^{start}{_USER}{_HOST}(,{_HOST})*(/[A-Za-z0-9._~-]*)?$"
+            url["pattern"] = f"^{start}{USER}{HOST}(,{HOST})*(/[A-Za-z0-9._~-]*)?$"
     return url
 
 
@@ -592,13 +559,13 @@ def _of_schemes(url: Schema, kind: Any) -> Schema:
 _ANY_TEXT = frozenset({"binary", "password", "path"})
 _BASE64 = frozenset({"base64", "base64url"})
 _PATTERNS = {
-    "ipv4network": f"^({_NETWORK4})$",
-    "ipv6network": f"^({_NETWORK6})$",
-    "ipvanynetwork": f"^({_NETWORK4}|{_NETWORK6})$",
-    "ipv4interface": f"^{_INTERFACE4}$",
-    "ipv6interface": f"^{_INTERFACE6}$",
-    "ipvanyinterface": f"^({_INTERFACE4}|{_INTERFACE6})$",
-    "ipvanyaddress": f"^({_IPV4}|{_IPV6})$",
+    "ipv4network": f"^({NETWORK4})$",
+    "ipv6network": f"^({NETWORK6})$",
+    "ipvanynetwork": f"^({NETWORK4}|{NETWORK6})$",
+    "ipv4interface": f"^{INTERFACE4}$",
+    "ipv6interface": f"^{INTERFACE6}$",
+    "ipvanyinterface": f"^({INTERFACE4}|{INTERFACE6})$",
+    "ipvanyaddress": f"^({IPV4}|{IPV6})$",
 }
 _UUID_FORMAT = re.compile("uuid([1-8])")
 
@@ -617,10 +584,10 @@ def _sharpened(schema: Schema) -> Schema:
             del node["format"]
             # Lengths are those of what it stands for.
             sizes = node.pop("minLength", 0), node.pop("maxLength", None)
-            pattern = _base64_pattern(*sizes, text=not of_bytes)
+            pattern = base64_pattern(*sizes, text=not of_bytes)
             node["pattern"] = pattern.replace("+/", "_-") if form == "base64url" else pattern
         elif form == "duration":
-            node.setdefault("pattern", _SHORT_DURATION)
+            node.setdefault("pattern", SHORT_DURATION)
         elif form in _PATTERNS and "pattern" not in node:
             del node["format"]
             node["pattern"] = _PATTERNS[form]
@@ -679,7 +646,11 @@ def schema_of(kind: Any) -> Schema:
         raise InvalidConstraint(f"type must be a type, not the string {kind!r}")
     try:
         if is_pydantic(kind):
-            return _sharpened(_pydantic_described(kind))
+            of_model = is_model(kind)
+            if of_model and not hasattr(kind, "__pydantic_core_schema__"):
+                return _sharpened(kind.model_json_schema())
+            describe = kind.model_json_schema if of_model else _adapter(kind).json_schema
+            return _sharpened(describe(schema_generator=_exact_generator()))
         msgspec.json.Decoder(kind)  # refuses what could be described but not read
         return _Builder().build(inspect.type_info(kind))
     except InvalidConstraint as error:

@@ -174,6 +174,11 @@ class Numbers(pydantic.RootModel[list[int]]):
     pass
 
 
+def _aliased(*path: str, **config: Any) -> type[pydantic.BaseModel]:
+    field = pydantic.Field(validation_alias=pydantic.AliasPath(*path))
+    return pydantic.create_model("Aliased", __config__=config, x=(int, field))  # type: ignore[call-overload,no-any-return]
+
+
 @pydantic.dataclasses.dataclass
 class Checked:
     x: int
@@ -366,6 +371,8 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         (enum.Enum("Odd", {"A": 1.5}), "Odd"),
         (Annotated[float, msgspec.Meta(multiple_of=0.1)], "few multiples of 0.1"),
         (pydantic.create_model("Bad", f=(Callable[[], int], ...)), "Bad"),
+        (pydantic.create_model("Bad", f=(dict[Literal[1, 2], int], ...)), "no key of JSON"),
+        (_aliased("a", "b"), "'x' is read from within another field"),
         (Annotated[str, pydantic.Field(pattern="(?!a)b")], "look-around, .*, is not supported$"),
     ],
 )
@@ -474,6 +481,9 @@ def test_pydantics_own_formats_are_not_left_in() -> None:
         (Annotated[pydantic.Base64Bytes, pydantic.Field(min_length=2)], ["YWI="], ["YQ=="]),
         (Annotated[pydantic.Base64Str, pydantic.Field(max_length=3)], ["YWJj"], ["YWJjZA=="]),
         (dict[bool, int], [{"true": 1}], [{"yes, please": 1}]),
+        (dict[Level, int], [{"1": 1, "2": 2}], [{"3": 1}, {"LOW": 1}]),
+        (dict[Literal["a", 1], int], [{"a": 1}], [{"1": 1}]),
+        (dict[Annotated[str, pydantic.Field(pattern="^x")], int], [{"x1": 1}], [{"a": 1}]),
         (
             dt.timedelta,
             ["P99999Y99999M99999DT99999H99999M99999S", "P99999W", "PT1H", "P1D"],
@@ -492,6 +502,17 @@ def test_what_fits_a_pydantic_type_s_schema_is_one_of_its_values(
         types.parse_as(model, json.dumps({"v": value}))
     for value in bad:
         assert not check.is_valid({"v": value}), value
+
+
+def test_a_field_has_a_name_by_which_it_is_read() -> None:
+    """pydantic's own schemas name what is read by a path after the field, whatever is read."""
+    for kind, text in (
+        (_aliased("a"), '{"a": 1}'),
+        (_aliased("a", "b", populate_by_name=True), '{"x": 1}'),
+        (_aliased("a", "b", validate_by_name=True), '{"x": 1}'),
+    ):
+        assert validator(kind).is_valid(json.loads(text))
+        assert types.parse_as(kind, text).x == 1
 
 
 @pytest.mark.parametrize(("read", "bad"), [("utf8", "abcde"), ("base64", "YWJjZGU=")])

@@ -32,6 +32,7 @@ from rootlace.runtime.server.http.batch_store import (
 from rootlace.runtime.server.http.body import LARGE_BYTES, Body, decode_anywhere
 from rootlace.runtime.server.http.endpoint import Endpoint
 from rootlace.runtime.server.http.errors import InvalidParameter, error_body
+from rootlace.runtime.server.http.replies import one_line
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import (
@@ -111,7 +112,7 @@ class Results:
                 "error": None,
             }
         )
-        line += b"\n"
+        line = one_line(line) + b"\n"
         good = answer.status < 400
         file, content = self._open[not good], self._files.path(self._batch.result_ids[not good])
         self._files.grow(content, self._batch.owner, file.size + len(line))

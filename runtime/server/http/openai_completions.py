@@ -46,6 +46,7 @@ from rootlace.runtime.server.http.replies import (
     Stream,
     UsageReply,
     envelope,
+    one_line,
     sse,
     usage_of,
 )
@@ -619,7 +620,7 @@ class _Writer:
         elif len(said.deltas) == 1 and self._begun and top is None:
             (delta,) = said.deltas
             if isinstance(delta, Content):
-                return self._before + _encode_text(delta.text) + self._behind
+                return self._before + one_line(_encode_text(delta.text)) + self._behind
         written: list[dict[str, Any]] = []
         if not self._begun:
             written.append(_ROLE)
@@ -654,7 +655,7 @@ class _Writer:
     def _event(self, delta: dict[str, Any], **more: Any) -> bytes:
         choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
         chunk = {**self._head, "choices": [{**choice, **more}]}
-        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+        return sse(chunk)
 
 
 def _call(name: str, arguments: str) -> ToolCallReply:

@@ -34,9 +34,20 @@ class Dialect(msgspec.Struct, frozen=True):
     end: bytes = b""
 
 
+_LINE_ENDS = tuple((end.encode(), rb"\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON whose characters that end a line for `str.splitlines` are escaped: some clients read
+    streams by such lines, as httpx's `iter_lines` does."""
+    for end, escape in _LINE_ENDS:
+        data = data.replace(end, escape)
+    return data
+
+
 def sse(payload: object) -> bytes:
     """A server-sent event."""
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+    return b"data: " + one_line(msgspec.json.encode(payload)) + b"\n\n"
 
 
 def _named(payload: dict[str, Any]) -> bytes:
@@ -44,7 +55,7 @@ def _named(payload: dict[str, Any]) -> bytes:
 
 
 def _line(payload: object) -> bytes:
-    return msgspec.json.encode(payload) + b"\n"
+    return one_line(msgspec.json.encode(payload)) + b"\n"
 
 
 _EVENTS = "text/event-stream; charset=utf-8"

@@ -102,6 +102,30 @@ async def test_both_ways_say_the_same(
     assert sorted(map(json.dumps, events)) == sorted(map(json.dumps, others))
 
 
+_CHAT = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
+STREAMS: dict[str, dict[str, Any]] = {
+    **PATHS,
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {**_CHAT, "max_tokens": 64},
+    "/generate": {"text": "a"},
+    "/api/chat": _CHAT,
+    "/api/generate": {"model": "fake", "prompt": "a"},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_readers_by_line_find_whole_events(served: Served, path: str) -> None:
+    """No line ends within an event for `str.splitlines`, by which httpx's `iter_lines` reads, and
+    so Ollama's client."""
+    served.gateway.script = lambda prompt, index: "a\u2028b\x85c\u2029d"
+    reply = await served.post(path, {**STREAMS[path], "stream": True})
+    assert reply.status == 200, reply.text
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+    assert all(line.startswith(("{", "event: ", "[DONE]")) for line in lines)
+    events = json.dumps([json.loads(line) for line in lines if line.startswith("{")])
+    assert all(escape in events for escape in (r"\u2028", r"\u0085", r"\u2029"))
+
+
 async def test_a_client_that_reads_slowly_misses_nothing(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
