@@ -17,6 +17,10 @@ constexpr int MOST_ROWS = 6;
 
 constexpr int MOST_VECS = 4;
 
+// Keys and values ahead are fetched into the second level: few lines can be on their way to the first
+// at a time, too few for those that memory has to give.
+constexpr int NEAR = 2;
+
 template <int ROWS, int COLUMNS>
 [[gnu::always_inline]] inline void put(const detail::Sums<ROWS, COLUMNS>& sums, float* c,
                                        size_t ldc) {
@@ -59,7 +63,7 @@ void score(const T* queries, int dim, const T* const* panels, float* scores, siz
   int64_t k = 0;
   auto fetch = [&] {
     if (next)
-      for (int i = 0; i < PANELS; i++) __builtin_prefetch(next[i] + k);
+      for (int i = 0; i < PANELS; i++) __builtin_prefetch(next[i] + k, 0, NEAR);
   };
   if constexpr (QUADS<T, ROWS>) {
     Isa::reorder(sums.at);
@@ -102,7 +106,7 @@ void weigh(const T* weights, int count, const T* const* panels, int column, int 
     left -= steps;
     auto fetch = [&] {
       if (!fetched) return;
-      for (int i = 0; i < lines; i++) __builtin_prefetch(fetched + i * LANES * STEP<T>);
+      for (int i = 0; i < lines; i++) __builtin_prefetch(fetched + i * LANES * STEP<T>, 0, NEAR);
       fetched += row;
     };
     int k = 0;
