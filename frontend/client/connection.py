@@ -282,6 +282,8 @@ IO_THREAD = "rootlace-io"
 """What the names of connections' threads begin with."""
 RECONNECT_SECONDS = 0.2
 """Seconds between attempts to connect again."""
+NAPS = 40
+"""Naps in which the first answer of a server is waited for."""
 
 
 class Connection:
@@ -349,7 +351,8 @@ class Connection:
     def _connect(self, timeout: float) -> None:
         """Returns once the server has answered. Raises why it has not."""
         self._thread.start()
-        if not self._started.wait(timeout):
+        # Counted in naps: a pause of this process is not one of the server.
+        if not any(self._started.wait(timeout / NAPS) for _ in range(NAPS)):
             self._lose(ServerUnavailable(f"{self.address} did not answer in {timeout:g} s"))
         if self._lost is not None:
             self._thread.join(timeout=5)

@@ -97,6 +97,22 @@ class Script:
         return found
 
 
+def click_copy(page: playwright.Page, button: str) -> None:
+    """Click, and wait until the button has said that it copied, which it does for a second."""
+    page.evaluate(
+        "(id) => { const button = document.getElementById(id); window.said = [];"
+        " new MutationObserver(() => said.push(button.textContent))"
+        ".observe(button, { childList: true }); }",
+        button,
+    )
+    page.click(f"#{button}")
+    for _ in range(PATIENCE_MS // 20):
+        if page.evaluate("said.includes('Copied')"):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"{button} never said so")
+
+
 @pytest.fixture
 def script(tab: Tab) -> Script:
     tab.page.evaluate(SCRIPTED)
@@ -188,8 +204,7 @@ def test_tools_are_called_and_the_request_is_copied(tab: Tab) -> None:
     page.fill("#tools", json.dumps([TOOL]))
     page.fill("#prompt", "What's the weather in Oslo?")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.click("#as-python")
-    page.locator("#as-python", has_text="Copied").wait_for()
+    click_copy(page, "as-python")
     copied = page.evaluate("navigator.clipboard.readText()")
     page.click("#send")
     tab.answer(0).locator(".text", has_text="→ weather").wait_for()
@@ -621,8 +636,7 @@ def test_copying_works_over_plain_http_from_another_host(
     page.locator("#model", has_text="demo").wait_for()
     assert page.evaluate("!isSecureContext && navigator.clipboard === undefined")
     page.fill("#prompt", "It's a copy.")
-    page.click("#as-curl")
-    page.locator("#as-curl", has_text="Copied").wait_for()
+    click_copy(page, "as-curl")
     page.click("#as-curl")  # a second click must not make "Copied" the label for good
     page.locator("#as-curl", has_text="Copy as curl").wait_for()
     page.locator("#system").focus()

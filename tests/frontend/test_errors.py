@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
+from rootlace.client.connection import Connection
 from rootlace.language.expressions import RoleBegin
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
@@ -492,6 +493,23 @@ def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
         program.run(backend=endpoint)
     endpoint.close()
     gateway.stop()
+
+
+def test_a_pause_of_the_program_as_it_connects_is_not_one_of_the_server(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = Connection._connect
+
+    def paused(connection: Connection, timeout: float) -> None:
+        """Its first wait ends late, and the answer is there but not read yet."""
+        wait, late = connection._started.wait, iter([False])
+        connection._started.wait = lambda seconds=None: next(late, True) and wait(seconds)  # type: ignore[method-assign]
+        connect(connection, timeout)
+
+    monkeypatch.setattr(Connection, "_connect", paused)
+    endpoint = rl.RuntimeEndpoint(gateway.address)
+    assert endpoint.get_model_name() == "fake"
+    endpoint.close()
 
 
 def test_context_length_names_the_append(gateway: FakeGateway) -> None:

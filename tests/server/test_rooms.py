@@ -353,7 +353,7 @@ async def test_a_model_that_crashes_disturbs_no_other(
     dying = asyncio.create_task(place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))
     await until(lambda: bool(place.engines["a"].submitted))
     place.exits["a"]("it died four times")
-    status, error = await asyncio.wait_for(dying, 5)
+    status, error = await soon(dying)
     assert status == 503 and "the model a was unloaded" in error["error"]["message"]
     assert not place.rooms.room("a").users
     assert place.rooms.room("a").gateway is None
