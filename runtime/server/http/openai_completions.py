@@ -55,6 +55,7 @@ from rootlace.runtime.server.http.request_fields import (
     Prompt,
     SamplingBody,
     Tool,
+    TopLogprobs,
     adapter_of,
     asked_top,
     check_samples,
@@ -184,8 +185,6 @@ class Completions:
         fields = openai_fields(body)
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if body.logprobs is not None:
-            if body.logprobs < 0:
-                raise InvalidParameter("logprobs", "logprobs must not be negative")
             fields["logprobs"] = True
             fields["top_logprobs"] = body.logprobs
             if body.echo:
@@ -341,7 +340,7 @@ class ChatBody(SamplingBody, kw_only=True):
     messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
