@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from rootlace.runtime.server.http.body import Body, convert, ignored, refused
+from rootlace.runtime.server.http.body import Body, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import (
     Budget,
@@ -59,7 +59,6 @@ from rootlace.runtime.server.http.request_fields import (
     adapter_of,
     asked_top,
     check_samples,
-    choice_of,
     chosen_id,
     handling_of,
     make_params,
@@ -342,7 +341,7 @@ class ChatBody(SamplingBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _Choice | _Allowed | None = None
     parallel_tool_calls: bool | None = None
 
     chat_template_kwargs: dict[str, Any] | None = None
@@ -666,14 +665,13 @@ def _call(name: str, arguments: str) -> ToolCallReply:
 
 def _tool_choice(body: ChatBody) -> ToolChoice:
     choice, parallel = body.tool_choice, body.parallel_tool_calls
-    if not isinstance(choice, dict):
-        return choice_of(choice, parallel)
-    if choice.get("type") == "allowed_tools":
-        given = convert(choice, _Allowed, "tool_choice").allowed_tools
+    if isinstance(choice, _Choice):
+        return ToolChoice("required", choice.function.name)
+    if isinstance(choice, _Allowed):
+        given = choice.allowed_tools
         names = tuple(tool.function.name for tool in given.tools)
         return ToolChoice(given.mode, parallel=parallel, allowed=names)
-    name = convert(choice, _Choice, "tool_choice").function.name
-    return ToolChoice("required", name)
+    return ToolChoice(choice or "auto", parallel=parallel)
 
 
 def _template(body: ChatBody) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import msgspec
 
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
-from rootlace.runtime.server.http.chat_request import ToolChoice
 from rootlace.runtime.server.http.connections import SENSIBLE_ID, note_warning
 from rootlace.runtime.server.http.constraints import OpenAIConstraintBody
 from rootlace.runtime.server.http.errors import InvalidParameter
@@ -516,22 +515,6 @@ def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
         return ()
     functions = [tool.function for tool in tools]
     return tuple([ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions])
-
-
-def choice_of(choice: str | None, parallel: bool | None) -> ToolChoice:
-    """`tool_choice`, where it is a word. Raises InvalidParameter for any other."""
-    if choice is None or choice == "auto":
-        return ToolChoice(parallel=parallel)
-    if choice == "none":
-        return ToolChoice("none")
-    if choice == "required":
-        return ToolChoice("required", parallel=parallel)
-    raise wrong_choice()
-
-
-def wrong_choice() -> InvalidParameter:
-    says = "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools"
-    return InvalidParameter("tool_choice", says)
 
 
 def text_of(content: str | list[ContentPart], param: str) -> str:
