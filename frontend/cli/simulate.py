@@ -312,9 +312,9 @@ def simulate(
     below = below_of(host, disk, token_bytes)
     _check_outputs(json_file, plot)
     _check_packages(plot)
-    from rootlace.runtime.contracts.plan import BadCost
     from rootlace.runtime.simulation.engine import (
         DEFAULT_COST,
+        BadCost,
         BadPolicy,
         Machine,
         all_policies,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from rootlace.kernels.interface import AttentionBatch, HostPlan, KernelSet, KVScaling
-from rootlace.kernels.native.library import Rows, Team, rows_of
+from rootlace.kernels.native.library import SEEK_RUNS, Rows, Team
 from rootlace.kernels.native.linear import DTYPES
 from rootlace.kernels.reference import REFERENCE
 
@@ -54,8 +54,11 @@ class NativeAttention:
         self, batch: AttentionBatch, window: int | None, rows: int | None = None
     ) -> NativePlan:
         """See `interface.PlanAttention`; there are no graphs to replay, so `rows` says nothing."""
-        found = rows_of(batch.row_start, batch.context_len, batch.block_tables)
-        return NativePlan(*found, self._chosen(int(batch.row_start[-1])), window or 0)
+        given = (batch.row_start, batch.context_len, batch.block_tables)
+        kept = [one.astype("int32", order="C", copy=False) for one in given]
+        starts, lengths, tables = (one.ctypes.data for one in kept)
+        rows_at = Rows(*kept[2].shape, starts, lengths, tables, SEEK_RUNS)
+        return NativePlan(rows_at, kept, self._chosen(int(batch.row_start[-1])), window or 0)
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rootlace.kernels.native.build import (
     SOURCES,
@@ -23,9 +23,6 @@ from rootlace.kernels.native.build import (
     prebuilt_library,
     read_processor,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # Errors -------------------------------------------------------------------------------------------
 #
@@ -70,6 +67,8 @@ def _free_with(holder: object, free: Callable[[int], None], handle: int) -> None
 
 
 FLOAT32, BFLOAT16 = 0, 1
+SEEK_RUNS = -1
+"""`Rows.num_runs` where rows with blocks in common are to be looked for."""
 LANES = 16
 """Numbers in a vector of `src/isa/vector.h`, whatever the processor."""
 
@@ -84,6 +83,8 @@ HEADERS = ("api.h", "linear.h", "attention.h")
 """Where structures and functions are declared."""
 NUMBERS = frozenset({"rl_prepare", "rl_team_size"})
 """Functions that return an int32 which does not say whether they failed."""
+CHECKED = frozenset({"rl_forward", "rl_logits"})
+"""Functions of each step: the caller raises `failure` where their status is not 0."""
 
 _DECLARED = re.sub(r"//.*", "", "".join((SOURCES / name).read_text("utf-8") for name in HEADERS))
 _TYPES = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float, "void": None}
@@ -190,25 +191,6 @@ STRUCTURES = (
 )
 
 
-def rows_of(
-    row_start: np.ndarray, context_len: np.ndarray, block_tables: np.ndarray
-) -> tuple[Rows, object]:
-    """A step's rows as the library reads them, and the memory that they point to. Rows with blocks
-    in common are looked for."""
-    starts = row_start.astype("int32", order="C", copy=False)
-    lengths = context_len.astype("int32", order="C", copy=False)
-    tables = block_tables.astype("int32", order="C", copy=False)
-    rows = Rows(
-        rows=len(lengths),
-        width=tables.shape[1],
-        row_start=starts.ctypes.data,
-        context_len=lengths.ctypes.data,
-        block_tables=tables.ctypes.data,
-        num_runs=-1,
-    )
-    return rows, (starts, lengths, tables)
-
-
 def _functions() -> Iterator[tuple[str, tuple[Any, list[Any]]]]:
     """Each function's name, and its result and parameters."""
     declared = r"RL_API (?:const )?(\w+)(\*?)\s+(rl_\w+)\(([^)]*)\);"
@@ -216,7 +198,7 @@ def _functions() -> Iterator[tuple[str, tuple[Any, list[Any]]]]:
         result: Any = c_char_p if kind == "char" else Created
         if not pointer:
             result = _type(kind)
-        if result is c_int32 and name not in NUMBERS:
+        if result is c_int32 and name not in NUMBERS | CHECKED:
             result = Status
         yield name, (result, _parameters(given))
 
@@ -256,10 +238,15 @@ def declare(library: ctypes.CDLL, name: str) -> None:
         function.restype = result
 
 
+def failure(library: ctypes.CDLL, status: int) -> NativeError:
+    """The error behind the status of a call, which is not 0."""
+    kind = NativeOutOfMemory if status == NO_MEMORY else NativeError
+    return kind(library.rl_error().decode(errors="replace"))
+
+
 def _done(library: ctypes.CDLL, status: int, *_: object) -> None:
     if status:
-        kind = NativeOutOfMemory if status == NO_MEMORY else NativeError
-        raise kind(library.rl_error().decode(errors="replace"))
+        raise failure(library, status)
 
 
 def _created(library: ctypes.CDLL, made: int | None, *_: object) -> int:

@@ -11,22 +11,20 @@ sharing a node are neighbours.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from rootlace.wire.protocol import SamplingParams
 
 # Step cost ----------------------------------------------------------------------------------------
 
 
-class BadCost(ValueError):
-    """A cost model that cannot be used; the message names the figure and the reason."""
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class StepCost(msgspec.Struct, frozen=True):
@@ -41,24 +39,14 @@ class StepCost(msgspec.Struct, frozen=True):
     whether measured.
     """
 
-    step: float
-    prefill: float
-    decode: float = 0.0
-    context: float = 0.0
-    pair: float = 0.0
-    max_step_tokens: int = 2048
+    step: Seconds
+    prefill: Seconds
+    decode: Seconds = 0.0
+    context: Seconds = 0.0
+    pair: Seconds = 0.0
+    max_step_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
     source: str = ""
-    score: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise BadCost(f"{name} must be a number of seconds, not {value}")
-        if self.max_step_tokens < 1 or self.step + self.prefill <= 0:
-            raise BadCost("a step must take time and have room for a token")
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    score: Seconds = 0.0
 
 
 PRIOR = StepCost(step=2e-3, prefill=4e-4, decode=4e-4, context=1e-9, pair=1e-9, score=2e-4)

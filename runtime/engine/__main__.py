@@ -30,9 +30,9 @@ from rootlace.runtime.engine.client.process_config import EngineProcessConfig
 from rootlace.runtime.engine.core import (
     EngineLoop,
     Pipes,
-    StepRecord,
     collect_when_idle,
     connect,
+    step_record,
 )
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
@@ -169,7 +169,7 @@ def _serve(
         handed_at=b"" if below is None else below.handed_at,
         adapter_contents={} if below is None else below.adapters,
     )
-    record = StepRecord(Path(config.record), engine.scheduler.max_running)
+    record = step_record(Path(config.record), engine.scheduler.max_running)
     pipes.send([ready])
     # Late import: a refused model should not wait for it.
     from rootlace.runtime.engine.constraints import LateCompiler

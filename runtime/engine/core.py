@@ -75,31 +75,21 @@ if TYPE_CHECKING:
 # Steps --------------------------------------------------------------------------------------------
 
 
-class StepRecord:
-    """A shared-memory file of the requests that the engine works on; see `read_step_record`."""
+def step_record(path: Path, max_rows: int) -> np.ndarray:
+    """Make the file that `read_step_record` reads, for steps of at most `max_rows` rows."""
+    shape = (STEPS + 1, 1 + 2 * max_rows)
+    # Written, not only sized: a full disk fails here, and no step later.
+    np.zeros(shape, np.int64).tofile(path)
+    # A plain view: indexing a memmap makes an object of its class each time.
+    return np.memmap(path, np.int64, "r+", shape=shape).view(np.ndarray)
 
-    def __init__(self, path: Path, max_rows: int) -> None:
-        """Make the file, for steps of at most `max_rows` rows."""
-        shape = (STEPS + 1, 1 + 2 * max_rows)
-        # Written, not only sized: a full disk fails here, and no step later.
-        np.zeros(shape, np.int64).tofile(path)
-        self._map = np.memmap(path, np.int64, "r+", shape=shape)
-        # A plain view: indexing a memmap makes an object of its class each time.
-        self._rows = self._map.view(np.ndarray)
-        self._contexts = 1 + max_rows
-        self._written: list[object] = [None] * (STEPS + 1)
 
-    def begin(self, at: int, rids: Sequence[int] | np.ndarray, lengths: Any) -> None:
-        """Record work on `rids` up to the context `lengths`, as step `at` (`STEPS`: taking in)."""
-        row, count = self._rows[at], len(rids)
-        row[self._contexts : self._contexts + count] = lengths
-        if self._written[at] is not rids:
-            row[1 : 1 + count] = rids
-            self._written[at] = rids
-        row[0] = count
-
-    def end(self, at: int) -> None:
-        self._rows[at, 0] = 0
+def write_down(step: np.ndarray, rids: Sequence[int] | np.ndarray, lengths: Any) -> None:
+    """Write work on `rids` up to the context `lengths` into one row of the record."""
+    count, most = len(rids), len(step) // 2
+    step[1 : 1 + count] = rids
+    step[1 + most : 1 + most + count] = lengths
+    step[0] = count
 
 
 TRUSTED_STEPS = 8
@@ -120,13 +110,13 @@ class Steps:
         executor: Executor,
         overlap: bool,
         send: Callable[[list[EngineOutput]], None],
-        record: StepRecord | None = None,
+        record: np.ndarray | None = None,
         move: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         """`send` receives updates that should not wait until the step is over.
 
-        `record` receives the step in flight. `move` moves blocks between the pool and offload
-        levels.
+        `record` (of `step_record`) receives the steps in flight. `move` moves blocks between the
+        pool and offload levels.
         """
         self._scheduler = scheduler
         self._executor = executor
@@ -164,7 +154,7 @@ class Steps:
             at = plan.step % STEPS
             self._forecasts[at] = plan.forecast
             if self._record is not None:
-                self._record.begin(at, plan.rids, plan.context_len)
+                write_down(self._record[at], plan.rids, plan.context_len)
         if self._overlap:
             updates = self._overlapped(plan)
         elif plan is None:
@@ -230,7 +220,7 @@ class Steps:
         self.count += 1
         self._forecasts[plan.step % STEPS] = 0.0
         if self._record is not None:
-            self._record.end(plan.step % STEPS)
+            self._record[plan.step % STEPS, 0] = 0
 
     def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:
         if plan is None:
@@ -439,7 +429,7 @@ class EngineLoop:
         jump_forward: bool = True,
         overlap: bool = False,
         *,
-        record: StepRecord | None = None,
+        record: np.ndarray | None = None,
         prepare: Callable[[], bool] = lambda: False,
         executor_stats: Callable[[], dict[str, int | float]] = dict,
         telling: Telling | None = None,
@@ -551,9 +541,9 @@ class EngineLoop:
                 self._submit(message)
             else:
                 length = len(message.token_ids) + len(message.output_ids)
-                self._record.begin(STEPS, (message.rid,), length)
+                write_down(self._record[STEPS], (message.rid,), length)
                 self._submit(message)
-                self._record.end(STEPS)
+                self._record[STEPS, 0] = 0
         elif isinstance(message, Abort):
             for rid in message.rids:
                 if self._compiling.remove(rid) or self._resuming.pop(rid, None) is not None:

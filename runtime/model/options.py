@@ -37,6 +37,7 @@ from rootlace.runtime.model.families.config_reader import (
     ConfigReader,
     Kind,
     names,
+    read_json,
 )
 from rootlace.runtime.model.parallel.shard import why_not
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
@@ -292,19 +293,14 @@ def read_adapters(given: Sequence[str]) -> list[AdapterConfig]:
 
 def _read(name: str, folder: Path) -> AdapterConfig:
     file = folder / FILE
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnsupportedModel(
-            f"adapter {name!r}: {folder} is not the folder of a PEFT adapter: it has no {FILE}"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnsupportedModel(f"{file}: {error}") from error
-    if not isinstance(raw, dict):
-        raise UnsupportedModel(f"{file}: not a JSON object")
-    check_fetched([folder / WEIGHTS])
     # What has no value asks for nothing.
-    raw = {key: value for key, value in raw.items() if value is not None}
+    raw = {key: value for key, value in read_json(file, {}).items() if value is not None}
+    if not raw:
+        raise UnsupportedModel(
+            f"adapter {name!r}: {folder} is not the folder of a PEFT adapter: {FILE} is missing,"
+            " or says nothing"
+        )
+    check_fetched([folder / WEIGHTS])
     config = ConfigReader(file, raw)
     config.pass_over(*(key for key, value in raw.items() if value in (False, {}, [], "")))
     config.get("peft_type", Kind("LORA", lambda value: value == "LORA"))

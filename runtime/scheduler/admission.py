@@ -165,7 +165,7 @@ class RunningSet:
                     ready.append(s)
             if not self.sequences:
                 return ready
-            if turns is not None:
+            if turns is not None and len(ready) > 1:
                 prompts = self.prefilling or bool(self.preempted) or waiting
                 ready = turns.part(ready, prompts)
             growing = [s for s in ready if s.computed == s.table_len * size]

@@ -100,9 +100,6 @@ class Scheduler:
         count in other units than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload
         levels. `index_key`: see `SuffixIndex`. `draft_model`: drafts beside the texts.
         """
-        for name in ("max_step_tokens", "max_running"):
-            if getattr(config, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
         self.config = config
         self._checks = config.check_invariants
         self.pace = pace = PromptPace()

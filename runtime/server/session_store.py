@@ -449,12 +449,6 @@ class SessionStore:
 
     def _open(self, file: sqlite3.Connection) -> None:
         """Raises InvalidRequest for another version, ValueError or sqlite3.Error for damage."""
-        if old := next(self._path.parent.glob("programs-*.*"), None):
-            raise InvalidRequest(
-                f"{old} was written by an earlier version of Rootlace, in a format that this one"
-                " does not read: let its programs end with that version, or delete"
-                f" {old.with_name('programs-*')} to start without them"
-            )
         ask = file.execute
         (version,), (application,) = (
             ask(f"pragma {name}").fetchone() for name in ("user_version", "application_id")

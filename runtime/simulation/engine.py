@@ -16,7 +16,7 @@ from rootlace.runtime.cache.tier import Tier
 from rootlace.runtime.config import CacheConfig, Eviction, Policy, SchedulerConfig
 from rootlace.runtime.contracts.block_store import PASS, SAVE, Done, StoreState
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.contracts.plan import BadCost, StepCost, StepPlan, StepResult
+from rootlace.runtime.contracts.plan import StepCost, StepPlan, StepResult
 from rootlace.runtime.scheduler.admission import Headroom
 from rootlace.runtime.scheduler.offload.levels import Level, Tiers
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -144,6 +144,10 @@ class TimedStore(StoreState):
 # Cost models of engines, and how long a simulated step takes by one.
 
 
+class BadCost(ValueError):
+    """A cost model that cannot be used; the message names the figure and the reason."""
+
+
 _FOLDER = Path(__file__).parent / "costs"
 
 DEFAULT_COST = "h200_8b_roofline"
@@ -166,9 +170,12 @@ def read_cost(given: str) -> StepCost:
         known = ", ".join(known_costs())
         raise BadCost(f"{given} is neither a file nor a known cost model ({known})")
     try:
-        return msgspec.convert(msgspec.json.decode(path.read_bytes()), StepCost)
-    except (msgspec.MsgspecError, BadCost) as error:
+        cost = msgspec.json.decode(path.read_bytes(), type=StepCost)
+    except msgspec.MsgspecError as error:
         raise BadCost(f"{path}: {error}") from error
+    if not cost.step + cost.prefill:
+        raise BadCost(f"{path}: a step must take time")
+    return cost
 
 
 class StepTimes(msgspec.Struct, frozen=True):

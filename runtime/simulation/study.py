@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.engine import Below, Machine, NamedPolicy, SimulatedEngine, Times
@@ -346,7 +347,7 @@ class Study(msgspec.Struct, frozen=True):
                 "granularity": load.granularity,
                 "arrivals_per_second": arrivals_per_second(workload),
             },
-            "cost": self.cost.to_json(),
+            "cost": asdict(self.cost),
             "max_running": self.max_running,
             "bounds": {
                 "infinite": self.infinite,

@@ -25,7 +25,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
-from rootlace.runtime.engine.core import EngineLoop, StepRecord
+from rootlace.runtime.engine.core import EngineLoop, step_record
 from rootlace.runtime.engine.process import Telling
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
@@ -275,7 +275,7 @@ class EngineProcess:
             self._receive,
             self._send,
             overlap=bool(engine.overlap),
-            record=StepRecord(Path(config.record), engine.scheduler.max_running),
+            record=step_record(Path(config.record), engine.scheduler.max_running),
             move=self.executor.move,
             telling=(
                 Telling(

@@ -17,6 +17,7 @@ import zmq
 
 from rootlace.runtime import processes
 from rootlace.runtime.contracts.messages import (
+    STEPS,
     Abort,
     EngineOutput,
     EngineRequest,
@@ -37,7 +38,7 @@ from rootlace.runtime.contracts.messages import (
     encode,
 )
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
-from rootlace.runtime.engine.core import StepRecord
+from rootlace.runtime.engine.core import step_record, write_down
 from rootlace.wire.protocol import RequestFacts
 from rootlace.wire.sampling import PIN_SECONDS
 
@@ -57,7 +58,7 @@ def main(folder: Path) -> None:
         time.sleep(0.01)
     ready = Ready(os.getpid(), 8, 16, 128, 128, 2000, "none", "float32")
     outbox.send(encode([ready]))
-    record = StepRecord(Path(config.record), 8)
+    record = step_record(Path(config.record), 8)
     running: set[int] = set()
     pins: dict[str, PinnedPrefix] = {}
     turns = flushed = forgotten = 0
@@ -74,11 +75,11 @@ def main(folder: Path) -> None:
                     raise SystemExit(f"request id {message.rid} is in use")
                 last = [*message.token_ids.tolist(), *message.output_ids.tolist()][-1]
                 if last == SUDDEN:
-                    record.receive(message.rid, 1)
+                    write_down(record[STEPS], (message.rid,), 1)
                     os._exit(9)
                 if last == DEADLY:
                     company = () if message.suspected else running
-                    record.begin(0, np.array([message.rid, *company]), np.ones(1))
+                    write_down(record[0], np.array([message.rid, *company]), np.ones(1))
                     context.destroy(linger=1000)  # what was told before has arrived
                     os._exit(9)
                 while message.params.max_tokens == 0 and (folder / "busy").exists():

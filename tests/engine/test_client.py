@@ -33,7 +33,7 @@ from rootlace.runtime.engine.client.cache_orders import (
     Forgets,
 )
 from rootlace.runtime.engine.client.engine_client import EngineClient
-from rootlace.runtime.engine.core import StepRecord
+from rootlace.runtime.engine.core import step_record, write_down
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN
@@ -339,21 +339,21 @@ async def test_whoever_is_there_when_engines_die_between_steps_goes_on(
 def test_a_record_of_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps"
     assert read_step_record(path) == {}
-    record = StepRecord(path, 4)
+    record = step_record(path, 4)
     assert read_step_record(path) == {}
     assert path.stat().st_blocks, "its place on the disk is not taken"
     rows = np.array([7, 9])
-    record.begin(0, rows, np.array([30, 40]))
-    record.begin(1, np.array([9, 1, 2, 3]), np.array([41, 5, 6, 8]))
+    write_down(record[0], rows, np.array([30, 40]))
+    write_down(record[1], np.array([9, 1, 2, 3]), np.array([41, 5, 6, 8]))
     assert read_step_record(path) == {7: 30, 9: 41, 1: 5, 2: 6, 3: 8}
-    record.end(1)
+    record[1, 0] = 0
     assert read_step_record(path) == {7: 30, 9: 40}
-    record.end(0)
-    record.begin(0, rows, np.array([31, 41]))
+    record[0, 0] = 0
+    write_down(record[0], rows, np.array([31, 41]))
     assert read_step_record(path) == {7: 31, 9: 41}
-    record.begin(STEPS, (8,), 50)
+    write_down(record[STEPS], (8,), 50)
     assert read_step_record(path) == {7: 31, 9: 41, 8: 50}
-    record.end(STEPS)
+    record[STEPS, 0] = 0
     assert read_step_record(path) == {7: 31, 9: 41}
 
 

@@ -26,7 +26,7 @@ from rootlace.runtime.contracts.messages import (
     read_step_record,
 )
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
-from rootlace.runtime.engine.core import EngineLoop, StepRecord
+from rootlace.runtime.engine.core import EngineLoop, step_record
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.sandbox import CompileService
@@ -72,7 +72,7 @@ class Conversation:
         self,
         *turns: list[ToEngine],
         preparations: int = 0,
-        record: StepRecord | None = None,
+        record: np.ndarray | None = None,
     ) -> None:
         self.turns = deque(turns)
         self.preparations = preparations
@@ -149,7 +149,9 @@ def test_a_request_is_on_record_while_it_is_taken_in(
         add(self, request, *args, **kwargs)
 
     monkeypatch.setattr(Scheduler, "add", spy)
-    talk = Conversation([submit(1, 5, 6)], [submit(2, 9, max_tokens=1)], record=StepRecord(path, 8))
+    talk = Conversation(
+        [submit(1, 5, 6)], [submit(2, 9, max_tokens=1)], record=step_record(path, 8)
+    )
     assert on_record == [{1: 2}, {2: 1}] and read_step_record(path) == {}
     assert talk.tokens(1) == [7, 8, 9, 10] and talk.tokens(2) == [10]
 

@@ -42,7 +42,8 @@ def test_what_a_folder_names(given, modules, found, tmp_path: Path) -> None:
     assert read_pooling(tmp_path) == found
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "modules.json").write_text("[")
+@pytest.mark.parametrize("text", ["[", "{}"])
+def test_a_file_that_cannot_be_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(text)
     with pytest.raises(UnsupportedModel, match="modules"):
         read_pooling(tmp_path)

@@ -6,8 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.plan import BadCost, StepCost
-from rootlace.runtime.simulation.engine import DEFAULT_COST, known_costs, read_cost, time_step
+from rootlace.runtime.contracts.plan import StepCost
+from rootlace.runtime.simulation.engine import (
+    DEFAULT_COST,
+    BadCost,
+    known_costs,
+    read_cost,
+    time_step,
+)
 
 NONE = np.empty(0, np.int64)
 
@@ -32,9 +38,10 @@ def test_a_file(tmp_path: Path) -> None:
         ("{", "cost.json: Input data was truncated"),
         ('{"step": 1}', "missing required field `prefill`"),
         ('{"step": "1", "prefill": 1}', "Expected `float`"),
-        ('{"step": -1, "prefill": 1}', "step must be a number of seconds, not -1"),
+        ('{"step": -1, "prefill": 1}', r">= 0.0 - at `\$.step`"),
+        ('{"step": 1e999, "prefill": 1}', "out of range"),
         ('{"step": 0, "prefill": 0}', "must take time"),
-        ('{"step": 1, "prefill": 1, "max_step_tokens": 0}', "room for a token"),
+        ('{"step": 1, "prefill": 1, "max_step_tokens": 0}', r">= 1 - at `\$.max_step_tokens`"),
     ],
 )
 def test_a_bad_file(tmp_path: Path, content: str, says: str) -> None:

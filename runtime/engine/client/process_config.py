@@ -17,7 +17,7 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     outbox: str
     socket_folder: str
     record: str
-    """Path where the engine writes the requests of its steps (`StepRecord`)."""
+    """Path where the engine writes the requests of its steps (`step_record`)."""
     replica: int = 0
     replicas: int = 1
     """Index among the engines of this machine, and their count."""

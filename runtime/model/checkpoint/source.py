@@ -18,7 +18,7 @@ import msgspec
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
-from rootlace.runtime.model.families.config_reader import TOKENS, ConfigReader
+from rootlace.runtime.model.families.config_reader import TOKENS, ConfigReader, read_json
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf import tokenizer
 from rootlace.runtime.model.gguf.config import About as About
@@ -46,29 +46,18 @@ def read_pooling(folder: Path) -> str:
     Raises `UnsupportedModel` for files that cannot be read."""
     kinds = {
         str(module.get("type")).rpartition(".")[2]
-        for module in _read(folder / MODULES, [])
+        for module in read_json(folder / MODULES, [])
         if isinstance(module, dict)
     }
     if kinds - {*PLAIN}:
         return " and ".join(sorted(kinds - {*PLAIN}))
-    given = _read(folder / POOLING, {})
-    if not isinstance(given, dict):
-        return "last"
+    given = read_json(folder / POOLING, {})
     prefix = "pooling_mode_"
     asked = [key for key, value in given.items() if value is True]
     modes = [key.removeprefix(prefix) for key in asked if key.startswith(prefix)]
     named = given.get("pooling_mode")
     modes = modes or ([named] if isinstance(named, str) else [])
     return " and ".join(KNOWN.get(mode, mode) for mode in modes) or "last"
-
-
-def _read(file: Path, default: Any) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return default
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnsupportedModel(f"{file}: {error}") from error
 
 
 # Folder -------------------------------------------------------------------------------------------
@@ -301,13 +290,13 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
         return self.path / "config.json"
 
     def config(self) -> dict[str, Any]:
-        return _read_json(self.config_file)
+        return read_json(self.config_file)
 
     def eos_token_id(self) -> Any:
         """The ids of tokens that end a text: one, a list, or None where the model states none.
         `generation_config.json` decides where it says anything."""
         for file in (self.path / GENERATION_CONFIG, self.config_file):
-            config = ConfigReader(file, _read_json(file) if file.is_file() else {})
+            config = ConfigReader(file, read_json(file, {}))
             found = config.get("eos_token_id", TOKENS.or_none(), None)
             if found is not None:
                 return found
@@ -317,7 +306,7 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
         """How the model is to be sampled: where that stands, and what stands there by the names of
         `generation_config.json`, empty where there is nothing."""
         file = self.path / GENERATION_CONFIG
-        return file.name, _read_json(file) if file.is_file() else {}
+        return file.name, read_json(file, {})
 
     def quantisation(self, config: ConfigReader) -> Quantisation | None:
         """How weights are stored, as `config` says; None: as they are."""
@@ -338,12 +327,11 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
     def tokenizer_config(self) -> dict[str, Any]:
         file = self.path / "tokenizer_config.json"
         own = {} if self._pieces is None else tokenizer.tokenizer_config(self._pieces)
-        found: dict[str, Any] = own | (_read_json(file) if file.is_file() else {})
-        older = self.path / SPECIAL_TOKENS
-        if "added_tokens_decoder" in found or not older.is_file():
+        found: dict[str, Any] = own | read_json(file, {})
+        if "added_tokens_decoder" in found:
             return found
         # Where both name a token the map is the older: transformers 5 saves none, and removes none.
-        tokens = _read_json(older).items()
+        tokens = read_json(self.path / SPECIAL_TOKENS, {}).items()
         return found | {name: token for name, token in tokens if found.get(name) is None}
 
     @cached_property
@@ -363,8 +351,8 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
             return {name: file.read_text("utf-8") for name, file in files.items()}
         found = self.tokenizer_config().get("chat_template")
         of_processor = self.path / PROCESSOR_TEMPLATE
-        if found is None and of_processor.is_file():
-            found = _read_json(of_processor).get("chat_template")
+        if found is None:
+            found = read_json(of_processor, {}).get("chat_template")
         if isinstance(found, list):
             return {entry["name"]: entry["template"] for entry in found}
         if isinstance(found, dict):
@@ -433,15 +421,3 @@ def _stored_numbers(folder: Path) -> Counter[str]:
     except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         raise UnsupportedModel(f"{folder}: {error!r}") from error
     return count
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{file}: {error}") from error
-    except RecursionError as error:
-        raise UnsupportedModel(f"{file}: it is nested too deeply") from error
-    if not isinstance(raw, dict):
-        raise UnsupportedModel(f"{file}: not a JSON object")
-    return raw

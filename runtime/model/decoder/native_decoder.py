@@ -12,7 +12,7 @@ import numpy as np
 
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.library import LANES, NativeError, Team, Workspace, rows_of
+from rootlace.kernels.native.library import LANES, SEEK_RUNS, Team, Workspace
 from rootlace.kernels.native.packed import ACTIVATIONS
 from rootlace.runtime.contracts.plan import MaskRow, StepPlan
 from rootlace.runtime.model import kv_pool
@@ -197,7 +197,11 @@ class NativeDecoder:
         if rows is not None:
             token_ids = rows.places(token_ids)
             self._model.embedding = rows.table.ctypes.data
-        of_rows, _kept = rows_of(plan.row_start, plan.context_len, plan.block_tables)
+        row_start = as_array(plan.row_start, int32)
+        context_len = as_array(plan.context_len, int32)
+        tables = as_array(plan.block_tables, int32)
+        starts, lengths = row_start.ctypes.data, context_len.ctypes.data
+        rows_at = native.Rows(*tables.shape, starts, lengths, tables.ctypes.data, SEEK_RUNS)
         adapters = as_array(adapter_of_tokens(plan), int32) if len(plan.adapters) else None
         step = native.Step(
             count,
@@ -212,7 +216,7 @@ class NativeDecoder:
             None if sources is None else sources.ctypes.data,
             None if wanted is None else wanted.ctypes.data,
             copies.ctypes.data,
-            of_rows,
+            rows_at,
             None if adapters is None else adapters.ctypes.data,
             None if given is None else given.residual.ctypes.data,
             None if given is None else given.inputs.ctypes.data,
@@ -223,12 +227,11 @@ class NativeDecoder:
             hidden.ctypes.data,
             None if self.nanos is None else self.nanos.ctypes.data,
         )
-        try:
-            self._library.rl_forward(
-                self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
-            )
-        except NativeError as error:
-            raise self._fault or error from error
+        status = self._library.rl_forward(
+            self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
+        )
+        if status:
+            raise self._fault or native.failure(self._library, status)
         self._states = states
         return hidden
 
@@ -279,7 +282,7 @@ class NativeDecoder:
                     whole = np.pad(whole, (0, words - len(whole)))
                 kept.append(whole)
                 addresses[at] = whole.ctypes.data
-        self._library.rl_logits(
+        status = self._library.rl_logits(
             self._team.handle,
             self._address,
             hidden.ctypes.data,
@@ -288,6 +291,8 @@ class NativeDecoder:
             self._logits_at,
             tokens,
         )
+        if status:
+            raise native.failure(self._library, status)
 
     def _rotate_by(self, cos: np.ndarray, sin: np.ndarray) -> None:
         self._read = (cos, sin)

@@ -11,6 +11,7 @@ Imports no torch: a model that is refused is refused at once.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,23 @@ import msgspec
 
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.sampling import TUNED
+
+
+def read_json(file: Path, missing: Any = None) -> Any:
+    """The object in a file of JSON, or the list where `missing` is one. `missing`, if given, where
+    there is no file. Raises `UnsupportedModel`."""
+    kind = dict if missing is None else type(missing)
+    try:
+        if missing is not None and not file.is_file():
+            return missing
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{file}: {error}") from error
+    except RecursionError as error:
+        raise UnsupportedModel(f"{file}: it is nested too deeply") from error
+    if not isinstance(found, kind):
+        raise UnsupportedModel(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
+    return found
 
 
 def names(text: str) -> frozenset[str]:

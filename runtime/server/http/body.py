@@ -219,7 +219,8 @@ def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
 
 
 def _fields_of(type_: inspect.Type) -> tuple[inspect.Field, ...]:
-    return type_.fields if isinstance(type_, inspect.StructType) else ()
+    """None of an object with a tag, which is one of several."""
+    return type_.fields if isinstance(type_, inspect.StructType) and type_.tag is None else ()
 
 
 @cache

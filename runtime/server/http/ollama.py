@@ -52,6 +52,7 @@ from rootlace.runtime.server.http.request_fields import (
     Function,
     HandlingBody,
     Prompt,
+    TopLogprobs,
     adapter_of,
     asked_top,
     call_of,
@@ -148,7 +149,7 @@ class AnswerBody(HandlingBody, kw_only=True):
     cache_salt: str | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class Choice(Body):

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from aiohttp import BodyPartReader, web
 
@@ -33,7 +33,6 @@ from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 
 
 MAX_UNFINISHED = 100
-_WINDOW = "24h"
 _WINDOW_SECONDS = 24 * 3600
 
 
@@ -42,7 +41,7 @@ class BatchBody(Body, kw_only=True):
 
     input_file_id: str
     endpoint: str
-    completion_window: str = _WINDOW
+    completion_window: Literal["24h"] = "24h"
     metadata: dict[str, str] | None = None
     output_expires_after: Annotated[
         dict[str, Any] | None, ignored("files are kept for 30 days")
@@ -61,8 +60,6 @@ class Batches:
         if body.endpoint not in self._service.answers:
             known = ", ".join(self._service.answers)
             raise InvalidParameter("endpoint", f"endpoint must be one of {known}")
-        if body.completion_window != _WINDOW:
-            raise InvalidParameter("completion_window", f"completion_window must be {_WINDOW!r}")
         self._service.find(storage.files.records, body.input_file_id, "input_file_id")
         unfinished = [batch for batch in storage.batches.all() if batch.unfinished]
         account = caller()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from rootlace.runtime.server.http.body import Body, convert, ignored, refused
+from rootlace.runtime.server.http.body import Body, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import (
     Budget,
@@ -56,10 +56,10 @@ from rootlace.runtime.server.http.request_fields import (
     Prompt,
     SamplingBody,
     Tool,
+    TopLogprobs,
     adapter_of,
     asked_top,
     check_samples,
-    choice_of,
     chosen_id,
     handling_of,
     make_params,
@@ -185,8 +185,6 @@ class Completions:
         fields = openai_fields(body)
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if body.logprobs is not None:
-            if body.logprobs < 0:
-                raise InvalidParameter("logprobs", "logprobs must not be negative")
             fields["logprobs"] = True
             fields["top_logprobs"] = body.logprobs
             if body.echo:
@@ -342,9 +340,9 @@ class ChatBody(SamplingBody, kw_only=True):
     messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _Choice | _Allowed | None = None
     parallel_tool_calls: bool | None = None
 
     chat_template_kwargs: dict[str, Any] | None = None
@@ -668,14 +666,13 @@ def _call(name: str, arguments: str) -> ToolCallReply:
 
 def _tool_choice(body: ChatBody) -> ToolChoice:
     choice, parallel = body.tool_choice, body.parallel_tool_calls
-    if not isinstance(choice, dict):
-        return choice_of(choice, parallel)
-    if choice.get("type") == "allowed_tools":
-        given = convert(choice, _Allowed, "tool_choice").allowed_tools
+    if isinstance(choice, _Choice):
+        return ToolChoice("required", choice.function.name)
+    if isinstance(choice, _Allowed):
+        given = choice.allowed_tools
         names = tuple(tool.function.name for tool in given.tools)
         return ToolChoice(given.mode, parallel=parallel, allowed=names)
-    name = convert(choice, _Choice, "tool_choice").function.name
-    return ToolChoice("required", name)
+    return ToolChoice(choice or "auto", parallel=parallel)
 
 
 def _template(body: ChatBody) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from rootlace.runtime.server.http.body import (
     MANY,
     Body,
     History,
-    convert,
     ignored,
     refused,
 )
@@ -55,12 +54,10 @@ from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     adapter_of,
     call_of,
-    choice_of,
     handling_of,
     sampling_fields,
     text_of,
     with_sampling,
-    wrong_choice,
 )
 from rootlace.runtime.server.http.response_store import (
     PAGE,
@@ -176,7 +173,7 @@ class ResponsesBody(HandlingBody):
     stream: bool | None = None
     max_output_tokens: int | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _Chosen | _Allowed | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -206,7 +203,7 @@ class ResponsesBody(HandlingBody):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-class _Chosen(msgspec.Struct, tag_field="type", tag="function"):
+class _Chosen(msgspec.Struct, tag_field="type", tag="function", omit_defaults=True):
     name: str
     namespace: str | None = None
 
@@ -271,20 +268,15 @@ def check_include(body: ResponsesBody) -> None:
 
 
 def tool_choice(body: ResponsesBody) -> ToolChoice:
-    """Raises InvalidParameter for a choice of something else than a function."""
     given, parallel = body.tool_choice, body.parallel_tool_calls
     # True is OpenAI's default, which clients send on their own.
     parallel = False if parallel is False else None
-    if not isinstance(given, dict):
-        return choice_of(given, parallel)
-    if given.get("type") == "allowed_tools":
-        wanted = convert(given, _Allowed, "tool_choice")
-        names = tuple(qualified(tool.namespace, tool.name) for tool in wanted.tools)
-        return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
-    if given.get("type") != "function" or not isinstance(given.get("name"), str):
-        raise wrong_choice()
-    function = convert(given, _Chosen, "tool_choice")
-    return ToolChoice("required", qualified(function.namespace, function.name))
+    if isinstance(given, _Chosen):
+        return ToolChoice("required", qualified(given.namespace, given.name))
+    if isinstance(given, _Allowed):
+        names = tuple(qualified(tool.namespace, tool.name) for tool in given.tools)
+        return ToolChoice(given.mode, parallel=parallel, allowed=names)
+    return ToolChoice(given or "auto", parallel=parallel)
 
 
 def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
@@ -400,7 +392,7 @@ class ResponseHead(TypedDict):
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
+    tool_choice: Literal["auto", "none", "required"] | _Chosen | _Allowed
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["auto", "disabled"]

@@ -16,7 +16,6 @@ import msgspec
 
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
-from rootlace.runtime.server.http.chat_request import ToolChoice
 from rootlace.runtime.server.http.connections import SENSIBLE_ID, note_warning
 from rootlace.runtime.server.http.constraints import OpenAIConstraintBody
 from rootlace.runtime.server.http.errors import InvalidParameter
@@ -193,7 +192,7 @@ def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_TOP_LOGPROBS = 20
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 
 
 def with_sampling(api: Api) -> Callable[[type[T]], type[T]]:
@@ -252,12 +251,7 @@ def asked_top(logprobs: bool | None, top_logprobs: int | None) -> int | None:
         if top_logprobs:
             raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
         return None
-    top = top_logprobs or 0
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidParameter(
-            "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
-        )
-    return top
+    return top_logprobs or 0
 
 
 def make_params(
@@ -521,22 +515,6 @@ def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
         return ()
     functions = [tool.function for tool in tools]
     return tuple([ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions])
-
-
-def choice_of(choice: str | None, parallel: bool | None) -> ToolChoice:
-    """`tool_choice`, where it is a word. Raises InvalidParameter for any other."""
-    if choice is None or choice == "auto":
-        return ToolChoice(parallel=parallel)
-    if choice == "none":
-        return ToolChoice("none")
-    if choice == "required":
-        return ToolChoice("required", parallel=parallel)
-    raise wrong_choice()
-
-
-def wrong_choice() -> InvalidParameter:
-    says = "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools"
-    return InvalidParameter("tool_choice", says)
 
 
 def text_of(content: str | list[ContentPart], param: str) -> str:

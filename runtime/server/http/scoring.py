@@ -183,8 +183,8 @@ class RerankBody(_Ranked, kw_only=True):
     """`POST /v1/rerank`, in the shapes of Jina and Cohere."""
 
     query: str
-    documents: list[str | Document]
-    top_n: int | None = None
+    documents: Annotated[list[str | Document], SOME]
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None
     max_chunks_per_doc: Annotated[int | None, ignored("documents are read as a whole")] = None
 
@@ -351,10 +351,6 @@ class Scores:
     async def rerank(self, body: RerankBody) -> Ranking:
         model = check_name(self._gateway.model_info, body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
-        if not texts:
-            raise InvalidParameter("documents", "documents must not be empty")
-        if body.top_n is not None and body.top_n < 1:
-            raise InvalidParameter("top_n", f"top_n must be at least 1, not {body.top_n}")
         pairs = [(body.query, text) for text in texts]
         names = ("query", "documents[{}]")
         method, scores, usage = await self._relevance(body, pairs, self._place(body, model), names)

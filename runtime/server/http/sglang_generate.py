@@ -284,12 +284,8 @@ class Generate:
                 start = starts[i]
                 if body.logprob_start_len is None and settings.max_new_tokens == 0:
                     start = 0
-                if start >= 0:
+                if start != -1:
                     fields["prompt_logprobs_from"] = start
-                elif start != -1:
-                    raise InvalidParameter(
-                        "logprob_start_len", f"logprob_start_len must be >= -1, not {start}"
-                    )
             job = generation.GenerateRequest(
                 prompt.parts(),
                 _params(fields, info, param),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rootlace.kernels.interface import AttentionBatch, KVCodes, slot_bytes
 from rootlace.kernels.native.attention import MAX_DIM
-from rootlace.kernels.native.library import LANES, Team, rows_of
+from rootlace.kernels.native.library import LANES, Rows, Team
 from rootlace.kernels.native.linear import DTYPES, Arena, Packer, Products
 from rootlace.kernels.weights import Weight
 
@@ -116,9 +116,11 @@ def attend(
     )
     if wrong:
         raise ValueError("shapes, strides or dtypes of queries, caches and outputs do not fit")
-    rows, _kept = rows_of(batch.row_start, batch.context_len, batch.block_tables)
+    given = (batch.row_start, batch.context_len, batch.block_tables)
+    kept = [np.ascontiguousarray(one, np.int32) for one in given]
     found = np.array(runs, np.int32).reshape(-1, 4)
-    rows.num_runs, rows.runs = len(found), found.ctypes.data
+    addresses = (one.ctypes.data for one in kept)
+    rows = Rows(*kept[2].shape, *addresses, len(found), found.ctypes.data)
     library.rl_attention(
         team,
         DTYPES[q.dtype],

@@ -345,7 +345,9 @@ async def test_constraints(served: Served) -> None:
         ),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tool_choice": "maybe", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "any"}}, "tool_choice.mode"),
         (
             {

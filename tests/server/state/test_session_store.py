@@ -459,15 +459,6 @@ def test_files_of_others_are_refused_and_left_as_they_are(tmp_path: Path) -> Non
         assert path.read_bytes() == content
 
 
-def test_a_folder_of_an_earlier_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "programs-00000007.log").write_bytes(b"rootlace programs\n\1\0\0\0")
-    with pytest.raises(InvalidRequest, match=r"programs-00000007\.log.*earlier version.*delete"):
-        SessionStore(tmp_path)
-    assert (tmp_path / "programs-00000007.log").exists()
-    (tmp_path / "programs-00000007.log").unlink()
-    SessionStore(tmp_path).close()
-
-
 def test_who_does_not_come_back_is_forgotten(tmp_path: Path) -> None:
     now = [0.0]
     store = SessionStore(tmp_path, clock=lambda: now[0])
