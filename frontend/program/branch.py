@@ -118,6 +118,7 @@ class Branch:
         self.transcript: Transcript = Transcript(parent.transcript if parent else None)
         self.conversation: Conversation = parent.conversation.copy() if parent else Conversation()
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
+        self._inherited: Mapping[str, Readable] = dict(self.variables)
         self._restored: Mapping[str, Readable] = {}
         """Variables of the state that the run goes on from."""
         self.defaults: Mapping[str, Any] = parent.defaults if parent else run.defaults
@@ -197,7 +198,7 @@ class Branch:
         found: dict[str, list[Readable]] = {}
         for fork in forks:
             for name, variable in fork.variables.items():
-                if name not in self.variables:
+                if variable is not fork._inherited.get(name):
                     found.setdefault(name, []).append(variable)
         for name, parts in found.items():
             self.variables[name] = Gathered(parts)
