@@ -159,9 +159,11 @@ class Branch:
             branch._became = other  # whose end would give the branch back
             branch._parts = []
             branch = branch._caller
-        self.variables.clear()
+        for name in self.variables.keys() - other.variables.keys():
+            del self.variables[name]
         self.variables.update(other.variables)
         left.abandon()
+        self.remote.notify()
 
     def drop(self) -> None:
         self.remote.abandon()
@@ -524,9 +526,10 @@ class Branch:
             raise run.error
 
     def _text_steps(self, with_meta: bool) -> Steps:
-        transcript, index = self.transcript, 0
+        index = 0
         while True:
             ended, begun = self.run.ended.done, index
+            transcript = self.transcript  # the branch may have become another one, which begins so
             for piece in transcript.slice(index, len(transcript)):
                 index += 1
                 if not isinstance(piece, str):

@@ -365,6 +365,37 @@ async def test_a_beam_keeps_the_best_of_each_step(gateway: FakeGateway) -> None:
     eventually(lambda: gateway.open_branches == 0)
 
 
+async def test_a_stream_has_what_was_chosen(gateway: FakeGateway) -> None:
+    step = rl.gen("x", logprobs=True)
+
+    def choose(s, how):
+        if how == "best":
+            return rl.best_of(s, 2, step)
+        if how == "most":
+            return rl.majority(s, 2, step, "x")
+        return rl.beam(s, step, key=lambda fork: 0, depth=2)
+
+    @rl.function
+    def program(s, how):
+        s += "a"
+        choose(s, how)
+        s += "b" + rl.gen("y")
+
+    @rl.function
+    async def program_async(s, how):
+        s += "a"
+        await choose(s, how)
+        s += "b" + rl.gen("y")
+
+    for how in ("best", "most", "beam"):
+        state = await asyncio.to_thread(program.run, how, stream=True)
+        pieces = await asyncio.to_thread(lambda state=state: list(state.text_iter()))
+        assert "".join(pieces) == state.text() and state["x"] in state.text()
+        state = await program_async.run_async(how, stream=True)
+        pieces = [piece async for piece in state.text_async_iter()]
+        assert "".join(pieces) == state.text() and state["x"] in state.text()
+
+
 def test_a_join_brings_back_what_forks_set_under_any_name() -> None:
     @rl.function
     def program(s):
