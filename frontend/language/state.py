@@ -337,7 +337,8 @@ class State:
         """The state that `to_json` wrote: it can be read, and `run(after=state)` goes on from it.
 
         A value of `gen(type=...)` comes back as its JSON says, or as what `types` says for the
-        variable: {"person": Person}. Raises InvalidRequest for any other text.
+        variable: {"person": Person}. So does `ret_value`, of which the name is "return". Raises
+        InvalidRequest for any other text.
         """
         return restored(read_json(text, types or {}))
 
