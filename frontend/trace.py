@@ -256,6 +256,7 @@ class TracedBranch(SettledBranch):
     def __init__(self, tracer: Tracer, parent: TracedBranch | None = None) -> None:
         self.tracer = tracer
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
+        self._inherited: Mapping[str, Readable] = dict(self.variables)
         self.graph = BranchGraph(variables=self.variables)
         self._roles: list[str] = list(parent._roles) if parent else []
 
@@ -339,8 +340,9 @@ class TracedBranch(SettledBranch):
         node = self._add("join", mode, call_site(), uses=ends)
         if mode == "gather_variable":
             for fork in forks:
-                for name in fork.variables:
-                    self.variables.setdefault(name, _Symbol(Reference(name, node)))
+                for name, variable in fork.variables.items():
+                    if variable is not fork._inherited.get(name):
+                        self.variables[name] = _Symbol(Reference(name, node))
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> TracedBranch:
         inner = TracedBranch(self.tracer)

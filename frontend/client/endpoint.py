@@ -254,6 +254,12 @@ class RuntimeEndpoint:
         if self._finalizer is not None:
             self._finalizer()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def ask(self, op_type: Callable[..., protocol.Op]) -> protocol.Event:
         """Send one operation that belongs to no branch and wait for its answer."""
         return send(self.connect(), op_type).get()

@@ -271,7 +271,7 @@ class Runtime(RuntimeEndpoint):
                 options["draft_model"] = _local(options["draft_model"], options)[0]
             config = runtime_config(path, address, options, name)
             # A gateway that died too often: what waits for it is told.
-            on_gone = self.close if options.get("state") else None
+            on_gone = super().close if options.get("state") else None
             self._started = GatewayProcess(config, log, launch_timeout, on_gone)
             self._process = self._started
             self.program_address: str = self._started.ready["program_address"]
@@ -330,14 +330,13 @@ class Runtime(RuntimeEndpoint):
             return
         self._process = None
         atexit.unregister(self.shutdown)
-        self.close()
+        super().close()
         process.stop(grace)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the connection, and `shutdown`."""
+        super().close()
         self.shutdown()
 
     async def __aenter__(self) -> Self:

@@ -191,13 +191,10 @@ def schema_of(constraint: protocol.Constraint) -> dict[str, Any]:
     """Raises InvalidRequest for what no JSON schema stands for."""
     if constraint.kind == "regex" and constraint.source in JSON_TYPES:
         return {"type": JSON_TYPES[constraint.source]}
-    if constraint.kind == "structural_tag":
-        raise InvalidRequest("tools= and structural_tag= cannot be asked for here")
     if constraint.kind != "json_schema":
-        advice = '; emulate=["regex"] has the model asked in words' * (constraint.kind == "regex")
         raise InvalidRequest(
-            f"a constraint of the kind {constraint.kind} cannot be asked for here, only json_schema"
-            + advice
+            f"a constraint of the kind {constraint.kind} cannot be asked for here, only "
+            'json_schema (tools= is none; emulate=["regex"] asks for a pattern in words)'
         )
     schema = json.loads(constraint.source)
     return schema if isinstance(schema, dict) else {}

@@ -63,6 +63,8 @@ def read_handling(options: Mapping[str, Any], caller: str) -> Handling:
     if NAMES.isdisjoint(options):  # as nearly always
         return PLAIN
     given = {name: options[name] for name in NAMES & options.keys()}
+    if not isinstance(given.get("cache", {}), Cache | Mapping):
+        raise InvalidRequest(f"{caller}: cache takes an rl.Cache, not {given['cache']!r}")
     try:
         return msgspec.convert(given, Handling)
     except msgspec.ValidationError as error:

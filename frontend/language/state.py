@@ -105,7 +105,7 @@ class Forks(Sequence[Any]):
     def join(self, mode: str = "gather_variable") -> None:
         """End the forks and bring back their results. Nothing is waited for.
 
-        `"gather_variable"`: every variable new in the forks becomes a list in the source state, in
+        `"gather_variable"`: every variable that forks set becomes a list in the source state, in
         the order of the forks. `"concate_and_append"`: the texts the forks have gained are appended
         to the source, one after the other, by the server itself.
         """
@@ -337,7 +337,8 @@ class State:
         """The state that `to_json` wrote: it can be read, and `run(after=state)` goes on from it.
 
         A value of `gen(type=...)` comes back as its JSON says, or as what `types` says for the
-        variable: {"person": Person}. Raises InvalidRequest for any other text.
+        variable: {"person": Person}. So does `ret_value`, of which the name is "return". Raises
+        InvalidRequest for any other text.
         """
         return restored(read_json(text, types or {}))
 

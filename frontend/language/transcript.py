@@ -21,6 +21,7 @@ from rootlace.language.failures import NOWHERE
 from rootlace.language.tools import Offer, ToolCall
 from rootlace.language.variables import Constant, Gathered, Pending, Readable, unknown
 from rootlace.timeline import Timeline
+from rootlace.types.msgspec_types import name_of
 from rootlace.wire.errors import InvalidRequest, UnreadableValue
 from rootlace.wire.protocol import Image
 
@@ -224,7 +225,7 @@ class SavedValue:
         try:
             return types.parse_as(self.type, text)
         except ValueError as error:
-            name = types.name_of(self.type)
+            name = name_of(self.type)
             raise UnreadableValue(f"the saved text cannot be read as {name}: {error}") from error
 
     def written(self) -> Any:
@@ -262,7 +263,8 @@ class Saved:
 
 
 def read_json(text: str | bytes, kinds: Mapping[str, Any]) -> Saved:
-    """Read the JSON of `to_json`; `kinds` are the types of variables. Raises InvalidRequest."""
+    """Read the JSON of `to_json`; `kinds` are the types of variables, and that of what the program
+    returned under the name "return". Raises InvalidRequest."""
     try:
         record = msgspec.json.decode(text)
         if not isinstance(record, dict) or record.get("rootlace") != VERSION:
@@ -272,14 +274,27 @@ def read_json(text: str | bytes, kinds: Mapping[str, Any]) -> Saved:
             for name, variable in record["variables"].items()
         }
         pieces = tuple(map(_read_piece, msgspec.convert(record["text"], list[Any])))
-        return Saved(msgspec.convert(record["model"], str), pieces, variables, record["value"])
+        value = returned(record["value"], kinds)
+        return Saved(msgspec.convert(record["model"], str), pieces, variables, value)
     except (msgspec.DecodeError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"this is no saved state: {error!r}") from error
 
 
+def returned(value: Any, kinds: Mapping[str, Any]) -> Any:
+    """What a program returned, of what its JSON says. Raises InvalidRequest where it is no such
+    type."""
+    if "return" not in kinds:
+        return value
+    try:
+        return types.parse_as(kinds["return"], msgspec.json.encode(value).decode())
+    except ValueError as error:
+        name = name_of(kinds["return"])
+        raise InvalidRequest(f"what the program returned is no {name}: {error}") from error
+
+
 def _encoded(what: str, value: Any) -> msgspec.Raw:
     try:
-        return msgspec.Raw(msgspec.json.encode(value))
+        return msgspec.Raw(types.encoded(value))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} cannot be written as JSON: {error}") from None
 

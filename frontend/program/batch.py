@@ -25,10 +25,11 @@ from rootlace.language.failures import warn
 from rootlace.language.sampling import read_handling
 from rootlace.language.state import AsyncProgramState, ProgramState, State, restored
 from rootlace.language.tools import Tools
-from rootlace.language.transcript import Saved
+from rootlace.language.transcript import Saved, returned
 from rootlace.program.branch import Branch
 from rootlace.program.run import ProgramRun, SharedPrefix, merge
 from rootlace.trace import Reference, constant_prefix
+from rootlace.types import encoded
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ async def _interruptible(coroutine: Coroutine[Any, Any, Any]) -> Any:
 @dataclass(frozen=True)
 class Checkpoint:
     """Where `run_batch(checkpoint=...)` keeps the rows that are done. `types` are those of
-    variables (`State.from_json`) in rows that are read from there.
+    variables, and of the value that is returned (`State.from_json`), in rows that are read there.
 
     `keep="value"` writes what the program returned and nothing else: a file that other tools read
     with ease. A row that is read from it has `ret_value`, and neither text nor variables.
@@ -205,7 +206,7 @@ class Journal:
         if self._keep == "state" and line.state is not msgspec.UNSET:
             self.done[line.row] = State.from_json(bytes(line.state), types)
         elif self._keep == "value" and line.value is not msgspec.UNSET:
-            value = msgspec.json.decode(line.value)
+            value = returned(msgspec.json.decode(line.value), types)
             self.done[line.row] = restored(Saved(self._model, (), {}, value))
 
     def add(self, index: int, state: ProgramState) -> None:
@@ -226,7 +227,7 @@ class Journal:
     def _line(self, index: int, state: ProgramState) -> _Line:
         line = _Line(index, self._keys[index])
         if self._keep == "value":
-            line.value = msgspec.Raw(msgspec.json.encode(state.ret_value))
+            line.value = msgspec.Raw(encoded(state.ret_value))
         else:
             line.state = msgspec.Raw(state.to_json().encode())
         return line
@@ -255,7 +256,7 @@ def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _key(about: tuple[Any, ...], index: int) -> str:
     try:
-        written = msgspec.json.encode(about, order="sorted")
+        written = encoded(about, order="sorted")
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"batch[{index}]: a checkpoint needs arguments that JSON can hold: {error}"

@@ -118,6 +118,7 @@ class Branch:
         self.transcript: Transcript = Transcript(parent.transcript if parent else None)
         self.conversation: Conversation = parent.conversation.copy() if parent else Conversation()
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
+        self._inherited: Mapping[str, Readable] = dict(self.variables)
         self._restored: Mapping[str, Readable] = {}
         """Variables of the state that the run goes on from."""
         self.defaults: Mapping[str, Any] = parent.defaults if parent else run.defaults
@@ -158,9 +159,11 @@ class Branch:
             branch._became = other  # whose end would give the branch back
             branch._parts = []
             branch = branch._caller
-        self.variables.clear()
+        for name in self.variables.keys() - other.variables.keys():
+            del self.variables[name]
         self.variables.update(other.variables)
         left.abandon()
+        self.remote.notify()
 
     def drop(self) -> None:
         self.remote.abandon()
@@ -197,7 +200,7 @@ class Branch:
         found: dict[str, list[Readable]] = {}
         for fork in forks:
             for name, variable in fork.variables.items():
-                if name not in self.variables:
+                if variable is not fork._inherited.get(name):
                     found.setdefault(name, []).append(variable)
         for name, parts in found.items():
             self.variables[name] = Gathered(parts)
@@ -523,9 +526,10 @@ class Branch:
             raise run.error
 
     def _text_steps(self, with_meta: bool) -> Steps:
-        transcript, index = self.transcript, 0
+        index = 0
         while True:
             ended, begun = self.run.ended.done, index
+            transcript = self.transcript  # the branch may have become another one, which begins so
             for piece in transcript.slice(index, len(transcript)):
                 index += 1
                 if not isinstance(piece, str):

@@ -23,6 +23,7 @@ from rootlace.language.failures import Failure, ProgramError, Site
 from rootlace.language.tools import ToolCall
 from rootlace.language.transcript import Marked, SavedValue
 from rootlace.timeline import Lane, Span, Stretch, Timeline
+from rootlace.types.msgspec_types import name_of
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     BudgetExceeded,
@@ -297,7 +298,7 @@ class Generation(Operation):
             # Read anew each time: readers must not share a value that one of them may change.
             return types.parse_as(self._type, output.text)
         except ValueError as error:
-            name = types.name_of(self._type)
+            name = name_of(self._type)
             reason = f"cannot be read as {name}: {error}"
             if output.finish_reason == "length":
                 count = len(output.token_ids)

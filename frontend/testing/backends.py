@@ -339,7 +339,8 @@ class Recorded(RuntimeEndpoint):
         except FileNotFoundError:
             if self._real is None:
                 raise InvalidRequest(
-                    f"there is no cassette {self._path}; give backend=... to record one"
+                    f"there is no cassette {self._path}; record one with backend=..., or pytest "
+                    "--rootlace-record URL"
                 ) from None
             return Cassette(self._real.model_info)
         except msgspec.MsgspecError as error:
@@ -364,7 +365,8 @@ class Recorded(RuntimeEndpoint):
         if not answers:
             raise InvalidRequest(
                 f"the cassette {self._path} has no answer to {op.name!r} after "
-                f"{branch.text[-80:]!r}; record it with backend=..."
+                f"{branch.text[-80:]!r}; record it with backend=..., or pytest "
+                "--rootlace-record URL"
             )
         said = msgspec.structs.replace(answers[min(turn, len(answers) - 1)], op=op.op)
         events: list[protocol.Event] = [said]

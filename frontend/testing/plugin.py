@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,8 +49,9 @@ def cassette(request: pytest.FixtureRequest, _default_backend: Callable[[Any], N
 
 
 @pytest.fixture
-def _default_backend() -> Iterator[Callable[[Any], None]]:
-    from rootlace.client.endpoint import set_default_backend
+def _default_backend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Sets the default backend until the end of the test."""
+    from rootlace.client import endpoint
 
-    yield set_default_backend
-    set_default_backend(None)
+    monkeypatch.setattr(endpoint, "_default", [*endpoint._default])
+    return endpoint.set_default_backend

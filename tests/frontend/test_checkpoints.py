@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 import rootlace as rl
@@ -159,6 +160,33 @@ def test_only_what_was_returned_is_kept(
     assert asked(gateway) == 5
     with pytest.raises(InvalidRequest, match="'state' or 'value', not 'text'"):
         rl.Checkpoint("x", keep="text")  # type: ignore[arg-type]
+
+
+class Place(pydantic.BaseModel):
+    at: Path
+
+
+@pytest.mark.parametrize("keep", ["state", "value"])
+def test_models_and_paths_are_kept(gateway: FakeGateway, tmp_path: Path, keep: Any) -> None:
+    @rl.function
+    def visit(s, place, asked):
+        s["place"] = place
+        s += str(asked) + rl.gen("text")
+        return [place]
+
+    rows = [(Place(at=Path(name)), Path(name)) for name in "ab"]
+    path = tmp_path / "rows.jsonl"
+    first = visit.run_batch(rows, checkpoint=rl.Checkpoint(path, keep=keep))
+    plain = visit.run_batch(rows, checkpoint=rl.Checkpoint(path, keep=keep))
+    kinds = {"return": list[Place]}
+    typed = visit.run_batch(rows, checkpoint=rl.Checkpoint(path, kinds, keep))
+    assert asked(gateway) == 2
+    assert [state.ret_value for state in plain] == [[{"at": "a"}], [{"at": "b"}]]
+    assert [state.ret_value for state in typed] == [state.ret_value for state in first]
+    with pytest.raises(InvalidRequest, match="what the program returned is no int: "):
+        rl.State.from_json(first[0].to_json(), types={"return": int})
+    if keep == "state":
+        assert typed[0]["place"] == {"at": "a"}
 
 
 def test_what_cannot_be_kept(gateway: FakeGateway, tmp_path: Path) -> None:

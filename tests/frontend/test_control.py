@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 import rootlace as rl
+from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway
@@ -362,6 +363,59 @@ async def test_a_beam_keeps_the_best_of_each_step(gateway: FakeGateway) -> None:
     counter = itertools.count()
     assert (await asynchronous.run_async()).text() == "|133"
     eventually(lambda: gateway.open_branches == 0)
+
+
+async def test_a_stream_has_what_was_chosen(gateway: FakeGateway) -> None:
+    step = rl.gen("x", logprobs=True)
+
+    def choose(s, how):
+        if how == "best":
+            return rl.best_of(s, 2, step)
+        if how == "most":
+            return rl.majority(s, 2, step, "x")
+        return rl.beam(s, step, key=lambda fork: 0, depth=2)
+
+    @rl.function
+    def program(s, how):
+        s += "a"
+        choose(s, how)
+        s += "b" + rl.gen("y")
+
+    @rl.function
+    async def program_async(s, how):
+        s += "a"
+        await choose(s, how)
+        s += "b" + rl.gen("y")
+
+    for how in ("best", "most", "beam"):
+        state = await asyncio.to_thread(program.run, how, stream=True)
+        pieces = await asyncio.to_thread(lambda state=state: list(state.text_iter()))
+        assert "".join(pieces) == state.text() and state["x"] in state.text()
+        state = await program_async.run_async(how, stream=True)
+        pieces = [piece async for piece in state.text_async_iter()]
+        assert "".join(pieces) == state.text() and state["x"] in state.text()
+
+
+def test_a_join_brings_back_what_forks_set_under_any_name() -> None:
+    @rl.function
+    def program(s):
+        s += rl.gen("kept") + rl.gen("x")
+        found = []
+        for _ in range(2):
+            with s.fork(2) as forks:
+                mark = forks[0].mark()
+                forks[0]["kept"] = "taken back"
+                forks[0].rollback(mark)
+                forks += rl.gen("x")
+            with s.copy() as copy:
+                copy += rl.gen("y")
+            found.append((s["x"], s["y"]))
+        return found
+
+    backend = Scripted(kept="k", x=list("abcde"), y=list("fg"))
+    state = program.run(backend=backend)
+    assert state.ret_value == [(["b", "c"], ["f"]), (["d", "e"], ["g"])]
+    assert state["kept"] == "k"
 
 
 def test_texts_of_forks_that_went_back_are_joined_whole_or_not_at_all() -> None:

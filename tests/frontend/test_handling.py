@@ -51,6 +51,8 @@ def test_what_cannot_be_meant(backend: rl.RuntimeEndpoint) -> None:
     for wrong in ({"priority": 101}, {"timeout": -1}, {"cache": {"pin": 5}}, {"cache": True}):
         with pytest.raises(InvalidRequest):
             rl.gen("x", **wrong)
+    with pytest.raises(InvalidRequest, match=r"gen\(\): cache takes an rl.Cache, not True"):
+        rl.gen("x", cache=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not shared"):
         rl.Cache(pin=True, share=False)
 

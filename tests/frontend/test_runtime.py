@@ -99,6 +99,17 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
         program.run(backend=runtime)
 
 
+def test_close_ends_the_runtime_and_a_block_closes_an_endpoint(tmp_path: Path) -> None:
+    runtime = rl.Runtime("m", served_name=str(tmp_path / "seen"))
+    pid = runtime.pid
+    with rl.RuntimeEndpoint(runtime.program_address) as endpoint:
+        assert program.run(backend=endpoint)["x"]
+        connection = endpoint.connect()
+    assert connection.lost is not None and alive(pid)
+    runtime.close()
+    assert not alive(pid)
+
+
 def test_every_keyword_has_its_place() -> None:
     """sglang's names included, some of which say the reverse."""
     named_alike = {

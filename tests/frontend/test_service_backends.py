@@ -295,7 +295,7 @@ def test_litellm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         (rl.user("?") + rl.assistant(rl.select("x", ["a"])), "emulate"),
         (rl.user("?") + rl.assistant(rl.gen("x", regex="a")), r"emulate=\[\"regex"),
         (rl.user("?") + rl.assistant(rl.gen("x", ebnf="start: A")), "of the kind ebnf"),
-        (rl.user("?") + rl.assistant(rl.gen("x", tools=rl.tools(lookup))), "tools= and"),
+        (rl.user("?") + rl.assistant(rl.gen("x", tools=rl.tools(lookup))), "tools= is none"),
         (rl.user("?") + rl.assistant(rl.gen("x", logprobs=True)), "log-probabilities cannot"),
         (rl.user("?") + rl.assistant(rl.gen("x", seed=1)), "seed cannot be asked for"),
         ("Once" + rl.gen("x"), "text without messages"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import rootlace as rl
+from rootlace.client.endpoint import endpoint_of
 from rootlace.testing import Recorded, Scripted, plugin
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 from tests.frontend.fake_gateway import FakeGateway
@@ -197,13 +197,8 @@ def test_files_that_are_no_cassettes(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- pytest
 
 
-@pytest.fixture
-def inner(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    rl.set_default_backend(None)
-
-
-def test_the_plugin(inner: Path, backend: rl.RuntimeEndpoint, gateway: FakeGateway) -> None:
+def test_the_plugin(tmp_path: Path, backend: rl.RuntimeEndpoint, gateway: FakeGateway) -> None:
+    inner = tmp_path
     (inner / "test_inner.py").write_text(
         "import rootlace as rl\n"
         "@rl.function\n"
@@ -223,6 +218,7 @@ def test_the_plugin(inner: Path, backend: rl.RuntimeEndpoint, gateway: FakeGatew
         return int(pytest.main([*own, *arguments, str(inner)], plugins=plugins))
 
     assert run() == 1  # nothing is recorded yet
+    assert endpoint_of() is backend  # as before the tests
     assert run("--rootlace-record", gateway.address) == 0
     gateway.stop()
     assert run() == 0

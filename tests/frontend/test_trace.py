@@ -65,6 +65,22 @@ def test_edges_follow_order_and_use() -> None:
     assert all(node.site.filename == __file__ for node in trace.nodes)
 
 
+def test_what_forks_set_again_is_used_behind_their_join() -> None:
+    @rl.function
+    def program(s):
+        s += rl.gen("x") + rl.gen("kept")
+        with s.fork(2) as forks:
+            forks += rl.gen("x")
+        s += s["x"] + s["kept"]
+
+    trace = program.trace()
+    number = {(node.kind, node.detail): node.id for node in trace.nodes}
+    joined = number["join", "gather_variable"]
+    assert (joined, number["value", "x"]) in trace.edges
+    kept = next(node.id for node in trace.nodes if node.name == "kept")
+    assert (kept, number["value", "kept"]) in trace.edges
+
+
 def test_token_ids() -> None:
     @rl.function
     def told(s, known, unknown):

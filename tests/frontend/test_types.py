@@ -36,6 +36,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace import types
+from rootlace.types import msgspec_types
 from rootlace.wire.errors import InvalidConstraint
 
 T = TypeVar("T")
@@ -337,7 +338,7 @@ def validator(kind: Any) -> jsonschema.protocols.Validator:
 
 
 # Workers of one run must find the same names, so no address of a function is part of one.
-NAMES = [types.name_of(kind).partition(" at 0x")[0] for kind, _, _ in CASES]
+NAMES = [msgspec_types.name_of(kind).partition(" at 0x")[0] for kind, _, _ in CASES]
 
 
 @pytest.mark.parametrize(("kind", "good", "bad"), CASES, ids=NAMES)

@@ -1,0 +1,292 @@
+"""JSON schemas of what msgspec reads: dataclasses, TypedDicts, Structs, plain types and others."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import typing
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from rootlace.types.text_patterns import (
+    DATE,
+    DURATION,
+    INT_KEY,
+    NUMBER_TEXT,
+    OFFSET,
+    TIME,
+    UUID_KEY,
+    base64_pattern,
+)
+from rootlace.wire.errors import InvalidConstraint
+
+Schema = dict[str, Any]
+Found = TypeVar("Found")
+
+
+def once_per_type(make: Callable[[Any], Found]) -> Callable[[Any], Found]:
+    """`make` once for each type; anew where some annotation of the type cannot be hashed."""
+    kept = functools.lru_cache(maxsize=512)(make)
+
+    @functools.wraps(make)
+    def found(kind: Any) -> Found:
+        try:
+            return kept(kind)
+        except TypeError:  # what `make` does not like raises again
+            return make(kind)
+
+    return found
+
+
+_KEY_PATTERNS: dict[type, str] = {
+    inspect.IntType: INT_KEY,
+    inspect.FloatType: NUMBER_TEXT,
+    inspect.DecimalType: NUMBER_TEXT,
+    inspect.UUIDType: UUID_KEY,
+    inspect.DateType: f"^{DATE}$",
+}
+
+
+def name_of(kind: Any) -> str:
+    """The type's name, for messages."""
+    plain = isinstance(kind, type) and not typing.get_args(kind)
+    return kind.__qualname__ if plain else repr(kind).replace("typing.", "")
+
+
+def described(kind: Any) -> Schema:
+    """The schema of a type. Raises what msgspec or the type's own hooks raise."""
+    msgspec.json.Decoder(kind)  # refuses what could be described but not read
+    return _Builder().build(inspect.type_info(kind))
+
+
+class _Builder:
+    """Turns msgspec's description of a type into a schema; classes become `$defs`."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._definitions: dict[str, Schema] = {}
+
+    def build(self, root: inspect.Type) -> Schema:
+        schema = self._of(root)
+        return {**schema, "$defs": self._definitions} if self._definitions else schema
+
+    def _of(self, kind: inspect.Type) -> Schema:
+        for classes, build in _BUILDERS:
+            if isinstance(kind, classes):
+                return build(self, kind)
+        raise InvalidConstraint(f"{_described(kind)} has no form in JSON that can be read back")
+
+    def annotated(self, kind: inspect.Metadata) -> Schema:
+        return {**self._of(kind.type), **(kind.extra_json_schema or {})}
+
+    def union(self, kind: inspect.UnionType) -> Schema:
+        return {"anyOf": [self._of(one) for one in kind.types]}
+
+    def array(self, kind: Any) -> Schema:
+        schema: Schema = {"type": "array"}
+        if not isinstance(kind.item_type, inspect.AnyType):
+            schema["items"] = self._of(kind.item_type)
+        _bound(schema, kind, "Items")
+        if isinstance(kind, inspect.SetType | inspect.FrozenSetType):
+            schema["uniqueItems"] = True
+        return schema
+
+    def tuple(self, kind: inspect.TupleType) -> Schema:
+        return self._row(kind.item_types, len(kind.item_types))
+
+    def _row(self, items: Sequence[inspect.Type], required: int) -> Schema:
+        schema: Schema = {"type": "array"}
+        if items:  # JSON Schema has no empty `prefixItems`
+            schema["prefixItems"] = [self._of(item) for item in items]
+        return schema | {"items": False, "minItems": required, "maxItems": len(items)}
+
+    def mapping(self, kind: Any) -> Schema:
+        key, value = kind.key_type, self._of(kind.value_type)
+        if isinstance(key, inspect.Metadata):
+            key = key.type
+        schema: Schema = {"type": "object"}
+        if isinstance(key, inspect.EnumType | inspect.LiteralType):
+            names = key.values if isinstance(key, inspect.LiteralType) else _members(key.cls)
+            schema["properties"] = {str(name): value for name in names}
+            schema["additionalProperties"] = False
+        elif (pattern := _key_pattern(key)) is not None:
+            schema["patternProperties"] = {pattern: value}
+            schema["additionalProperties"] = False
+        else:
+            if not _is_any_text(key):
+                schema["propertyNames"] = text = self._of(key)
+                if text.get("type") != "string":
+                    raise InvalidConstraint(f"a key of {_described(key)} cannot be constrained")
+            if value:
+                schema["additionalProperties"] = value
+        _bound(schema, kind, "Properties")
+        return schema
+
+    def fields(self, kind: Any) -> Schema:
+        """A reference to the definition of a class with fields (written once: it may recur)."""
+        # By identity: one object describes a class, but each specialisation of a generic class.
+        if id(kind) not in self._names:
+            self._names[id(kind)] = name = self._new_name(kind.cls)
+            self._definitions[name] = {}
+            self._definitions[name] = self._define(kind)
+        return {"$ref": f"#/$defs/{self._names[id(kind)]}"}
+
+    def _new_name(self, cls: type) -> str:
+        name = base = cls.__name__
+        while name in self._definitions:
+            name = f"{base}_{len(self._definitions)}"
+        return name
+
+    def _define(self, kind: Any) -> Schema:
+        if isinstance(kind, inspect.NamedTupleType) or getattr(kind, "array_like", False):
+            tag = getattr(kind, "tag", None)
+            items = [] if tag is None else [inspect.LiteralType((tag,))]
+            required = len(items) + sum(field.required for field in kind.fields)
+            return self._row([*items, *(field.type for field in kind.fields)], required)
+        properties: Schema = {}
+        required_names = []
+        if getattr(kind, "tag_field", None) is not None:
+            properties[kind.tag_field] = {"const": kind.tag}
+            required_names.append(kind.tag_field)
+        for field in _in_order(kind):
+            properties[field.encode_name] = self._of(field.type)
+            if field.required:
+                required_names.append(field.encode_name)
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required_names,
+            "additionalProperties": False,
+        }
+
+
+def _in_order(kind: Any) -> list[inspect.Field]:
+    """The fields of a class as they are written in it; msgspec sorts those of a TypedDict."""
+    if not isinstance(kind, inspect.TypedDictType):
+        return list(kind.fields)
+    cls = typing.get_origin(kind.cls) or kind.cls
+    names = list(cls.__annotations__)  # a TypedDict's include those it inherits
+    return sorted(kind.fields, key=lambda field: names.index(field.name))
+
+
+def _number(name: str) -> Callable[[_Builder, Any], Schema]:
+    def build(builder: _Builder, kind: Any) -> Schema:
+        step = kind.multiple_of
+        if step is not None and Decimal(step) != Decimal(repr(step)):
+            # 0.1 is 0.1000000000000000055 as a float, and msgspec reads multiples of this.
+            raise InvalidConstraint(
+                f"msgspec reads few multiples of {step}, which no float is; "
+                f"use pydantic.Field(multiple_of={step})"
+            )
+        limits = {
+            "minimum": kind.ge,
+            "exclusiveMinimum": kind.gt,
+            "maximum": kind.le,
+            "exclusiveMaximum": kind.lt,
+            "multipleOf": step,
+        }
+        return {"type": name} | {key: limit for key, limit in limits.items() if limit is not None}
+
+    return build
+
+
+def _string(builder: _Builder, kind: inspect.StrType) -> Schema:
+    schema: Schema = {"type": "string"}
+    _bound(schema, kind, "Length")
+    if kind.pattern is not None:
+        schema["pattern"] = kind.pattern
+    return schema
+
+
+def _base64(builder: _Builder, kind: Any) -> Schema:
+    return {"type": "string", "pattern": base64_pattern(kind.min_length or 0, kind.max_length)}
+
+
+def _moment(builder: _Builder, kind: inspect.DateTimeType) -> Schema:
+    offset = "" if kind.tz is False else OFFSET
+    return {"type": "string", "pattern": f"^{DATE}T{TIME}{offset}$"}
+
+
+def _clock(builder: _Builder, kind: inspect.TimeType) -> Schema:
+    offset = "" if kind.tz is False else OFFSET
+    return {"type": "string", "pattern": f"^{TIME}{offset}$"}
+
+
+def _literal(builder: _Builder, kind: inspect.LiteralType) -> Schema:
+    return _one_of(kind.values)
+
+
+def _enum(builder: _Builder, kind: inspect.EnumType) -> Schema:
+    return _one_of(_members(kind.cls))
+
+
+def _one_of(values: Sequence[Any]) -> Schema:
+    return {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
+
+
+def _members(cls: type[enum.Enum]) -> list[Any]:
+    return [member.value for member in cls]
+
+
+def _key_pattern(key: inspect.Type) -> str | None:
+    if isinstance(key, inspect.IntType | inspect.FloatType) and key != type(key)():
+        return None  # bounded: the schema of the number would be that of a JSON number, not a key
+    return _KEY_PATTERNS.get(type(key))
+
+
+def _is_any_text(key: inspect.Type) -> bool:
+    if isinstance(key, inspect.UnionType):
+        return any(_is_any_text(one) for one in key.types)
+    return isinstance(key, inspect.AnyType) or key == inspect.StrType()
+
+
+def _bound(schema: Schema, kind: Any, noun: str) -> None:
+    if kind.min_length is not None:
+        schema[f"min{noun}"] = kind.min_length
+    if kind.max_length is not None:
+        schema[f"max{noun}"] = kind.max_length
+
+
+def _described(kind: inspect.Type) -> str:
+    return name_of(kind.cls) if hasattr(kind, "cls") else type(kind).__name__
+
+
+def _always(schema: Schema) -> Callable[[_Builder, Any], Schema]:
+    return lambda builder, kind: dict(schema)
+
+
+_BUILDERS: tuple[tuple[Any, Callable[[_Builder, Any], Schema]], ...] = (
+    (inspect.Metadata, _Builder.annotated),
+    ((inspect.AnyType, inspect.RawType), _always({})),
+    (inspect.NoneType, _always({"type": "null"})),
+    (inspect.BoolType, _always({"type": "boolean"})),
+    (inspect.IntType, _number("integer")),
+    (inspect.FloatType, _number("number")),
+    (inspect.StrType, _string),
+    ((inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType), _base64),
+    (inspect.DateTimeType, _moment),
+    (inspect.TimeType, _clock),
+    (inspect.DateType, _always({"type": "string", "pattern": f"^{DATE}$"})),
+    (inspect.TimeDeltaType, _always({"type": "string", "pattern": DURATION})),
+    (inspect.UUIDType, _always({"type": "string", "format": "uuid"})),
+    (inspect.DecimalType, _always({"type": "string", "pattern": NUMBER_TEXT})),
+    (inspect.EnumType, _enum),
+    (inspect.LiteralType, _literal),
+    (inspect.UnionType, _Builder.union),
+    (inspect.TupleType, _Builder.tuple),
+    (inspect.CollectionType, _Builder.array),
+    ((inspect.DictType, inspect.FrozenDictType), _Builder.mapping),
+    (
+        (
+            inspect.StructType,
+            inspect.DataclassType,
+            inspect.TypedDictType,
+            inspect.NamedTupleType,
+        ),
+        _Builder.fields,
+    ),
+)
