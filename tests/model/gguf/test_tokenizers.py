@@ -294,6 +294,15 @@ def test_ends_that_are_stated() -> None:
     assert Vocabulary.read(file).ends == (5, 0, 1, 2, 4)
 
 
+def test_tags_are_single_tokens_whatever_they_are_written_in() -> None:
+    """DeepSeek's have characters that no byte-level vocabulary writes a text in."""
+    tags = ["<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜tool▁sep｜>", "<think>"]
+    kinds = array("i", [1, 3, 4, 3, 4])
+    file = bpe(tokens=["a", *tags], token_type=kinds, merges=[], eos_token_id=None)
+    encode = FastTokenizer.from_str(GgufSource(file).tokenizer_json()).encode
+    assert encode("a".join(tags), add_special_tokens=False).ids == [1, 0, 2, 0, 3, 0, 4]
+
+
 @pytest.mark.parametrize("wrong", [7, 2**32 - 1, -1])
 def test_ids_of_no_token_are_passed_over(wrong: int, caplog: pytest.LogCaptureFixture) -> None:
     """Converters have written 2^32 - 1 for a token that the model does not have."""
