@@ -149,7 +149,8 @@ _DEVIATIONS = 2.0
 
 
 class PromptPace:
-    """Seconds per prompt token, measured on recent large steps."""
+    """Seconds per prompt token, measured on recent large steps. A step counts as at most
+    `_FARTHEST` times slower than those before: see `MeasuredCost`."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -162,6 +163,7 @@ class PromptPace:
     def note(self, tokens: int, samples: int, seconds: float) -> None:
         """Record a step of `tokens` tokens with `samples` samples."""
         if tokens - samples >= _LARGE_STEP:
+            seconds = min(seconds, _FARTHEST * self.seconds(tokens) or seconds)
             self._tokens = _KEPT * self._tokens + tokens
             self._seconds = _KEPT * self._seconds + seconds
 
@@ -171,7 +173,11 @@ class PromptPace:
 
 
 class ServicePace:
-    """Durations of requests from admission to the end, from requests that ended lately."""
+    """Durations of requests from admission to the end, from requests that ended lately.
+
+    A request counts as at most `_FARTHEST` times as long as expected by its rows and outputs: one
+    that stood still with the machine is no measure.
+    """
 
     def __init__(self) -> None:
         self._count = 0.0
@@ -187,6 +193,10 @@ class ServicePace:
         """
         if not whole and self._count and seconds * self._count <= self._seconds:
             return
+        if self._count:
+            more = max(rows * self._count / self._rows, 1.0)
+            more *= max(outputs * self._count / self._outputs, 1.0) if self._outputs else 1.0
+            seconds = min(seconds, _FARTHEST * more * self.seconds(rows) or seconds)
         self._count = _ENDED * self._count + 1
         self._seconds = _ENDED * self._seconds + seconds
         self._squares = _ENDED * self._squares + seconds * seconds

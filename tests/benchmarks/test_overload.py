@@ -7,6 +7,7 @@ import pytest
 from benchmarks.overload.goodput import Fate, Goodput, goodput_of, goodput_over_best
 from benchmarks.overload.simulated import Load, Simulation, capacity
 from benchmarks.overload.sustainable import CLOSE, sustainable
+from rootlace.runtime.contracts.plan import StepPlan, StepResult
 
 
 @pytest.mark.parametrize("load", [Load(1500, 16, timeout=4.0), Load(600, 16, False, 3.0, 1)])
@@ -55,3 +56,26 @@ def test_the_sustainable_rate_is_found_from_above_and_from_below(first: float, s
     most = 50 if slow else 75
     assert most / CLOSE < rate <= most / 0.98
     assert len(trials) < 12
+
+
+class Paused(Simulation):
+    """One step takes half a minute, as where the machine stands still."""
+
+    paused_until = 0.0
+
+    def _computed(self, plan: StepPlan) -> StepResult:
+        result = super()._computed(plan)
+        if self._now > 10 and not self.paused_until:
+            self._now += 30.0
+            self.paused_until = self._now
+        return result
+
+
+@pytest.mark.parametrize("load", [Load(600, 16, False, 3.0, 1), Load(300, 48, timeout=5.0)])
+def test_who_comes_after_a_pause_of_the_machine_is_not_refused_for_it(load: Load) -> None:
+    """What ran meanwhile took long, and says nothing of what comes."""
+    simulation = Paused(load, capacity(load) / 2, 60)
+    simulation.run()
+    later = simulation._arrivals > simulation.paused_until + 1
+    assert later.sum() > 100
+    assert {simulation._fates[number].kind for number in later.nonzero()[0]} == {"in time"}
