@@ -40,11 +40,11 @@ class LateCompiler:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, once a constraint is compiled."""
         assert self._service is not None
-        return self._service.vocabulary
+        return self._service.compiler.vocabulary
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is compiled already."""
-        return None if self._service is None else self._service.cached(constraint)
+        return None if self._service is None else self._service.compiler.cached(constraint)
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         """See `CompileService.submit`."""

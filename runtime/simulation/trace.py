@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,7 +32,28 @@ MOONCAKE_BLOCK = 512
 """Tokens that one of Mooncake's `hash_ids` stands for."""
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+_Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+_NotNegative = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class _Mooncake(msgspec.Struct):
+    """A line of Mooncake's; `timestamp` in milliseconds."""
+
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    input_length: _Positive
+    output_length: _NotNegative
+    hash_ids: list[int]
+
+
+class _AzureCounts(msgspec.Struct):
+    ContextTokens: _Positive
+    GeneratedTokens: _NotNegative
+
+
+class _Recorded(msgspec.Struct):
+    input_ids: Annotated[list[_NotNegative], msgspec.Meta(min_length=1)]
+    output_ids: list[_NotNegative]
 
 
 class BadTrace(ValueError):
@@ -72,7 +92,7 @@ class _Row:
     seconds: float
     prompt: int
     output: int
-    hashes: list[Any]
+    hashes: list[int]
 
 
 def read_trace(path: Path) -> Trace:
@@ -111,27 +131,19 @@ def lines_of(path: Path) -> Iterator[str]:
 
 def _mooncake(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
     for number, line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            bad(path, number, f"not JSON: {error}")
-        if not isinstance(record, dict):
-            bad(path, number, "not a JSON object")
-        for name in _MOONCAKE_FIELDS:
-            if name not in record:
-                bad(path, number, f"has no {name!r}")
-        milliseconds = record["timestamp"]
-        if not _is_number(milliseconds) or milliseconds < 0:
-            bad(path, number, f"timestamp must be milliseconds, not {milliseconds!r}")
-        prompt = _count(path, number, "input_length", record["input_length"], 1)
-        output = _count(path, number, "output_length", record["output_length"], 0)
-        hashes = record["hash_ids"]
-        if not isinstance(hashes, list) or not all(type(each) is int for each in hashes):
-            bad(path, number, "hash_ids must be a list of integers")
+        row = _decoded(path, number, line, _Mooncake)
+        prompt, hashes = row.input_length, row.hash_ids
         blocks = -(-prompt // MOONCAKE_BLOCK)
         if len(hashes) != blocks:
             bad(path, number, f"{prompt} tokens are {blocks} blocks, hash_ids has {len(hashes)}")
-        yield _Row(milliseconds / 1000, prompt, output, hashes)
+        yield _Row(row.timestamp / 1000, prompt, row.output_length, hashes)
+
+
+def _decoded(path: Path, number: int, line: str, kind: type[_Struct]) -> _Struct:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        bad(path, number, str(error))
 
 
 def _azure(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
@@ -151,13 +163,13 @@ def _azure(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) -> I
             seconds = (time - first).total_seconds()
         except TypeError:
             bad(path, number, "TIMESTAMP has a time zone, or has none, unlike the lines before")
+        try:
+            given = dict(zip(_AZURE_COLUMNS[1:], (prompt, output), strict=True))
+            counts = msgspec.convert(given, _AzureCounts, strict=False)
+        except msgspec.ValidationError as error:
+            bad(path, number, str(error))
         # What a prompt consists of is not told: each is one block of its own.
-        yield _Row(
-            seconds,
-            _count(path, number, "ContextTokens", _integer(prompt), 1),
-            _count(path, number, "GeneratedTokens", _integer(output), 0),
-            [number],
-        )
+        yield _Row(seconds, counts.ContextTokens, counts.GeneratedTokens, [number])
 
 
 def _assemble(path: Path, form: str, rows: list[_Row], block_tokens: int) -> Trace:
@@ -190,20 +202,6 @@ def _canonical(rows: list[_Row], block_tokens: int) -> list[int]:
             left -= block_tokens
             ids.append(before)
     return ids
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _integer(text: str) -> int | str:
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
-def _count(path: Path, number: int, name: str, value: Any, least: int) -> int:
-    if type(value) is not int or not least <= value < 2**31:
-        bad(path, number, f"{name} must be an integer of at least {least}, not {value!r}")
-    return value
 
 
 def bad(path: Path, number: int, reason: str) -> NoReturn:
@@ -333,8 +331,6 @@ def _private(trace: Trace) -> np.ndarray:
 
 DRAFT_PRICES = (0.05, 0.1, 0.2, 0.3)
 """Costs of a drafted token, as parts of a step of one row."""
-_TEXTS = ("input_ids", "output_ids")
-
 Texts = list[tuple[np.ndarray, int]]
 """Of each request prompt and output (int32), and the length of the prompt."""
 
@@ -343,10 +339,9 @@ def is_recorded(path: Path) -> bool:
     """Whether the first line of a file has texts. Raises OSError, BadTrace."""
     first = next((line for line in lines_of(path) if line.strip()), "")
     try:
-        record = json.loads(first)
-    except (ValueError, RecursionError):
+        return "output_ids" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
         return False
-    return isinstance(record, dict) and _TEXTS[1] in record
 
 
 def read_recorded(path: Path) -> Texts:
@@ -355,24 +350,11 @@ def read_recorded(path: Path) -> Texts:
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            bad(path, number, f"not JSON: {error}")
-        prompt, output = (_ids(path, number, record, name) for name in _TEXTS)
-        if not prompt:
-            bad(path, number, "input_ids must hold a token")
-        texts.append((np.array([*prompt, *output], np.int32), len(prompt)))
+        one = _decoded(path, number, line, _Recorded)
+        texts.append((np.array([*one.input_ids, *one.output_ids], np.int32), len(one.input_ids)))
     if not texts:
         raise BadTrace(f"{path} has no requests")
     return texts
-
-
-def _ids(path: Path, number: int, record: Any, name: str) -> list[int]:
-    ids = record.get(name) if isinstance(record, dict) else None
-    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
-        bad(path, number, f"{name} must be a list of token ids")
-    return ids
 
 
 class Drafted(msgspec.Struct, frozen=True):

@@ -37,7 +37,6 @@ from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.structured.compiler import KINDS, GrammarCompiler, as_compiled, check_size
 from rootlace.runtime.structured.sandbox_child import Setup, Trial, Verdict, compiled
 from rootlace.runtime.structured.structural_tag import is_lenient, weakest
-from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InternalError, InvalidConstraint, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Constraint
 
@@ -337,15 +336,6 @@ class CompileService:
     def sandbox_pid(self) -> int | None:
         """The child process in which costly constraints are tried, if there is one now."""
         return self._sandbox.pid
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of all constraints."""
-        return self.compiler.vocabulary
-
-    def cached(self, constraint: Constraint) -> Grammar | None:
-        """The grammar, if it is compiled already."""
-        return self.compiler.cached(constraint)
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         """The grammar, soon.

@@ -150,6 +150,9 @@ def test_a_bad_trace_is_said(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"timestamp": 0}\n')
     result = _simulate(bad)
-    assert result.exit_code == 1 and "bad.jsonl:1: has no 'input_length'" in result.output
+    assert (
+        result.exit_code == 1
+        and "bad.jsonl:1: Object missing required field `input_length`" in result.output
+    )
     result = _simulate(tmp_path / "none")
     assert result.exit_code == 1 and "No such file" in result.output

@@ -7,14 +7,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling, TokenScore
 from rootlace.runtime.contracts.plan import Executor
+from rootlace.runtime.engine.constraints import LateCompiler
 from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.scheduler.masks import SPOT_SECONDS, MaskThreads, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.structured import GrammarCompiler
+from rootlace.runtime.structured.sandbox import CompileService
 from rootlace.wire.protocol import SamplingParams
+
+
+def compiling_with(compiler: GrammarCompiler) -> LateCompiler:
+    """What an engine compiles with, once a constraint has come."""
+    late = LateCompiler(None, ConstraintConfig())  # type: ignore[arg-type]
+    late._service = CompileService(compiler, ConstraintConfig())
+    return late
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
     EngineOutput,
@@ -21,12 +21,13 @@ from rootlace.runtime.contracts.messages import (
     FromEngine,
     ToEngine,
 )
+from rootlace.runtime.engine.constraints import LateCompiler
 from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured import GrammarCompiler
-from rootlace.runtime.structured.sandbox import CompileService
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint, SamplingParams
+from tests.engine.harness import compiling_with
 from tests.simulated_executor import SimulatedExecutor
 
 VOCAB = 4096
@@ -83,7 +84,7 @@ KINDS: dict[str, Callable[[int], Given]] = {
 class Served:
     """A loop that goes on, and one compiler for all."""
 
-    def __init__(self, service: CompileService) -> None:
+    def __init__(self, compiling: LateCompiler) -> None:
         self.inbox: deque[ToEngine] = deque()
         self.said: list[FromEngine] = []
         self.rid = 0
@@ -95,7 +96,7 @@ class Served:
                 vocab_size=VOCAB,
             ),
             SimulatedExecutor(64, 4, vocab_size=VOCAB),
-            service,
+            compiling,
             self.receive,
             self.said.extend,
         )
@@ -131,11 +132,11 @@ def served(demo_model) -> Iterator[Served]:
     tokenizer = (demo_model / "tokenizer.json").read_text("utf-8")
     compiler = GrammarCompiler(Vocabulary(tokenizer, VOCAB, [2]))
     compiler.prepare()
-    service = CompileService(compiler, ConstraintConfig())
+    compiling = compiling_with(compiler)
     gc.collect()
     gc.freeze()  # what other tests left need not be looked through by each of these
-    yield Served(service)
-    service.close()
+    yield Served(compiling)
+    compiling.close()
 
 
 def garbage_of(work: Callable[[], None]) -> Counter[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
     EngineOutput,
@@ -29,10 +29,10 @@ from rootlace.runtime.contracts.plan import StepPlan, StepResult
 from rootlace.runtime.engine.core import EngineLoop, step_record
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured import GrammarCompiler
-from rootlace.runtime.structured.sandbox import CompileService
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint, SamplingParams
 from rootlace.wire.sampling import Cache, Handling
+from tests.engine.harness import compiling_with
 
 VOCAB = 50
 
@@ -86,7 +86,7 @@ class Conversation:
                 vocab_size=VOCAB,
             ),
             CountingExecutor(),
-            service := CompileService(compiler(), ConstraintConfig()),
+            compiling := compiling_with(compiler()),
             self.receive,
             self.said.extend,
             record=record,
@@ -94,7 +94,7 @@ class Conversation:
             executor_stats=lambda: {"prepared": len(self.busy_while_prepared)},
         )
         self.loop.run()
-        service.close()
+        compiling.close()
 
     def prepare(self) -> bool:
         self.busy_while_prepared.append(bool(self.loop.stats()["running"]))

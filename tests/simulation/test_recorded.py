@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -56,17 +57,17 @@ def test_nothing_is_known_of_an_empty_index(texts: Texts) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "t.jsonl:2: not JSON"),
-        ("[" * 100_000, "t.jsonl:2: not JSON"),
-        ('{"input_ids": [1], "output_ids": [1.5]}', "t.jsonl:2: output_ids must be a list"),
-        ('{"input_ids": [], "output_ids": [1]}', "t.jsonl:2: input_ids must hold a token"),
-        ('[{"output_ids": [1]}]', "t.jsonl:2: input_ids must be a list"),
+        ("{", "t.jsonl:2: Input data was truncated"),
+        ('{"x": ' + "[" * 100_000, "t.jsonl:2: maximum recursion depth"),
+        ('{"input_ids": [1], "output_ids": [1.5]}', "got `float` - at `$.output_ids[0]`"),
+        ('{"input_ids": [], "output_ids": [1]}', "length >= 1 - at `$.input_ids`"),
+        ('[{"output_ids": [1]}]', "t.jsonl:2: Expected `object`"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     path = written(tmp_path / "t.jsonl", [([1], [2])])
     path.write_text(path.read_text() + line)
-    with pytest.raises(BadTrace, match=says):
+    with pytest.raises(BadTrace, match=re.escape(says)):
         read_recorded(path)
     result = CliRunner().invoke(app, ["simulate", str(path)])
     assert result.exit_code == 1 and says in result.output.replace("\n", "")

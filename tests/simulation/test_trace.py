@@ -75,18 +75,18 @@ GOOD = {"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [0,
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"timestamp": "now"}, "timestamp must be milliseconds, not 'now'"),
-        ({"timestamp": -1}, "timestamp must be"),
-        ({"timestamp": float("nan")}, "timestamp must be"),
-        ({"timestamp": True}, "timestamp must be"),
-        ({"input_length": 0}, "input_length must be an integer of at least 1, not 0"),
-        ({"input_length": 600.0}, "input_length must be"),
-        ({"output_length": -1}, "output_length must be an integer of at least 0, not -1"),
-        ({"output_length": None}, "output_length must be"),
+        ({"timestamp": "now"}, "got `str` - at `$.timestamp`"),
+        ({"timestamp": -1}, ">= 0.0 - at `$.timestamp`"),
+        ({"timestamp": float("nan")}, "JSON is malformed"),
+        ({"timestamp": True}, "got `bool` - at `$.timestamp`"),
+        ({"input_length": 0}, ">= 1 - at `$.input_length`"),
+        ({"input_length": 600.0}, "got `float` - at `$.input_length`"),
+        ({"output_length": -1}, ">= 0 - at `$.output_length`"),
+        ({"output_length": None}, "got `null` - at `$.output_length`"),
         ({"hash_ids": [0]}, "600 tokens are 2 blocks, hash_ids has 1"),
-        ({"hash_ids": "01"}, "hash_ids must be a list of integers"),
-        ({"hash_ids": [0, 1.5]}, "hash_ids must be a list of integers"),
-        ({"hash_ids": ...}, "has no 'hash_ids'"),
+        ({"hash_ids": "01"}, "got `str` - at `$.hash_ids`"),
+        ({"hash_ids": [0, 1.5]}, "got `float` - at `$.hash_ids[1]`"),
+        ({"hash_ids": ...}, "missing required field `hash_ids`"),
     ],
 )
 def test_a_bad_line_of_mooncake_is_named(tmp_path: Path, change: dict, says: str) -> None:
@@ -100,12 +100,12 @@ def test_a_bad_line_of_mooncake_is_named(tmp_path: Path, change: dict, says: str
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("{", "not JSON"), ("[1]", "not a JSON object"), ("3", "not a JSON object")],
+    [("{", "Input data was truncated"), ("[1]", "got `array`"), ("3", "got `int`")],
 )
 def test_a_line_that_is_no_object(tmp_path: Path, line: str, says: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n{line}\n")
-    with pytest.raises(BadTrace, match=f"t.jsonl:2: {says}"):
+    with pytest.raises(BadTrace, match=f"t.jsonl:2: .*{says}"):
         read_trace(path)
 
 
@@ -115,10 +115,10 @@ def test_a_line_that_is_no_object(tmp_path: Path, line: str, says: str) -> None:
         ("2023-11-16 18:17:04", "1 fields, the header has 3"),
         ("yesterday,1,2", "TIMESTAMP must be a date and time, not 'yesterday'"),
         ("2023-11-16 18:17:04+00:00,1,2", "has a time zone, or has none"),
-        ("2023-11-16 18:17:04,0,2", "ContextTokens must be an integer of at least 1"),
-        ("2023-11-16 18:17:04,x,2", "ContextTokens must be an integer of at least 1, not 'x'"),
-        ("2023-11-16 18:17:04,1,-2", "GeneratedTokens must be an integer of at least 0"),
-        ("2023-11-16 18:17:04,1,99999999999", "GeneratedTokens must be"),
+        ("2023-11-16 18:17:04,0,2", ">= 1 - at `$.ContextTokens`"),
+        ("2023-11-16 18:17:04,x,2", "Expected `int`, got `str` - at `$.ContextTokens`"),
+        ("2023-11-16 18:17:04,1,-2", ">= 0 - at `$.GeneratedTokens`"),
+        ("2023-11-16 18:17:04,1,99999999999", "at `$.GeneratedTokens`"),
     ],
 )
 def test_a_bad_line_of_azure_is_named(tmp_path: Path, line: str, says: str) -> None:
