@@ -15,7 +15,7 @@ from rootlace.language.sampling import read_handling
 from rootlace.language.variables import Pending
 from rootlace.program.operations import Budget, Operation, Quoting, Recording
 from rootlace.wire import chat_format, protocol
-from rootlace.wire.errors import Cancelled, InvalidRequest, RootlaceError
+from rootlace.wire.errors import Cancelled, DeadlineExceeded, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import Part, Text
 
 # Prefix -------------------------------------------------------------------------------------------
@@ -382,6 +382,8 @@ class RemoteBranch:
 
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
         """The failure that readers of `operation` see: the first that led to it, in any branch."""
+        if isinstance(error, DeadlineExceeded):  # the request was given what was left of the run's
+            error = self._run.budget.late() or error
         if self.failure is None:
             self.failure = self._inherited(operation, error)
         if self.failure is None:
