@@ -87,8 +87,8 @@ def _is_beyond_msgspec(part: Any) -> bool:
     if typing.get_origin(part) in (typing.Union, types.UnionType):
         members = [typing.get_origin(each) or each for each in typing.get_args(part)]
         # Before Python 3.12, pydantic reads no TypedDict of typing.
-        read = [dataclasses.is_dataclass, typing.is_typeddict][: 1 + (sys.version_info >= (3, 12))]
-        return any(sum(map(is_one, members)) > 1 for is_one in read)
+        dicts = sum(map(typing.is_typeddict, members)) if sys.version_info >= (3, 12) else 0
+        return dicts > 1 or sum(map(dataclasses.is_dataclass, members)) > 1
     if (value := getattr(part, "__value__", None)) is not None and not isinstance(part, type):
         return any(each is part for each in _parts(value, set()))
     if isinstance(part, type) and dataclasses.is_dataclass(part):
