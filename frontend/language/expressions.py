@@ -409,13 +409,15 @@ def messages(given: Sequence[Mapping[str, Any]]) -> Chain:
     for index, message in enumerate(given):
         if not isinstance(message, Mapping) or not message.keys() >= {"role", "content"}:
             raise TypeError(f"messages[{index}] is no dictionary with 'role' and 'content'")
+        # What a client's own message does not have stands there as None.
+        for extra in sorted(message.keys() - {"role", "content"}):
+            if message[extra] not in (None, []):
+                raise InvalidRequest(f"messages[{index}]: {extra!r} cannot be appended to a state")
         role, content = message["role"], message["content"]
         if isinstance(content, (list, tuple)):
             content = Chain(tuple(_content_part(part, index) for part in content))
         if not isinstance(role, str) or not isinstance(content, (str, Chain)):
             raise TypeError(f"messages[{index}]: role and content must be strings")
-        for extra in message.keys() - {"role", "content"}:
-            raise InvalidRequest(f"messages[{index}]: {extra!r} cannot be appended to a state")
         parts += items(_role(role, content))
     return Chain(tuple(parts))
 

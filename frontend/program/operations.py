@@ -59,15 +59,20 @@ class Budget:
         self._used = 0
         self._lock = threading.Lock()
 
+    def late(self) -> DeadlineExceeded | None:
+        """The error of a run whose time is up."""
+        if self._timeout is None or time.monotonic() < self._deadline:
+            return None
+        return DeadlineExceeded(f"the run was not done within its timeout of {self._timeout:g} s")
+
     def in_time(self, handling: Handling) -> Handling:
         """With a timeout that ends with the run's. Raises DeadlineExceeded if that has passed."""
         if self._timeout is None:
             return handling
         left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded(
-                f"the run was not done within its timeout of {self._timeout:g} s"
-            )
+        late = self.late()
+        if late is not None:
+            raise late
         timeout = left if handling.timeout is None else min(left, handling.timeout)
         return msgspec.structs.replace(handling, timeout=timeout)
 

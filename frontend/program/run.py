@@ -15,7 +15,7 @@ from rootlace.language.sampling import read_handling
 from rootlace.language.variables import Pending
 from rootlace.program.operations import Budget, Operation, Quoting, Recording
 from rootlace.wire import chat_format, protocol
-from rootlace.wire.errors import Cancelled, InvalidRequest, RootlaceError
+from rootlace.wire.errors import Cancelled, DeadlineExceeded, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import Part, Text
 
 # Prefix -------------------------------------------------------------------------------------------
@@ -124,7 +124,8 @@ class ProgramRun:
         self.signal = Signal()
         self.ended = Completion()
         self.error: BaseException | None = None
-        self.cancelled = False
+        self.cancelled = ""
+        """Why it was cancelled, if it was."""
         self.thread: threading.Thread | None = None
         self._open: dict[int, RemoteBranch] = {}
         self._closed: list[RemoteBranch] = []  # those whose operations are waited for at the end
@@ -159,9 +160,9 @@ class ProgramRun:
             if failure is not None and not failure.seen and not branch.taken_back:
                 raise failure.exception()
 
-    def cancel(self) -> None:
+    def cancel(self, why: str = "the program was cancelled") -> None:
         """Abort everything, here and on the server. From any thread."""
-        self.cancelled = True
+        self.cancelled = self.cancelled or why
         for branch in [*self._open.values(), *self._closed]:
             branch.cancel()
         self.connection.flush()
@@ -169,7 +170,7 @@ class ProgramRun:
     def abandon(self) -> None:
         """Cancel it where somebody stops following it before its end, and nobody else follows."""
         if not self.ended.done and not self.signal.heard:
-            self.cancel()
+            self.cancel("who followed its text left before the end, which cancels the run")
 
     def conclude(self, error: BaseException | None) -> None:
         """End the run with `error` or None, and wake all followers."""
@@ -349,7 +350,7 @@ class RemoteBranch:
     def check_open(self) -> None:
         """Raise Cancelled or InvalidRequest where nothing can be appended any more."""
         if self._run.cancelled:
-            raise Cancelled("the program was cancelled")
+            raise Cancelled(self._run.cancelled)
         if self.closed:
             raise InvalidRequest(f"{self.closed}: its state can be read, but not appended to")
 
@@ -382,6 +383,10 @@ class RemoteBranch:
 
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
         """The failure that readers of `operation` see: the first that led to it, in any branch."""
+        if isinstance(error, DeadlineExceeded):  # the request was given what was left of the run's
+            error = self._run.budget.late() or error
+        if isinstance(error, Cancelled) and self._run.cancelled:
+            error = Cancelled(self._run.cancelled)
         if self.failure is None:
             self.failure = self._inherited(operation, error)
         if self.failure is None:

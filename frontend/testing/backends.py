@@ -279,7 +279,8 @@ def _end(prompt: str) -> str:
 
 def check(text: str, constraint: protocol.Constraint) -> None:
     """Raise InvalidRequest for a text that breaks a pattern, choices, or a JSON schema (whether it
-    is JSON; with the jsonschema package, whether it is valid)."""
+    is JSON; with the jsonschema package, whether it is valid), and for a trigger, as that of tool
+    calls, behind which no tag begins."""
     source = constraint.source
     if constraint.kind == "regex" and not re.fullmatch(source, text):
         raise InvalidRequest(f"the scripted reply {text!r} does not match the pattern {source!r}")
@@ -291,6 +292,27 @@ def check(text: str, constraint: protocol.Constraint) -> None:
         except ValueError as error:
             raise InvalidRequest(f"the scripted reply {text!r} is no JSON: {error}") from None
         _validate(value, json.loads(source))
+    if constraint.kind not in ("regex", "choices", "json_schema", "ebnf"):
+        _check_tags(text, json.loads(source))
+
+
+def _check_tags(text: str, source: Any) -> None:
+    nodes = [source]
+    for node in nodes:  # which grows
+        below = node.values() if isinstance(node, dict) else node
+        nodes += [each for each in below if isinstance(each, dict | list)]
+    tags = [node for node in nodes if isinstance(node, dict)]
+    begins = tuple(tag["begin"] for tag in tags if isinstance(tag.get("begin"), str))
+    triggers = [each for tag in tags for each in tag.get("triggers", ())]
+    places = [at.start() for each in triggers for at in re.finditer(re.escape(each), text)]
+    wrong = [at for at in places if not text.startswith(begins, at)]
+    if not triggers and any(tag.get("at_least_one") for tag in tags):
+        wrong = [] if any(begin in text for begin in begins) else [0]
+    if wrong:
+        raise InvalidRequest(
+            f"the scripted reply has no tag at {text[wrong[0] : wrong[0] + 80]!r}; tags begin with "
+            f"{' or '.join(map(repr, begins))}"
+        )
 
 
 def _validate(value: Any, schema: Any) -> None:

@@ -69,10 +69,15 @@ def is_pydantic(kind: Any) -> bool:
 
 
 def _is_beyond_msgspec(part: Any) -> bool:
-    """Whether it is a path, a union of several dataclasses, or one with fields not to be given."""
+    """Whether it is a path, a union of several dataclasses or TypedDicts, a dataclass with fields
+    that it is not given, or a name (`type X = ...`) that stands in its own value."""
     if typing.get_origin(part) in (typing.Union, types.UnionType):
         members = [typing.get_origin(each) or each for each in typing.get_args(part)]
-        return sum(map(dataclasses.is_dataclass, members)) > 1
+        # Before Python 3.12, pydantic reads no TypedDict of typing.
+        dicts = sum(map(typing.is_typeddict, members)) if sys.version_info >= (3, 12) else 0
+        return dicts > 1 or sum(map(dataclasses.is_dataclass, members)) > 1
+    if (value := getattr(part, "__value__", None)) is not None and not isinstance(part, type):
+        return any(each is part for each in _parts(value, set()))
     if isinstance(part, type) and dataclasses.is_dataclass(part):
         return not all(field.init for field in dataclasses.fields(part))
     return isinstance(part, type) and issubclass(part, PurePath)

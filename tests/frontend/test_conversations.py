@@ -56,7 +56,8 @@ def test_messages_can_be_appended_again(gateway: FakeGateway) -> None:
         s += messages
         s += [{"role": "user", "content": [{"type": "text", "text": "More"}]}]
 
-    state = again.run(first.messages())
+    nothing = {"audio": None, "tool_calls": [], "refusal": None}  # as OpenAI's client has it
+    state = again.run([{**message, **nothing} for message in first.messages()])
     assert state.messages() == [*first.messages(), {"role": "user", "content": "More"}]
     assert state.text() == first.text() + "<|user|>More<|end|>"
 
@@ -68,6 +69,10 @@ def test_messages_can_be_appended_again(gateway: FakeGateway) -> None:
         (["hello"], r"messages\[0\] is no dictionary"),
         ([{"role": "user", "content": 7}], "must be strings"),
         ([{"role": "user", "content": "x", "name": "Ida"}], "'name' cannot be appended"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "audio": None}],
+            "'tool_calls' cannot be appended",
+        ),
         ([{"role": "user", "content": [{"type": "audio"}]}], "parts of the types 'text' and"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "no http, https or data"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import rootlace as rl
@@ -42,9 +44,19 @@ def test_a_run_as_a_whole_has_a_time_and_shares_nothing(
     assert second.timeout is not None and 3 < second.timeout <= 100
     opened = [op for op in gateway.ops if isinstance(op, protocol.Open)]
     assert len(opened) == 2 and not any(op.share for op in opened)
-    with pytest.raises(rl.ProgramError, match="the run was not done within") as caught:
-        two.run(timeout=1e-9)
-    assert isinstance(caught.value.__cause__, DeadlineExceeded)
+
+    def late(text: str, op: protocol.Generate) -> str:
+        time.sleep(0.02)
+        raise DeadlineExceeded(f"the request was not done within its timeout of {op}")
+
+    gateway.script = late
+    for seconds in (1e-9, 0.01):
+        told = f"the run was not done within its timeout of {seconds:g} s"
+        with pytest.raises(rl.ProgramError, match=told) as caught:
+            two.run(timeout=seconds)
+        assert isinstance(caught.value.__cause__, DeadlineExceeded)
+    with pytest.raises(rl.ProgramError, match="the request was not done"):
+        two.run(timeout=100)
 
 
 def test_what_cannot_be_meant(backend: rl.RuntimeEndpoint) -> None:

@@ -160,6 +160,30 @@ def test_what_is_not_there_is_refused() -> None:
     assert rl.testing.Scripted is Scripted
 
 
+def test_calls_that_no_model_could_write_are_refused() -> None:
+    def add(a: int) -> int:
+        return a
+
+    @rl.function
+    def agent(s, choice):
+        said = rl.gen("said", tools=rl.tools(add), tool_choice=choice)
+        s += rl.user("Go.") + rl.assistant(said)
+        return len(s.call_tools())
+
+    right = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    wrong = right.replace(": ", ":"), right.replace("add", "sub")
+    for choice in ("auto", "required", "add"):
+        assert agent.run(choice, backend=Scripted(said=right)).ret_value == 1
+        for reply in wrong:
+            with pytest.raises(rl.ProgramError, match=r"no tag at '<tool_call>.*begin with '<tool"):
+                agent.run(choice, backend=Scripted(said=reply))
+    assert agent.run("auto", backend=Scripted(said=f"So: {right}")).ret_value == 1
+    assert agent.run("auto", backend=Scripted(said="No.")).ret_value == 0
+    with pytest.raises(rl.ProgramError, match=r"no tag at 'No.'"):
+        agent.run("required", backend=Scripted(said="No."))
+    assert agent.run("auto", backend=Scripted(said=wrong[0], check=False)).ret_value == 0
+
+
 # ---------------------------------------------------------------- cassettes
 
 

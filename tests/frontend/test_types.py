@@ -355,6 +355,22 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         assert not check.is_valid(json.loads(text)), text
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="its syntax")
+def test_types_that_newer_pythons_write() -> None:
+    names: dict[str, Any] = {"__name__": __name__, "TypedDict": TypedDict}
+    source = (
+        "type Json = dict[str, Json] | list[Json] | int\n"
+        "class A(TypedDict):\n    a: int\n"
+        "class B(TypedDict):\n    b: Json\n"
+    )
+    exec(compile(source, __file__, "exec", dont_inherit=True), names)
+    cases = (names["Json"], '{"a":[1,{"b":2}]}'), (names["A"] | names["B"], '{"b":[1]}')
+    for kind, text in cases:
+        assert validator(kind).is_valid(json.loads(text))
+        assert types.parse_as(kind, text) == json.loads(text)
+        assert not validator(kind).is_valid({"a": "b"})
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
