@@ -64,6 +64,28 @@ def test_bounds_hold_after_rounding_and_lose_no_short_decimal(seed: int) -> None
         ({"type": "number", "minimum": 2.5, "not": {"const": 2.5}}, "2.5", "2.51"),
         ({"type": "number", "maximum": 2.5, "not": {"const": 2.5}}, "2.5", "2.49"),
         ({"type": "number", "minimum": 2.5, "not": {"const": 2.25}}, "2.25", "2.5"),
+        # What other libraries round, leave out or write as no JSON (`findings`).
+        (
+            {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1},
+            f"{2**53}",
+            f"{2**53 + 1}",
+        ),
+        ({"type": "integer", "maximum": 1234567890123456789}, f"{10**19}", "1234567890123456789"),
+        ({"type": "integer", "minimum": -(2**63)}, f"{-(2**63) - 1}", f"{-(2**63)}"),
+        ({"type": "number", "minimum": 10**20}, "99999999999999999999", "100000000000000000000"),
+        ({"type": "integer", "multipleOf": 5, "minimum": 0}, "13", "10"),
+        ({"type": "integer", "multipleOf": 4096}, "13", "8192"),
+        ({"enum": [5, 20], "maximum": 10}, "20", "5"),
+        ({"enum": [True, False]}, "True", "true"),
+        (
+            {
+                "type": "object",
+                "properties": {'5" disk': {"type": "integer"}},
+                "required": ['5" disk'],
+            },
+            '{"5" disk":1}',
+            '{"5\\" disk":1}',
+        ),
     ],
 )
 def test_numbers_that_a_mask_does_not_know(schema: Any, wrong: str, right: str) -> None:
