@@ -119,6 +119,9 @@ READ_LATENCY = 0.002
 AHEAD = 4
 """Blocks announced ahead, where blocks can be sent ahead."""
 _KEPT = 0.95
+FARTHEST = 8.0
+"""A read counts as so many times slower than expected, at most: one during which the machine stood
+still says nothing of the next."""
 LEAST_BUFFERS = 2
 
 
@@ -395,6 +398,7 @@ class SlotStore:
             self._switch.off(error)
             return False
         took = self._clock() - before
+        took = min(took, FARTHEST * self.block_seconds or took)
         self.block_seconds = _KEPT * self.block_seconds + (1 - _KEPT) * took
         return True
 

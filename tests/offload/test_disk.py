@@ -563,3 +563,26 @@ def test_reading_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     assert (tmp_path / BLOCKS).stat().st_size == size == 33 * SIZE
     assert (tmp_path / INDEX).stat().st_size == HEADER_BYTES + 33 * RECORD.itemsize
     store.close()
+
+
+def test_a_pause_during_a_read_says_little_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, reads = [0.0], SlotFile.read
+    file = SlotFile(tmp_path, ME, SIZE, 8)
+    store = SlotStore(file, 1e-3, buffer_bytes=4 * SIZE, clock=lambda: now[0])
+    save(store, 0, key_of(0))
+
+    def paused(slot: int, key: bytes, into: np.ndarray, crc: int | None) -> None:
+        now[0] += took
+        reads(file, slot, key, into, crc)
+
+    monkeypatch.setattr(file, "read", paused)
+    took = 60.0
+    assert read(store, 0, key_of(0)) is not None
+    assert store.block_seconds < 2e-3 and store.working
+    took = 0.1  # a disk that has become so slow
+    for _ in range(100):
+        assert read(store, 0, key_of(0)) is not None
+    assert store.block_seconds > 0.09
+    assert store.close()
