@@ -460,17 +460,20 @@ class Branch:
         return None if self.remote.failure is None else self.remote.failure.exception()
 
     def follow(self, name: str | None) -> Generator[str, None, None]:
+        inside = self.run.is_inside
         try:
             with closing(self.steps(name, with_meta=False)) as steps:
                 for text, _ in steps:
                     if text:
                         yield text
         except (GeneratorExit, KeyboardInterrupt):
-            self.run.abandon()
+            if not inside:
+                self.run.abandon()
             raise
 
     async def follow_async(self, name: str | None, with_meta: bool) -> AsyncGenerator[Any, None]:
         told = 0
+        inside = self.run.is_inside
         try:
             async with aclosing(self.steps_async(name, with_meta)) as steps:
                 async for text, meta in steps:
@@ -481,7 +484,8 @@ class Branch:
                     if meta and text:
                         told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
         except (GeneratorExit, asyncio.CancelledError):
-            self.run.abandon()
+            if not inside:
+                self.run.abandon()
             raise
 
     def steps(self, name: str | None, with_meta: bool = True) -> Generator[Step, None, None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rootlace.client.channel import Completion, Signal, wait_for_event
+from rootlace.client.channel import Completion, Signal, call_in_loop, wait_for_event
 from rootlace.client.endpoint import Answer, RuntimeEndpoint
 from rootlace.language.failures import Failure, call_site
 from rootlace.language.sampling import read_handling
@@ -87,6 +89,10 @@ class PrefixMatcher:
 # Run ----------------------------------------------------------------------------------------------
 
 
+_running: ContextVar[ProgramRun | None] = ContextVar("rootlace_run", default=None)
+"""The run whose program this is, in its tasks too."""
+
+
 class ProgramRun:
     """Keeps the branches of a running program, and closes those that are left at its end.
 
@@ -127,6 +133,7 @@ class ProgramRun:
         self.cancelled = ""
         """Why it was cancelled, if it was."""
         self.thread: threading.Thread | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._open: dict[int, RemoteBranch] = {}
         self._closed: list[RemoteBranch] = []  # those whose operations are waited for at the end
         self._failed: list[RemoteBranch] = []
@@ -171,6 +178,13 @@ class ProgramRun:
         """Cancel it where somebody stops following it before its end, and nobody else follows."""
         if not self.ended.done and not self.signal.heard:
             self.cancel("who followed its text left before the end, which cancels the run")
+            if self._task is not None:  # it may wait for something else than the server
+                call_in_loop(self._task.get_loop(), self._task.cancel)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the program itself asks."""
+        return _running.get() is self
 
     def conclude(self, error: BaseException | None) -> None:
         """End the run with `error` or None, and wake all followers."""
@@ -244,6 +258,7 @@ class ProgramRun:
     async def execute_async(self, body: Callable[[], Awaitable[object]]) -> None:
         """Run a coroutine function, and wait for all its operations."""
         with self._to_the_end():
+            self._task = asyncio.current_task()
             await body()
             await self.wait_for_async(self.finish())
 
@@ -251,14 +266,20 @@ class ProgramRun:
     def _to_the_end(self) -> Iterator[None]:
         """For a block that runs the program: what it raises, or fails unseen, cancels the run."""
         error: BaseException | None = None
+        before = _running.get()
+        _running.set(self)
         try:
             yield
             self.settle()
         except BaseException as caught:
-            self.error = error = caught  # before anything is cancelled for it
+            error = caught
+            if self.cancelled and isinstance(caught, asyncio.CancelledError):
+                error = Cancelled(self.cancelled)  # the task's own would cancel who reads it
+            self.error = error  # before anything is cancelled for it
             self.cancel()
             raise
         finally:
+            _running.set(before)  # no token's reset: a coroutine may be closed in another context
             self.finish()
             self.connection.flush()
             self.conclude(error)
@@ -280,6 +301,7 @@ class RemoteBranch:
         self.id = run.connection.next_branch()
         self.failure: Failure | None = None
         self.last: Operation | None = None
+        self._cancelled: Operation | None = None
         self.closed = ""
         self._run = run
         self._parent = parent
@@ -406,9 +428,8 @@ class RemoteBranch:
         return None
 
     def notify(self) -> None:
-        """Wake those who follow the run's stream."""
-        if self._run.stream:
-            self._run.signal.fire()
+        """Wake those who follow the run."""
+        self._run.signal.fire()
 
     # ------------------------------------------------------------ the end
 
@@ -423,7 +444,9 @@ class RemoteBranch:
 
     def cancel(self) -> None:
         """Abort what runs and what is queued. From any thread."""
-        if self._opened and self.last is not None and not self.last.done:
+        last = self.last
+        if self._opened and last is not None and not (last.done or last is self._cancelled):
+            self._cancelled = last
             self._run.connection.send(protocol.Cancel(self.next_op(), self.id), Answer())
 
     def drop(self) -> None:

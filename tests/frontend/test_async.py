@@ -9,7 +9,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.wire import protocol
-from rootlace.wire.errors import InvalidConstraint, InvalidRequest
+from rootlace.wire.errors import Cancelled, InvalidConstraint, InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway, default_script
 from tests.waiting import eventually
 
@@ -176,6 +176,53 @@ async def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str)
     while not state.branch.run.ended.done:
         await asyncio.sleep(0.01)
     assert len(gateway.sent(protocol.Cancel)) == 1
+
+
+async def test_who_leaves_a_stream_cancels_what_the_program_waits_for(
+    gateway: FakeGateway,
+) -> None:
+    ended: list[str] = []
+
+    @rl.function
+    async def program(s):
+        s += "a"
+        try:
+            await asyncio.Event().wait()  # a tool's answer, say
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    state = await program.run_async(stream=True)
+    async for _ in state.text_async_iter():
+        break
+    while not state.branch.run.ended.done:
+        await asyncio.sleep(0.01)
+    assert ended == ["cancelled"]
+    for read in (lambda: state["x"], lambda: state.ret_value):
+        with pytest.raises(Cancelled, match="followed its text left"):
+            read()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_program_may_stop_following_itself(gateway: FakeGateway, streams: bool) -> None:
+    async def first(s) -> str:
+        async for piece in s.text_async_iter("x"):
+            return str(piece)
+        return ""
+
+    @rl.function
+    async def program(s):
+        s += "a" + rl.gen("x")
+        found = [await first(s), *await asyncio.gather(first(s))]
+        await asyncio.sleep(0.01)
+        s += rl.gen("y")
+        return found, await s["y"]
+
+    state = await program.run_async(stream=streams)
+    if streams:
+        while not state.branch.run.ended.done:
+            await asyncio.sleep(0.01)
+    assert state.ret_value[1] == state["y"] and all(state.ret_value[0])
 
 
 async def test_streaming(gateway: FakeGateway) -> None:

@@ -330,6 +330,19 @@ def test_programs_in_threads_know_the_context() -> None:
     assert seen == ["Ida"] * 3
 
 
+def test_a_program_may_stop_following_itself(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("x")
+        first = next(s.text_iter("x"))
+        s += rl.gen("y")
+        return first, s["y"]
+
+    for streams in (False, True):
+        state = program.run(stream=streams)
+        assert state.ret_value[1] == state["y"] and state.ret_value[0]
+
+
 @pytest.mark.parametrize("follow", ["text_iter", "value_iter"])
 def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> None:
     @rl.function
