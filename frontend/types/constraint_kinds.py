@@ -160,9 +160,11 @@ def _foreign(schema: Any) -> Iterator[Remark]:
 
 
 def _closed(schema: Any) -> Iterator[Remark]:
-    """Yields remarks on objects, below the root, of which {} is the only one.
+    """Yields remarks on objects of which {} is the only one: those below the root without
+    properties, and those whose keys would have to be numbers.
 
     Clients that make a schema strict close its dictionaries, too (crewAI 1.15.30, agno 3.1.10).
+    pydantic 2.14.4 writes a dictionary with keys of an IntEnum so.
     """
     for path, node in _nodes(schema, "$"):
         keys = node.get("properties"), node.get("patternProperties")
@@ -170,6 +172,13 @@ def _closed(schema: Any) -> Iterator[Remark]:
         if path != "$" and closed and not any(keys) and node.get("maxProperties") != 0:
             says = "is false beside no properties: {} is the only object (once a dictionary?)"
             yield Remark(f"{path}.additionalProperties", says, misspelt=False)
+        names, definitions = node.get("propertyNames"), schema.get("$defs")
+        if isinstance(names, dict) and "$ref" in names and isinstance(definitions, dict):
+            names = definitions.get(str(names["$ref"]).removeprefix("#/$defs/"))
+        types = names.get("type", "string") if isinstance(names, dict) else "string"
+        if isinstance(types, (str, list)) and "string" not in types and not names_any(types):
+            says = f"is of type {types}, and keys are texts: {{}} is the only object"
+            yield Remark(f"{path}.propertyNames", says, misspelt=False)
 
 
 def _without_null(schema: Any) -> Iterator[Remark]:

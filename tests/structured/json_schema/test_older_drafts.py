@@ -200,6 +200,12 @@ CLOSED = {"type": "object", "additionalProperties": False}
         ({"items": {**CLOSED, "maxProperties": 0}}, []),
         ({"items": {**CLOSED, "type": "string"}}, []),
         ({"not": {"additionalProperties": False}}, []),
+        ({"propertyNames": I}, ["$.propertyNames"]),
+        ({"$defs": {"n": I}, "propertyNames": {"$ref": "#/$defs/n"}}, ["$.propertyNames"]),
+        ({"$defs": [], "propertyNames": {"$ref": "#/$defs/n"}}, []),
+        ({"propertyNames": {"type": ["integer", "string"]}}, []),
+        ({"propertyNames": {"type": "any"}, "$schema": "draft-03"}, []),
+        ({"propertyNames": True}, []),
     ],
 )
 def test_an_object_that_is_always_empty_is_told(schema: Any, told: list[str]) -> None:
