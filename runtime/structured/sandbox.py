@@ -143,7 +143,10 @@ class Sandbox:
                     # number at once.
                     self._child = None
                     _end(child.process)
-            raise error from None
+            try:
+                raise error from None
+            finally:
+                del error  # which knows this frame: a cycle would keep the pipe open
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
