@@ -30,6 +30,8 @@ async function ask(path, { body, signal } = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "the server does not answer");
   }
+  // Asked with the key of before: the one that was entered meanwhile may be right.
+  if (reply.status === 401 && key !== sessionStorage.getItem(KEY)) return ask(path, { body, signal });
   if (!reply.ok) throw new ApiError(reply.status, await message(reply));
   return reply;
 }
