@@ -176,7 +176,7 @@ class ServicePace:
     """Durations of requests from admission to the end, from requests that ended lately.
 
     A request counts as at most `_FARTHEST` times as long as expected by its rows and outputs: one
-    that stood still with the machine is no measure.
+    that stood still with the machine is no measure. Requests without outputs say nothing of others.
     """
 
     def __init__(self) -> None:
@@ -193,9 +193,9 @@ class ServicePace:
         """
         if not whole and self._count and seconds * self._count <= self._seconds:
             return
-        if self._count:
+        if self._count and (self._outputs or not outputs):
             more = max(rows * self._count / self._rows, 1.0)
-            more *= max(outputs * self._count / self._outputs, 1.0) if self._outputs else 1.0
+            more *= max(outputs * self._count / self._outputs, 1.0) if outputs else 1.0
             seconds = min(seconds, _FARTHEST * more * self.seconds(rows) or seconds)
         self._count = _ENDED * self._count + 1
         self._seconds = _ENDED * self._seconds + seconds

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.plan import StepCost, StepPlan
-from rootlace.runtime.scheduler.pacing import MeasuredCost
+from rootlace.runtime.scheduler.pacing import MeasuredCost, ServicePace
 from rootlace.runtime.simulation.engine import time_step
 
 NONE = np.empty(0, np.int64)
@@ -67,3 +67,14 @@ def test_steps_of_one_kind_give_a_cost_that_can_be_used() -> None:
     for _ in range(50):
         note(measured, plan([(8, 8)], []), 1e-9)  # less than anything costs
     assert measured.cost.step + measured.cost.prefill > 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_requests_without_outputs_are_no_measure_of_others(whole: bool) -> None:
+    """As one that is cancelled before its first token, or that asks for scores alone."""
+    pace = ServicePace()
+    pace.note(0.001, 1, 0, whole=whole)
+    pace.note(10.0, 1, 500, whole=True)
+    assert pace.seconds(1, 500) > 10
+    pace.note(3600.0, 1, 500, whole=True)  # the machine stood still
+    assert pace.seconds(1, 500) < 100

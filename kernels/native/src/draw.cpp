@@ -3,7 +3,7 @@
 // Where top-k and top-p cut is found without ranking the vocabulary. As many tokens as there are
 // peaks (maxima of some tokens each) above one are above it, so only those from the k-th highest peak
 // on are ranked for top-k. For top-p, tokens are weighed in narrow buckets by their distance from the
-// best one, and only the bucket that the cut falls into is sorted. Weights and sums are float64.
+// best one, and only the bucket that the cut falls into is searched. Weights and sums are float64.
 #include <algorithm>
 #include <cfloat>
 #include <climits>
@@ -37,6 +37,7 @@ typedef float HalfVec __attribute__((vector_size(32)));
 constexpr int WIDE_LANES = 8;
 constexpr int BLOCK = 1024;    // tokens whose weights are summed together
 constexpr int BUCKETS = 1024;
+constexpr int FEW = 64;  // tokens that are put in order
 constexpr double REACHES[] = {8, 40, 800};  // distances that buckets span; e^-800 is 0
 
 // e^x of x <= 0 to about one unit in the last place; 0 below -708. NaN stays NaN.
@@ -280,9 +281,7 @@ class Row {
       if (!count) return {};
       const Token last = space_.tokens[count - 1];
       if (draw_.top_p >= 1) return {last.logit, last.id};
-      double mass = 0;
-      for (int i = 0; i < count; i++) mass += weight(space_.tokens[i].logit);
-      return cut_behind(count, draw_.top_p * mass);
+      return cut_behind(count, draw_.top_p * mass_of(space_.tokens, space_.tokens + count));
     }
     if (draw_.top_p >= 1) return {};
     Draw plain = draw_;  // top-p refers to all tokens, also those that min-p takes away
@@ -294,31 +293,58 @@ class Row {
       int bucket = 0;
       while (bucket < BUCKETS && before + space_.masses[bucket] < limit)
         before += space_.masses[bucket++];
-      if (bucket < BUCKETS) return cut_behind(sort(bucket, reach), limit - before);
+      if (bucket < BUCKETS) return cut_behind(gather(bucket, reach), limit - before);
       if (all) break;  // sums are rounded below the limit
     }
     return {};
   }
 
-  // The cut among the first `count` of `tokens`, which are in order, behind such a mass of them.
-  Cut cut_behind(int count, double limit) const {
-    int i = 0;
-    for (double before = 0; i < count; i++)
-      if ((before += weight(space_.tokens[i].logit)) >= limit) break;
-    const Token last = space_.tokens[std::min(i, count - 1)];
-    return {last.logit, last.id};
+  // The cut among the first `count` of `tokens`, in any order, behind such a mass of the best ones.
+  Cut cut_behind(int count, double limit) {
+    Token *first = space_.tokens, *end = first + count;
+    double before = 0;
+    while (end - first > FEW) {
+      Token* middle = first + (end - first) / 2;
+      std::nth_element(first, middle, end, better);
+      const double upto = before + mass_of(first, middle);
+      if (upto < limit) {
+        first = middle;
+        before = upto;
+      } else {
+        end = middle;
+      }
+    }
+    std::sort(first, end, better);
+    while (first + 1 < end && (before += weight(first->logit)) < limit) first++;
+    return {first->logit, first->id};
   }
 
-  // The `top_k` best tokens in order; returns how many of them there are.
+  double mass_of(const Token* first, const Token* end) const {
+    double mass = 0;
+    for (; first < end; first++) mass += weight(first->logit);
+    return mass;
+  }
+
+  // The `top_k` best tokens, the last of them at the end; returns how many of them there are.
   int rank() {
     const int peaks = ceil_div(size_, BLOCK) * LANES, top = draw_.top_k;
-    float least = -FLT_MAX;
+    float least = within(REACHES[0]);
     if (top <= peaks) {
       std::memcpy(space_.ordered, space_.peaks, peaks * sizeof(float));
       std::nth_element(space_.ordered, space_.ordered + top - 1, space_.ordered + peaks,
                        std::greater<float>());
-      least = std::max(least, space_.ordered[top - 1]);
+      least = std::max(-FLT_MAX, space_.ordered[top - 1]);
     }
+    int count = from(least);
+    if (count < top && least > -FLT_MAX) count = from(-FLT_MAX);
+    const int found = std::min(count, top);
+    if (found)
+      std::nth_element(space_.tokens, space_.tokens + found - 1, space_.tokens + count, better);
+    return found;
+  }
+
+  // The tokens that are no worse than `least`; returns how many.
+  int from(float least) {
     int count = 0;
     for (int i = 0; i < size_; i += LANES) {
       if (i % BLOCK == 0 && !bits_of(space_.peaks[i / BLOCK] >= least)) {
@@ -331,9 +357,7 @@ class Row {
         space_.tokens[count++] = {v[lane], i + lane};
       }
     }
-    const int found = std::min(count, top);
-    std::partial_sort(space_.tokens, space_.tokens + found, space_.tokens + count, better);
-    return found;
+    return count;
   }
 
   Row(const Row& other, const Draw& draw) : Row(other.x_, other.size_, draw, other.space_) {
@@ -377,13 +401,12 @@ class Row {
     }
   }
 
-  // The tokens of a bucket, best first; returns how many.
-  int sort(int bucket, double reach) {
+  // The tokens of a bucket; returns how many.
+  int gather(int bucket, double reach) {
     int count = 0;
     each_within(reach, [&](int id, float logit, int its) {
       if (its == bucket) space_.tokens[count++] = {logit, id};
     });
-    std::sort(space_.tokens, space_.tokens + count, better);
     return count;
   }
 

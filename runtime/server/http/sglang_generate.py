@@ -71,6 +71,7 @@ class SamplingParamsBody(ConstraintBody):
     custom_params: Annotated[Any, refused("there are no custom logit processors")] = None
 
 
+_Start = Annotated[int, msgspec.Meta(ge=-1)]
 _ONLY_TEXT = refused("only text is served")
 _ONE_PROCESS = refused("prompts are computed where tokens are sampled")
 
@@ -84,7 +85,7 @@ class GenerateBody(HandlingBody):
     sampling_params: SamplingParamsBody | list[SamplingParamsBody] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
+    logprob_start_len: _Start | list[_Start] | None = None
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None

@@ -198,3 +198,12 @@ async def test_bad_bodies(served: Served, body: dict[str, Any], param: str) -> N
     async with served.http.post("/generate", json=body) as reply:
         error = (await reply.json())["error"]
     assert (reply.status, error["param"]) == (400, param), error
+
+
+async def test_where_logprobs_of_a_prompt_may_begin(served: Served) -> None:
+    for start in (-2, [-2]):
+        reply = await served.post(
+            "/generate", {"text": "a", "return_logprob": True, "logprob_start_len": start}
+        )
+        assert reply.status == 400 and ">= -1" in reply.json()["error"]["message"]
+    assert (await _post(served, text="ab", return_logprob=True, logprob_start_len=-1))["text"]
