@@ -70,7 +70,7 @@ def is_pydantic(kind: Any) -> bool:
 
 def _is_beyond_msgspec(part: Any) -> bool:
     """Whether it is a path, a union of several dataclasses or TypedDicts, a dataclass with fields
-    that it is not given, or a name (`type X = ...`) that stands in its own value."""
+    that nobody gives, or a name (`type X = ...`) that stands in its own value."""
     if typing.get_origin(part) in (typing.Union, types.UnionType):
         members = [typing.get_origin(each) or each for each in typing.get_args(part)]
         # Before Python 3.12, pydantic reads no TypedDict of typing.
@@ -79,7 +79,8 @@ def _is_beyond_msgspec(part: Any) -> bool:
     if (value := getattr(part, "__value__", None)) is not None and not isinstance(part, type):
         return any(each is part for each in _parts(value, set()))
     if isinstance(part, type) and dataclasses.is_dataclass(part):
-        return not all(field.init for field in dataclasses.fields(part))
+        defaults = ((f.default, f.default_factory) for f in dataclasses.fields(part) if not f.init)
+        return (dataclasses.MISSING, dataclasses.MISSING) in defaults
     return isinstance(part, type) and issubclass(part, PurePath)
 
 
