@@ -102,7 +102,8 @@ class Signal:
     __slots__ = ("_subscribers",)
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Callable[[], object], ...] = ()
+        # Of a dictionary, no thread can lose what another one does.
+        self._subscribers: dict[Callable[[], object], None] = {}
 
     @property
     def heard(self) -> bool:
@@ -110,13 +111,13 @@ class Signal:
         return bool(self._subscribers)
 
     def subscribe(self, callback: Callable[[], object]) -> None:
-        self._subscribers = (*self._subscribers, callback)
+        self._subscribers[callback] = None
 
     def unsubscribe(self, callback: Callable[[], object]) -> None:
-        self._subscribers = tuple(c for c in self._subscribers if c is not callback)
+        self._subscribers.pop(callback, None)
 
     def fire(self) -> None:
-        for callback in self._subscribers:
+        for callback in list(self._subscribers):
             callback()
 
 

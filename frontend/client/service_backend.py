@@ -499,6 +499,8 @@ class ServiceBackend(RuntimeEndpoint):
         for _ in range(ATTEMPTS * op.params.n):
             said, usage = self._asking(request, hint)
             used.append(usage)
+            for stop in {*op.params.stop} & {*NUMBER_STOPS}:
+                said = said.partition(stop)[0]
             if pattern.fullmatch(said):
                 samples.append(Sample(said, came=True))
             if len(samples) == op.params.n:

@@ -82,7 +82,8 @@ class Definition:
         return program
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._is_method = self.name == f"{owner.__qualname__}.{name}"
+        # Under another name, or in another class, it stays what it is.
+        self._is_method |= self.name == f"{owner.__qualname__}.{name}"
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         """Of an instance of the class that defines it, the state comes behind `self`."""

@@ -374,12 +374,9 @@ class ProgramState(State):
 
     @property
     def ret_value(self) -> Any:
-        """What the program returned. Of a run with `stream=True`, waits for its end."""
-        if self.branch.streams:
-            self.sync()
-        error = self.branch.error() if self._value is None else None
-        if error is not None:
-            raise error
+        """What the program returned. Of `run(stream=True)`, waits for its end; of
+        `run_async(stream=True)`, None before it. Raises what the run failed with."""
+        self.branch.check_end()
         return self._value
 
     @ret_value.setter
@@ -488,7 +485,8 @@ class ProgramState(State):
         """The text, or one variable, as it is generated (a run with `stream=True`).
 
         Without streaming, all of it at once. Raises at the end if the program failed. Who leaves
-        before the end (`break`, `close()`) cancels the run, unless somebody else follows it.
+        before the end (`break`, `close()`) cancels the run, unless somebody else follows it or
+        waits for a value.
         """
         if self.branch.streams:
             yield from self.branch.follow(var_name)

@@ -214,6 +214,8 @@ def as_text(value: Any) -> str:
     JSON has a form for it. A part without one is a string there."""
     if isinstance(value, str):
         return value
+    if hasattr(value, "model_dump_json") and not isinstance(value, type):
+        return str(value.model_dump_json())
 
     def part(inner: Any) -> Any:
         if hasattr(inner, "model_dump"):
@@ -225,7 +227,7 @@ def as_text(value: Any) -> str:
 
     try:
         return msgspec.json.encode(value, enc_hook=part).decode()
-    except (msgspec.MsgspecError, TypeError, ValueError):
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return str(value)
 
 

@@ -393,6 +393,9 @@ class Branch(Protocol):
 
     def error(self) -> BaseException | None: ...
 
+    def check_end(self) -> None:
+        """Raise what ended the run if it failed. Who follows it from outside waits for its end."""
+
     def follow(self, name: str | None) -> Generator[str, None, None]:
         """The text of the branch, or of the variable `name`, as it is generated."""
 
@@ -468,6 +471,8 @@ class SettledBranch:
 
     def error(self) -> None:
         return None
+
+    check_end = error
 
 
 class SavedBranch(SettledBranch):

@@ -459,6 +459,13 @@ class Branch:
             return self.run.error
         return None if self.remote.failure is None else self.remote.failure.exception()
 
+    def check_end(self) -> None:
+        run = self.run
+        if run.watched_from_outside():
+            self.wait_for([run.ended])
+        if run.ended.done and run.error is not None:
+            raise run.error
+
     def follow(self, name: str | None) -> Generator[str, None, None]:
         inside = self.run.is_inside
         try:

@@ -198,8 +198,17 @@ class ProgramRun:
 
     def wait_for(self, operations: Iterable[Pending]) -> None:
         """Block until all are over. Counts as one round trip if any was not."""
-        for operation in self._unfinished(operations):
-            operation.wait()
+
+        def reader() -> None:
+            """Nothing to be told of."""
+
+        if self.watched_from_outside():
+            self.signal.subscribe(reader)  # wants the result, as those who follow do
+        try:
+            for operation in self._unfinished(operations):
+                operation.wait()
+        finally:
+            self.signal.unsubscribe(reader)
 
     async def wait_for_async(self, operations: Iterable[Pending]) -> None:
         for operation in self._unfinished(operations):
@@ -238,14 +247,13 @@ class ProgramRun:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Block until `condition` holds or the program is over."""
         event = threading.Event()
-        wake = event.set  # each access makes another object, and `unsubscribe` wants this one
-        self.signal.subscribe(wake)
+        self.signal.subscribe(event.set)
         try:
             while not condition() and not self.ended.done:
                 wait_for_event(event)
                 event.clear()
         finally:
-            self.signal.unsubscribe(wake)
+            self.signal.unsubscribe(event.set)
 
     # ------------------------------------------------------------ running
 

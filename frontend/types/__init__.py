@@ -70,7 +70,7 @@ def is_pydantic(kind: Any) -> bool:
 
 def _is_beyond_msgspec(part: Any) -> bool:
     """Whether it is a path, a union of several dataclasses or TypedDicts, a dataclass with fields
-    that it is not given, or a name (`type X = ...`) that stands in its own value."""
+    that nobody gives, or a name (`type X = ...`) that stands in its own value."""
     if typing.get_origin(part) in (typing.Union, types.UnionType):
         members = [typing.get_origin(each) or each for each in typing.get_args(part)]
         # Before Python 3.12, pydantic reads no TypedDict of typing.
@@ -79,7 +79,8 @@ def _is_beyond_msgspec(part: Any) -> bool:
     if (value := getattr(part, "__value__", None)) is not None and not isinstance(part, type):
         return any(each is part for each in _parts(value, set()))
     if isinstance(part, type) and dataclasses.is_dataclass(part):
-        return not all(field.init for field in dataclasses.fields(part))
+        defaults = ((f.default, f.default_factory) for f in dataclasses.fields(part) if not f.init)
+        return (dataclasses.MISSING, dataclasses.MISSING) in defaults
     return isinstance(part, type) and issubclass(part, PurePath)
 
 
@@ -161,7 +162,10 @@ def _exact_generator() -> Any:
 
         def dict_schema(self, schema: Any) -> Schema:
             found: Schema = super().dict_schema(schema)
-            pattern = _written_keys(schema.get("keys_schema", {"type": "str"}))
+            keys = schema.get("keys_schema", {"type": "str"})
+            if names := _written_keys(keys):  # of a pattern, nothing tells when no name is left
+                return found | {"propertyNames": {"enum": names}}
+            pattern = _CORE_KEYS.get(keys["type"])
             if pattern is not None and not found.get("propertyNames", {}).keys() - {"$ref"}:
                 values = found.get("additionalProperties", True)
                 found.pop("propertyNames", None)
@@ -203,20 +207,22 @@ _CORE_KEYS = {
     "decimal": NUMBER_TEXT,
     "uuid": UUID_KEY,
     "date": f"^{DATE}$",
-    "bool": "^(true|false)$",
 }
 
 
-def _written_keys(keys: Any) -> str | None:
-    """The texts that pydantic reads as such a key, where its schema does not tell them."""
+def _written_keys(keys: Any) -> list[str]:
+    """The texts that pydantic reads as such a key, where they are few and its schema does not tell
+    them."""
+    if keys["type"] == "bool":
+        return ["true", "false"]
     values = keys.get("expected") or [member.value for member in keys.get("members", ())]
     if all(isinstance(value, str) for value in values):
-        return _CORE_KEYS.get(keys["type"])
+        return []
     numbers = keys.get("sub_type") in ("int", "float")  # an IntEnum, say
-    texts = [re.escape(str(value)) for value in values if numbers or isinstance(value, str)]
+    texts = [str(value) for value in values if numbers or isinstance(value, str)]
     if not texts:
         raise InvalidConstraint(f"no key of JSON is read as one of {values}")
-    return f"^({'|'.join(texts)})$"
+    return texts
 
 
 # Where the model's author composed the schema by hand, its objects are left as they are.

@@ -30,12 +30,15 @@ Found = TypeVar("Found")
 
 def once_per_type(make: Callable[[Any], Found]) -> Callable[[Any], Found]:
     """`make` once for each type; anew where some annotation of the type cannot be hashed."""
-    kept = functools.lru_cache(maxsize=512)(make)
+
+    @functools.lru_cache(maxsize=512)
+    def kept(kind: Any, name: str) -> Found:  # A | B == B | A, but the order may decide
+        return make(kind)
 
     @functools.wraps(make)
     def found(kind: Any) -> Found:
         try:
-            return kept(kind)
+            return kept(kind, name_of(kind))
         except TypeError:  # what `make` does not like raises again
             return make(kind)
 
@@ -152,7 +155,10 @@ class _Builder:
         if getattr(kind, "tag_field", None) is not None:
             properties[kind.tag_field] = {"const": kind.tag}
             required_names.append(kind.tag_field)
+        made = getattr(typing.get_origin(kind.cls) or kind.cls, "__dataclass_fields__", {})
         for field in _in_order(kind):
+            if field.name in made and not made[field.name].init:
+                continue
             properties[field.encode_name] = self._of(field.type)
             if field.required:
                 required_names.append(field.encode_name)

@@ -6,12 +6,14 @@ import contextvars
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
 
 import rootlace as rl
+from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.errors import Cancelled, InvalidConstraint, InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway, default_script
@@ -314,6 +316,45 @@ def test_a_failed_run_returned_nothing() -> None:
             _ = state.ret_value
 
 
+def test_what_a_program_returned_is_there_unless_the_run_failed() -> None:
+    """The run fails where an operation does that the program has not read."""
+
+    @rl.function
+    def program(s, handled):
+        s += rl.gen("x")
+        if not handled:
+            return "returned before it failed"
+        with pytest.raises(rl.ProgramError):
+            return s["x"]
+        return None
+
+    failing = Scripted(x=InvalidRequest("no"))
+    unseen, seen = program.run_batch([(False,), (True,)], backend=failing)
+    streamed = [program.run(how, stream=True, backend=failing) for how in (False, True)]
+    for state in (unseen, streamed[0]):
+        with pytest.raises(rl.ProgramError, match="no"):
+            _ = state.ret_value
+    assert seen.ret_value is streamed[1].ret_value is None
+
+
+def test_a_called_program_s_value_is_not_waited_for(backend: rl.RuntimeEndpoint) -> None:
+    counters = backend.connect().counters
+
+    @rl.function
+    def inner(s):
+        s += rl.gen("x")
+        return "at once"
+
+    @rl.function
+    def program(s):
+        before = counters.round_trips
+        return inner(s).ret_value, counters.round_trips - before
+
+    state = program.run(stream=True)
+    state.branch.run.thread.join()
+    assert state.ret_value == ("at once", 0)
+
+
 def test_programs_in_threads_know_the_context() -> None:
     user = contextvars.ContextVar("user", default="nobody")
     seen: list[str] = []
@@ -364,3 +405,23 @@ def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> No
     eventually(lambda: gateway.open_branches == 0)
     with pytest.raises(rl.ProgramError, match="followed its text left before the end"):
         _ = state["y"]
+
+
+def test_who_waits_for_a_value_wants_the_run(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("y")
+        return s["y"]
+
+    gateway.hold()
+    state = program.run(stream=True)
+    stream = state.text_iter()
+    assert next(stream) == "a"
+    with ThreadPoolExecutor(2) as pool:
+        read = [pool.submit(lambda: state["y"]), pool.submit(lambda: state.ret_value)]
+        try:
+            eventually(lambda: len(state.branch.run.signal._subscribers) == 3)
+            stream.close()
+        finally:
+            gateway.release()
+        assert read[0].result() == read[1].result() == state["y"]

@@ -7,12 +7,15 @@ import dataclasses
 import functools
 import gc
 import pickle
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 import rootlace as rl
+from rootlace.client.channel import Signal
 from rootlace.client.connection import IO_THREAD, Outbox, Packed
 from rootlace.testing import Scripted
 from rootlace.wire import protocol
@@ -242,6 +245,8 @@ class Guide:
     def tell(self, s, what):
         s += f"{what} of {self.city}" + rl.gen("told")
 
+    say = tell
+
     @rl.function
     async def both(self, s):
         await self.tell_async(s)
@@ -252,8 +257,14 @@ class Guide:
         s += self.city
 
 
+class Leader(Guide):
+    speak = Guide.tell
+
+
 def test_a_method_is_a_program_of_its_object(backend: rl.RuntimeEndpoint) -> None:
     guide = Guide("Rome")
+    for method in (guide.say, Leader("Rome").tell, Leader("Rome").speak):
+        assert method.run("Art").text()[:11] == "Art of Rome"
     assert guide.tell.arg_names == ["what"] and guide.tell.run("Food").text()[:12] == "Food of Rome"
     assert guide.both.run().ret_value == "Rome"
     bound = pickle.loads(pickle.dumps(guide.tell.bind(what="Art")))
@@ -326,10 +337,30 @@ def test_who_waited_for_a_variable_is_woken_no_more(backend) -> None:
 
     state = program.run(stream=True, backend=backend)
     signal = state.branch.run.signal
-    followers = signal._subscribers
     assert state["x"]
     state.sync()
-    assert signal._subscribers == followers == ()
+    assert not signal.heard
+
+
+def test_followers_that_come_and_go_at_once_lose_nobody() -> None:
+    signal, switching = Signal(), sys.getswitchinterval()
+
+    def follow() -> bool:
+        heard = True
+        for _ in range(10_000):
+            wake = threading.Event().set
+            signal.subscribe(wake)
+            heard &= signal.heard
+            signal.unsubscribe(wake)
+        return heard
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            assert all(done.result() for done in [pool.submit(follow) for _ in range(3)])
+    finally:
+        sys.setswitchinterval(switching)
+    assert not signal.heard
 
 
 def test_the_adapter_of_a_program_and_of_its_forks(

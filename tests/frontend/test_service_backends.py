@@ -342,6 +342,9 @@ def test_what_is_emulated(service: Anthropic) -> None:
     with pytest.raises(rl.ProgramError, match="is none of") as caught:
         program.run(backend=backend)
     assert isinstance(caught.value.__cause__, ConstraintNotMet)
+    service.reply = lambda body: "\n42 years\nor so"  # white space ends a number, and begins none
+    count = rl.function(lambda s: s.append(rl.user("?") + rl.assistant(rl.gen("x", type=int))))
+    assert count.run(backend=backend)["x"] == 42
     with pytest.raises(InvalidRequest, match="emulate="):
         rl.AnthropicBackend("m", emulate=["tools"])
 

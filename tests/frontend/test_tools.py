@@ -76,6 +76,17 @@ async def shout(text: str) -> str:
     return text.upper()
 
 
+class Held:
+    """A result that writes itself."""
+
+    def model_dump_json(self) -> str:
+        return '{"held":1}'
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
 def count(n: int):
     yield from range(n)
 
@@ -377,6 +388,8 @@ async def test_in_async_programs_calls_run_side_by_side(gateway: FakeGateway) ->
             '{"at":"a/b","when":["2024-01-02"],"n":0.5}',
         ),
         (Path("a/b"), "a/b"),
+        (Held(), '{"held":1}'),
+        (ENDLESS, "[[...]]"),
         ({(1, 2): int}, '{"(1, 2)":"<class \'int\'>"}'),
         (int, "<class 'int'>"),
     ],

@@ -87,6 +87,17 @@ class Counted:
         self.length = len(self.text)
 
 
+class Size(msgspec.Struct):
+    bytes: int
+
+
+@dataclasses.dataclass
+class Stored:
+    size: Size
+    data: bytes
+    kept: int = dataclasses.field(init=False, default=4)
+
+
 @dataclasses.dataclass
 class Bounded:
     size: Annotated[int, msgspec.Meta(ge=0)]
@@ -271,6 +282,11 @@ CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
         [('{"text":"ab"}', Counted("ab"))],
         ['{"text":"ab","length":2}', '{"text":"ab","kept":4}'],
     ),
+    (
+        Stored,
+        [('{"size":{"bytes":1},"data":"YQ=="}', Stored(Size(1), b"a"))],
+        ['{"size":{"bytes":1},"data":"YQ==","kept":4}', '{"size":{"bytes":1},"data":"a"}'],
+    ),
     (Box[int] | Box[bool], [('{"content":1}', Box(1))], ['{"content":"a"}']),
     (
         dict[str, list[Path]] | None,
@@ -353,6 +369,13 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         assert type(types.parse_as(kind, text)) is type(value)
     for text in bad:
         assert not check.is_valid(json.loads(text)), text
+
+
+def test_of_members_that_fit_alike_the_first_is_read() -> None:
+    """Python holds unions of another order for the same type."""
+    first, second = (dataclasses.make_dataclass(name, [("x", int)]) for name in ("A", "B"))
+    for kind, cls in ((first | second, first), (second | first, second)):
+        assert types.parse_as(list[kind], '[{"x":1}]') == [cls(1)]  # type: ignore[valid-type]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="its syntax")

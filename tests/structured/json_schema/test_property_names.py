@@ -2,7 +2,7 @@
 
 import enum
 import json
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import pydantic
@@ -11,6 +11,7 @@ import pytest
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
+from rootlace.types import schema_of
 from tests.structured.random_model import RandomModel, accepts, byte_vocabulary
 
 COLOURS = {"enum": ["red", "green", "blue"]}
@@ -106,6 +107,23 @@ def test_a_dictionary_of_an_enum_is_an_automaton(compiler: GrammarCompiler) -> N
         (b'{"counts":{"red":1,"red":2}}', False),
     ):
         assert accepts(grammar, compiler.vocabulary, text) == valid, text
+
+
+class Place(enum.IntEnum):
+    first = 1
+    last = -1
+
+
+@pytest.mark.parametrize("kind", [bool, Place, Literal["a b", 1]])
+def test_a_dictionary_with_few_keys_ends_when_it_has_all(
+    compiler: GrammarCompiler, kind: Any
+) -> None:
+    model = pydantic.create_model("Counts", counts=(dict[kind, bool], ...))
+    grammar = compiler.compile(json_schema=schema_of(model), strict=True)
+    for seed in range(20):
+        text = RandomModel(compiler.vocabulary, seed, patience=5).generate(grammar).text
+        assert text is not None
+        model.model_validate_json(text)
 
 
 def test_no_key_is_allowed_where_names_contradict_each_other() -> None:
