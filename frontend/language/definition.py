@@ -82,14 +82,15 @@ class Definition:
         return program
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # Under another name, or in another class, it stays what it is.
-        self._is_method |= self.name == f"{owner.__qualname__}.{name}"
+        # In another class, too, it stays what it is.
+        self._is_method |= self.name.rpartition(".")[0] == owner.__qualname__
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         """Of an instance of the class that defines it, the state comes behind `self`."""
         if instance is None or not self._is_method:
             return self
-        return type(self)(self.func.__get__(instance), self.bind_arguments)
+        program = type(self)(self.func.__get__(instance))
+        return program.bind(**self.bind_arguments) if self.bind_arguments else program
 
     def __reduce__(self) -> Any:
         """Pickle by name, as functions are; an object whose method it is and arguments that are

@@ -484,7 +484,8 @@ class ProgramState(State):
     def text_iter(self, var_name: str | None = None) -> Generator[str, None, None]:
         """The text, or one variable, as it is generated (a run with `stream=True`).
 
-        Without streaming, all of it at once. Raises at the end if the program failed. Who leaves
+        Without streaming, all of it at once. Raises at the end if the program failed, or never
+        named the variable (KeyError). Who leaves
         before the end (`break`, `close()`) cancels the run, unless somebody else follows it or
         waits for a value.
         """

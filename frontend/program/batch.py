@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
+import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -162,8 +163,9 @@ class _Line(msgspec.Struct):
 
 class Journal:
     """The open file of a checkpoint. A row is known by its number, its arguments and those that the
-    program is bound to, the program, the model and the options of the batch: if any of these has
-    changed, or if the row failed or cannot be read, it is run again."""
+    program is bound to, the object whose method that is, the program, the model and the options of
+    the batch: if any of these has changed, or if the row failed or cannot be read, it is run
+    again."""
 
     def __init__(
         self,
@@ -179,6 +181,8 @@ class Journal:
             checkpoint = Checkpoint(checkpoint)
         about = (program.name, model, _what_matters(options))
         bound = (program.bind_arguments,) if program.bind_arguments else ()
+        if inspect.ismethod(program.func):
+            bound = (*bound, program.func.__self__)
         self._keys = [_key((*about, *bound, row), index) for index, row in enumerate(batch)]
         self._lock = threading.Lock()
         self._model = model

@@ -299,13 +299,18 @@ def check(text: str, constraint: protocol.Constraint) -> None:
 def _check_tags(text: str, source: Any) -> None:
     nodes = [source]
     for node in nodes:  # which grows
-        below = node.values() if isinstance(node, dict) else node
+        fields = node.items() if isinstance(node, dict) else enumerate(node)
+        below = [each for key, each in fields if key not in ("schema", "json_schema")]
         nodes += [each for each in below if isinstance(each, dict | list)]
     tags = [node for node in nodes if isinstance(node, dict)]
     begins = tuple(tag["begin"] for tag in tags if isinstance(tag.get("begin"), str))
+    ends = [tag["end"] for tag in tags if isinstance(tag.get("end"), str)]
+    whole = f"({'|'.join(map(re.escape, begins))}).*?({'|'.join(map(re.escape, ends))})"
+    insides = [tag.span() for tag in re.finditer(whole, text, re.DOTALL)]
     triggers = [each for tag in tags for each in tag.get("triggers", ())]
     places = [at.start() for each in triggers for at in re.finditer(re.escape(each), text)]
-    wrong = [at for at in places if not text.startswith(begins, at)]
+    loose = [at for at in places if not any(start < at < end for start, end in insides)]
+    wrong = [at for at in loose if not text.startswith(begins, at)]
     if not triggers and any(tag.get("at_least_one") for tag in tags):
         wrong = [] if any(begin in text for begin in begins) else [0]
     if wrong:

@@ -162,6 +162,24 @@ def test_only_what_was_returned_is_kept(
         rl.Checkpoint("x", keep="text")  # type: ignore[arg-type]
 
 
+@dataclass
+class Guide:
+    city: str
+
+    @rl.function
+    def tell(self, s):
+        s += self.city + rl.gen("text")
+        return self.city
+
+
+def test_a_row_is_that_of_its_object(gateway: FakeGateway, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for city in ("Rome", "Paris", "Rome"):
+        (state,) = Guide(city).tell.run_batch([{}], checkpoint=path)
+        assert state.ret_value == city
+    assert asked(gateway) == 2
+
+
 class Place(pydantic.BaseModel):
     at: Path
 

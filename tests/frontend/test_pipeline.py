@@ -246,6 +246,7 @@ class Guide:
         s += f"{what} of {self.city}" + rl.gen("told")
 
     say = tell
+    paint = tell.bind(what="Art")
 
     @rl.function
     async def both(self, s):
@@ -267,9 +268,12 @@ def test_a_method_is_a_program_of_its_object(backend: rl.RuntimeEndpoint) -> Non
         assert method.run("Art").text()[:11] == "Art of Rome"
     assert guide.tell.arg_names == ["what"] and guide.tell.run("Food").text()[:12] == "Food of Rome"
     assert guide.both.run().ret_value == "Rome"
-    bound = pickle.loads(pickle.dumps(guide.tell.bind(what="Art")))
-    states = [*pickle.loads(pickle.dumps(guide.tell)).run_batch([("Art",)]), bound.run()]
-    assert [state.text()[:11] for state in states] == ["Art of Rome"] * 2
+    bound = [
+        pickle.loads(pickle.dumps(each)) for each in (guide.paint, guide.tell.bind(what="Art"))
+    ]
+    states = pickle.loads(pickle.dumps(guide.tell)).run_batch([("Art",)])
+    states += [guide.paint.run(), *(each.run() for each in bound)]
+    assert [state.text()[:11] for state in states] == ["Art of Rome"] * 4
     assert guide.other is Guide.other is straight  # no method: it is defined elsewhere
 
 

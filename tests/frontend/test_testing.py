@@ -183,6 +183,20 @@ def test_calls_that_no_model_could_write_are_refused() -> None:
         agent.run("required", backend=Scripted(said="No."))
     assert agent.run("auto", backend=Scripted(said=wrong[0], check=False)).ret_value == 0
 
+    def watch(triggers: list[str]) -> str:
+        return ", ".join(triggers)
+
+    @rl.function
+    def watcher(s):
+        s += rl.user("Go.") + rl.assistant(rl.gen("said", tools=rl.tools(watch)))
+        return s.call_tools()[0].result
+
+    # Arguments may have any name and hold any text.
+    said = right.replace("add", "watch").replace(
+        '{"a": 1}', '{"triggers": ["type", "<tool_call>"]}'
+    )
+    assert watcher.run(backend=Scripted(said=said)).ret_value == "type, <tool_call>"
+
 
 # ---------------------------------------------------------------- cassettes
 
