@@ -58,6 +58,7 @@ from rootlace.runtime.structured.regex.syntax import (
     nodes,
     pattern_of,
     repeat,
+    texts_of,
     union,
     with_leaves,
 )
@@ -67,6 +68,8 @@ MAX_POSITIONS = 2048
 """Positions of the automaton of a pattern with look-around, at most."""
 MAX_WRITTEN = 1 << 18
 """Characters of a pattern that is written for llguidance, which has no look-around."""
+MAX_STRINGS = 64
+"""Strings of a pattern that are listed, at most."""
 _ANYTHING = repeat(Chars(ALL), 0, None)
 _REFUSED_ESCAPES = frozenset("AZaNUkpPQEc0123456789")
 _TAKEN = (
@@ -97,6 +100,15 @@ def regex_of_pattern(pattern: str, wide: bool = False) -> Regex:
     """The strings in which both dialects (`wide`: either) find `pattern`: anywhere, unless it has
     anchors."""
     return _found(_tree(pattern, wide), pattern)
+
+
+@lru_cache(maxsize=512)
+def few_strings(pattern: str) -> tuple[str, ...]:
+    """The strings in which `pattern` is found; none where there may be more than `MAX_STRINGS`."""
+    try:
+        return tuple(texts_of(regex_of_pattern(pattern), MAX_STRINGS) or ())
+    except (NotTranslated, TooLarge):
+        return ()
 
 
 @lru_cache(maxsize=512)

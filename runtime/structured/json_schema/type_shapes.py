@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from decimal import Decimal
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,6 +41,7 @@ from rootlace.runtime.structured.json_schema.pattern import (
     MAX_POSITIONS,
     NotTranslated,
     disputed,
+    few_strings,
     for_llguidance,
     in_all,
     pattern_of_format,
@@ -203,8 +205,7 @@ def _nudged(bound: float, sign: int) -> float:
 
 
 def _missed(bound: float) -> list[float]:
-    """The numbers that llguidance 1.9 takes to be beyond a bound, though they are not: with the
-    bound 1.55, it is 1.5 (with -1.55, -1.5)."""
+    """Numbers that llguidance 1.9 wrongly takes to be beyond a bound: 1.5 beyond 1.55."""
     if abs(bound) == math.inf:
         return []
     text = format(Decimal(repr(bound)), "f")
@@ -222,9 +223,7 @@ LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "ur
 it takes too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
 """Optional properties told apart by case, at most, where the number of properties is bounded."""
-
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
-
 MAX_REFUSED = 1 << 16
 """Characters of a pattern of keys that may not come."""
 _ANYTHING = repeat(Chars(ALL), 0, None)
@@ -549,11 +548,11 @@ class _Object(msgspec.Struct, frozen=True):
     @staticmethod
     def of(shapes: Shapes, leaves: tuple[Leaf, ...], notes: set[Residual]) -> _Object | None:
         names: dict[str, None] = {}
-        patterns: dict[str, list[Atom]] = {}
+        patterns: dict[str, None] = {}
         required: dict[str, None] = {}
         for _, leaf in leaves:
             names |= dict.fromkeys(leaf.get("properties", {}))
-            patterns |= {pattern: [] for pattern in leaf.get("patternProperties", {})}
+            patterns |= dict.fromkeys(leaf.get("patternProperties", {}))
             required |= dict.fromkeys(leaf.get("required", ()))
         allowed = shapes.names(leaves, notes)
         names |= dict.fromkeys(allowed[0] if allowed else ()) | required
@@ -562,18 +561,14 @@ class _Object(msgspec.Struct, frozen=True):
         ]
         for keys in ends:
             names |= dict.fromkeys(sorted(keys.known_names or ()))
-            patterns |= {pattern: [] for pattern in keys.known_patterns}
-        properties = {}
-        for name in names:
-            atoms = [atom for keys in ends for atom in keys.of_name(name)]
-            properties[name] = tuple(dict.fromkeys(atoms))
-        additional = tuple(dict.fromkeys(a for keys in ends for a in keys.others()))
-        for pattern in patterns:
-            for keys in ends:
-                patterns[pattern] += keys.of_pattern(pattern)
-        found: dict[str, Conjunction] = {
-            pattern: tuple(dict.fromkeys(those)) for pattern, those in patterns.items()
-        }
+            patterns |= dict.fromkeys(keys.known_patterns)
+
+        def of_all(atoms_of: Callable[[Keys], list[Atom]]) -> Conjunction:
+            return tuple(dict.fromkeys(atom for keys in ends for atom in atoms_of(keys)))
+
+        properties = {name: of_all(methodcaller("of_name", name)) for name in names}
+        additional = of_all(Keys.others)
+        found = {one: of_all(methodcaller("of_pattern", one)) for one in patterns}
         held: dict[str, Conjunction] = {}
         if allowed is not None:
             try:
@@ -583,6 +578,11 @@ class _Object(msgspec.Struct, frozen=True):
                 notes.update(notes_of(leaves, "propertyNames"))
         if shapes.empty(additional):  # then they need not be told from others
             found = {pattern: part for pattern, part in found.items() if not shapes.empty(part)}
+            # Of few keys each comes once: behind the last of them no comma may stand.
+            for few in [pattern for pattern in found if few_strings(pattern)]:
+                del found[few]
+                new = (name for name in few_strings(few) if name not in properties)
+                properties |= {name: of_all(methodcaller("of_name", name)) for name in new}
         kept = _undisputed(found) if len(found) > 1 or not shapes.empty(additional) else {}
         for pattern in [] if kept else list(found):
             part = found.pop(pattern)

@@ -436,6 +436,39 @@ def size(regex: Regex, limit: int, uncounted: Regex | None = None) -> int:
             return 1
 
 
+def texts_of(regex: Regex, most: int) -> list[str] | None:
+    """All texts that a tree describes; None where there may be more than `most`."""
+    found: list[str] = []
+    parts: tuple[Regex, ...] = ()
+    least = 1
+    if isinstance(regex, Literal):
+        found.append(regex.text)
+    elif isinstance(regex, Chars):
+        for first, last in regex.ranges:
+            found += map(chr, range(first, min(last, first + most) + 1))
+    elif isinstance(regex, Either):
+        for option in regex.options:
+            if (texts := texts_of(option, most)) is None:
+                return None
+            found += texts
+    elif isinstance(regex, Concat):
+        parts, least = regex.parts, len(regex.parts)
+    elif isinstance(regex, Repeat) and regex.most is not None and regex.most <= most:
+        parts, least = (regex.item,) * regex.most, regex.least
+    else:
+        return None
+    begun = [""]
+    for at in range(len(parts) + 1):
+        if at >= least:
+            found += begun
+        if at < len(parts):
+            if (texts := texts_of(parts[at], most)) is None or len(begun) * len(texts) > most:
+                return None
+            begun = [text + more for text in begun for more in texts]
+    found = list(dict.fromkeys(found))
+    return found if len(found) <= most else None
+
+
 def lengths(regex: Regex) -> tuple[float, float]:
     """The shortest and the longest text in code points; (inf, 0) where there is no text.
 

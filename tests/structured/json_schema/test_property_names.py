@@ -126,6 +126,24 @@ def test_a_dictionary_with_few_keys_ends_when_it_has_all(
         model.model_validate_json(text)
 
 
+@pytest.mark.parametrize("pattern", ["^(a|b)$", "^x[01]$", "^(red|dark-?red)$", "^(ab?){1,2}$"])
+def test_an_object_with_few_keys_of_a_pattern_ends_when_it_has_all(
+    compiler: GrammarCompiler, pattern: str
+) -> None:
+    schema = {
+        "type": "object",
+        "patternProperties": {pattern: {"type": "integer", "maximum": 9, "minimum": 0}},
+        "minProperties": 2,
+        "additionalProperties": False,
+    }
+    assert PreparedSchema(schema).residuals == ()
+    grammar = compiler.compile(json_schema=schema, strict=True)
+    for seed in range(20):
+        text = RandomModel(compiler.vocabulary, seed, patience=300).generate(grammar).text
+        assert text is not None
+        jsonschema.validate(json.loads(text), schema)
+
+
 def test_no_key_is_allowed_where_names_contradict_each_other() -> None:
     regex = PreparedSchema(
         _of({"$ref": "#/$defs/colour"}, allOf=[{"propertyNames": {"pattern": "^x"}}])
