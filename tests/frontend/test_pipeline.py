@@ -199,7 +199,9 @@ def test_a_connection_closed_in_the_thread_of_another_does_not_hold_it_up(
 ) -> None:
     """The garbage collector closes what nobody holds, wherever it happens to run."""
     others = [rl.RuntimeEndpoint(gateway.address) for _ in range(3)]
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith(IO_THREAD)]
+    name = f"{IO_THREAD} {gateway.address}"
+    threads = [thread for thread in threading.enumerate() if thread.name == name]
+    assert len(threads) == 4
     joined: list[str] = []
     join = threading.Thread.join
 

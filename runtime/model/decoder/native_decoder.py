@@ -270,24 +270,13 @@ class NativeDecoder:
             self._logits = np.empty((count, self._model.vocab), np.float32)
             self._logits_at = self._logits.ctypes.data
         hidden = np.ascontiguousarray(hidden)
-        # Where the masks lie; 0 where everything is allowed.
-        addresses = array("q", bytes(8 * len(masks)))
-        kept: list[np.ndarray] = []  # as long as the addresses are read
-        for at, mask in enumerate(masks):
-            if type(mask) is MaskRow and mask.address:
-                addresses[at] = mask.address
-            elif mask is not None:
-                whole, words = np.ascontiguousarray(words_of(mask)), -(-self._spec.vocab_size // 32)
-                if len(whole) < words:  # nothing is allowed beyond its end
-                    whole = np.pad(whole, (0, words - len(whole)))
-                kept.append(whole)
-                addresses[at] = whole.ctypes.data
+        addresses, _kept = addresses_of(masks, self._spec.vocab_size) if masks else (None, ())
         status = self._library.rl_logits(
             self._team.handle,
             self._address,
             hidden.ctypes.data,
             count,
-            addresses.buffer_info()[0] if any(addresses) else None,
+            addresses.buffer_info()[0] if addresses else None,
             self._logits_at,
             tokens,
         )
@@ -318,3 +307,20 @@ class NativeDecoder:
         if not 0 <= positions.min() <= last < self._rotations.context_length:
             raise ValueError("a position is beyond the context")
         return last
+
+
+def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:
+    """Where the masks lie, int64, 0 where everything is allowed; empty if it is everywhere. The
+    arrays are to be kept as long as the addresses are read."""
+    found = array("q", bytes(8 * len(masks)))
+    kept: list[np.ndarray] = []
+    for at, mask in enumerate(masks):
+        if type(mask) is MaskRow and mask.address:
+            found[at] = mask.address
+        elif mask is not None:
+            whole, words = np.ascontiguousarray(words_of(mask)), -(-vocab_size // 32)
+            if len(whole) < words:  # nothing is allowed beyond its end
+                whole = np.pad(whole, (0, words - len(whole)))
+            kept.append(whole)
+            found[at] = whole.ctypes.data
+    return found if any(found) else array("q"), kept
