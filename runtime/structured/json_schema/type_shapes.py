@@ -223,6 +223,8 @@ LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "ur
 it takes too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
 """Optional properties told apart by case, at most, where the number of properties is bounded."""
+MAX_COUNTED = 4
+"""Properties with those listed of a pattern, at most, where the number of properties is bounded."""
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 MAX_REFUSED = 1 << 16
 """Characters of a pattern of keys that may not come."""
@@ -566,6 +568,8 @@ class _Object(msgspec.Struct, frozen=True):
         def of_all(atoms_of: Callable[[Keys], list[Atom]]) -> Conjunction:
             return tuple(dict.fromkeys(atom for keys in ends for atom in atoms_of(keys)))
 
+        least = max((leaf.get("minProperties", 0) for _, leaf in leaves), default=0)
+        most = min((leaf.get("maxProperties", math.inf) for _, leaf in leaves), default=math.inf)
         properties = {name: of_all(methodcaller("of_name", name)) for name in names}
         additional = of_all(Keys.others)
         found = {one: of_all(methodcaller("of_pattern", one)) for one in patterns}
@@ -579,10 +583,11 @@ class _Object(msgspec.Struct, frozen=True):
         if shapes.empty(additional):  # then they need not be told from others
             found = {pattern: part for pattern, part in found.items() if not shapes.empty(part)}
             # Of few keys each comes once: behind the last of them no comma may stand.
-            for few in [pattern for pattern in found if few_strings(pattern)]:
+            room = MAX_COUNTED - len(properties) if least or most < math.inf else math.inf
+            for few in [pattern for pattern in found if 0 < len(few_strings(pattern)) <= room]:
                 del found[few]
-                new = (name for name in few_strings(few) if name not in properties)
-                properties |= {name: of_all(methodcaller("of_name", name)) for name in new}
+                for name in few_strings(few):
+                    properties[name] = of_all(methodcaller("of_name", name))
         kept = _undisputed(found) if len(found) > 1 or not shapes.empty(additional) else {}
         for pattern in [] if kept else list(found):
             part = found.pop(pattern)
@@ -606,15 +611,7 @@ class _Object(msgspec.Struct, frozen=True):
                     shapes.reason = applied[0].located.pointer if applied else ""
                 return None
         more = not shapes.empty(additional) or any(not shapes.empty(c) for c in found.values())
-        return _Object(
-            properties,
-            tuple(required),
-            found,
-            additional,
-            more,
-            max((leaf.get("minProperties", 0) for _, leaf in leaves), default=0),
-            min((leaf.get("maxProperties", math.inf) for _, leaf in leaves), default=math.inf),
-        )
+        return _Object(properties, tuple(required), found, additional, more, least, most)
 
 
 def _undisputed(found: dict[str, Conjunction]) -> dict[str, Conjunction]:

@@ -126,7 +126,7 @@ def test_a_dictionary_with_few_keys_ends_when_it_has_all(
         model.model_validate_json(text)
 
 
-@pytest.mark.parametrize("pattern", ["^(a|b)$", "^x[01]$", "^(red|dark-?red)$", "^(ab?){1,2}$"])
+@pytest.mark.parametrize("pattern", ["^(a|b)$", "^x[01]$", "^(red|dark-?red)$", "^a[bc]d?$"])
 def test_an_object_with_few_keys_of_a_pattern_ends_when_it_has_all(
     compiler: GrammarCompiler, pattern: str
 ) -> None:
@@ -142,6 +142,15 @@ def test_an_object_with_few_keys_of_a_pattern_ends_when_it_has_all(
         text = RandomModel(compiler.vocabulary, seed, patience=300).generate(grammar).text
         assert text is not None
         jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"minProperties": 1}, {"maxProperties": 1}, {"maxProperties": 3}]
+)
+@pytest.mark.parametrize("pattern", ["^[a-z]$", "^x[0-9]$", "^[a-c]$"])
+def test_the_number_of_a_patterns_keys_is_held(pattern: str, bounds: dict[str, int]) -> None:
+    schema = {"patternProperties": {pattern: {}}, "additionalProperties": False, **bounds}
+    assert PreparedSchema({"type": "object", **schema}).residuals == ()
 
 
 def test_no_key_is_allowed_where_names_contradict_each_other() -> None:
