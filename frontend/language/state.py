@@ -485,9 +485,8 @@ class ProgramState(State):
         """The text, or one variable, as it is generated (a run with `stream=True`).
 
         Without streaming, all of it at once. Raises at the end if the program failed, or never
-        named the variable (KeyError). Who leaves
-        before the end (`break`, `close()`) cancels the run, unless somebody else follows it or
-        waits for a value.
+        named the variable (KeyError). Who leaves before the end (`break`, `close()`) cancels the
+        run, unless somebody else follows it or waits for a value.
         """
         if self.branch.streams:
             yield from self.branch.follow(var_name)

@@ -24,8 +24,7 @@ from typing import Any
 
 import msgspec
 
-from rootlace.types.msgspec_types import Schema, described, name_of, once_per_type
-from rootlace.types.text_patterns import (
+from rootlace.types.msgspec_types import (
     DATE,
     HEX,
     HOST,
@@ -41,7 +40,11 @@ from rootlace.types.text_patterns import (
     TIME,
     USER,
     UUID_KEY,
+    Schema,
     base64_pattern,
+    described,
+    name_of,
+    once_per_type,
 )
 from rootlace.wire.errors import InvalidConstraint
 

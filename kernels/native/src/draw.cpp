@@ -275,8 +275,7 @@ class Row {
   }
 
   Cut find_cut() {
-    const bool by_rank = draw_.top_k < size_;
-    if (by_rank) {
+    if (draw_.top_k < size_) {
       const int count = rank();
       if (!count) return {};
       const Token last = space_.tokens[count - 1];
