@@ -9,16 +9,19 @@ With `--model FILE` the others ask for much at once instead: a long prompt, the 
 choices, scores of a prompt, or samples by the hundred. Each load runs with each of `--bounds`,
 seconds of a step (0: none), for `--seconds` at most, in turns for so many `--rounds`; tokens that
 the engine computed and drew in a second say what the load got. Medians of the rounds are shown, and
-the longest wait of all. All connections come from one address, as behind a proxy.
+the longest wait of all. All connections come from one address, as behind a proxy. With
+`--other PYTHON`, the interpreter of an environment with another version of Rootlace, that one's
+server takes its turns, too, with its defaults.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -46,8 +49,8 @@ class Latency:
     median: float
     p99: float
     most: float
-    bound: float | None = None
-    """Seconds of a step at most; None: as by default."""
+    server: str = ""
+    """The bound of a step in seconds, or `OTHER`."""
     tokens_per_second: float = 0.0
     """Computed and drawn for all, while the load lasted."""
 
@@ -186,20 +189,47 @@ async def measure(
     return Latency(load.__name__, seconds, len(taken), middle, p99, max(taken))
 
 
+OTHER = "other"
+_SERVE = """
+import sys, rootlace as rl
+with rl.Runtime(sys.argv[1], device="cpu", http_port=0) as runtime:
+    print(runtime.url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def _serving(args: argparse.Namespace, server: str) -> Iterator[Server]:
+    if server != OTHER:
+        with rl.Runtime(
+            args.model, device="cpu", http_port=0, step_seconds=float(server)
+        ) as runtime:
+            yield Server(str(runtime.url))
+        return
+    command = [args.other, "-c", _SERVE, str(args.model)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        yield Server(process.stdout.readline().strip())
+        process.stdin.close()
+
+
 def _beside_much(args: argparse.Namespace) -> list[Latency]:
     """A server for each load and bound: what one leaves in the cache is no other's."""
     found = []
+    servers = [f"{bound:g}" for bound in args.bounds] + [OTHER] * bool(args.other)
     for load in args.loads or BIG:
-        rounds: dict[float, list[Latency]] = {bound: [] for bound in args.bounds}
-        for _, bound in itertools.product(range(args.rounds), args.bounds):
-            with rl.Runtime(args.model, device="cpu", http_port=0, step_seconds=bound) as runtime:
-                server = Server(str(runtime.url))
-                asyncio.run(measure(server, nothing, 5.0))  # the first steps are no measure
-                before = _computed(runtime)
-                one = asyncio.run(measure(server, BIG[load], args.seconds))
-                rate = (_computed(runtime) - before) / one.seconds
-            rounds[bound].append(replace(one, bound=bound, tokens_per_second=rate))
-            print(rounds[bound][-1], flush=True)
+        rounds: dict[str, list[Latency]] = {server: [] for server in servers}
+        for at in range(args.rounds):
+            for name in servers if at % 2 == 0 else reversed(servers):
+                with _serving(args, name) as server:
+                    asyncio.run(measure(server, nothing, 5.0))  # the first steps are no measure
+                    before = asyncio.run(_computed(server))
+                    one = asyncio.run(measure(server, BIG[load], args.seconds))
+                    rate = (asyncio.run(_computed(server)) - before) / one.seconds
+                rounds[name].append(replace(one, server=name, tokens_per_second=rate))
+                print(rounds[name][-1], flush=True)
         for all_rounds in rounds.values():
             averaged = ("seconds", "requests", "median", "p99", "tokens_per_second")
             middle = {name: median(getattr(one, name) for one in all_rounds) for name in averaged}
@@ -208,9 +238,13 @@ def _beside_much(args: argparse.Namespace) -> list[Latency]:
     return found
 
 
-def _computed(runtime: rl.Runtime) -> int:
-    status = runtime.endpoint.get_server_info()
-    return int(status["computed_tokens"] + status["output_tokens"])
+async def _computed(server: Server) -> int:
+    async with (
+        aiohttp.ClientSession(server.url) as session,
+        session.get("/get_server_info") as reply,
+    ):
+        status = (await reply.json())["status"]
+        return int(status["computed_tokens"] + status["output_tokens"])
 
 
 SMALL = {load.__name__: load for load in (nothing, vanish, slow, large)}
@@ -222,15 +256,16 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=SMALL | BIG)
     parser.add_argument("--model", type=Path, help="ask much of this one")
     parser.add_argument("--bounds", nargs="+", type=float, default=[0.0, 0.25])
+    parser.add_argument("--other", help="interpreter with another version of Rootlace")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     console, report = console_of(100), Report("hostile_clients", args)
     if args.model:
         found = _beside_much(args)
-        columns = {"bound": "{bound:g}", "tokens/s": "{tokens_per_second:,.0f}"}
+        columns = {"server": "{server}", "tokens/s": "{tokens_per_second:,.0f}"}
         columns |= {name: f"{{{name}:,.0f}}" for name in ("requests", "median", "p99", "most")}
-        rows = {f"{one.load} {one.bound:g}": asdict(one) for one in found}
+        rows = {f"{one.load} {one.server}": asdict(one) for one in found}
         console.print(table_of("ms for a token meanwhile", rows, columns))
         report.add("latencies", found)
         console.print(report.foreign_line())
