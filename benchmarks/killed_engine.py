@@ -4,8 +4,8 @@
 Groups of streams share a prefix each, and every stream has a text of its own behind it. In the
 middle of all streams the engine gets SIGKILL; a pause is the time from there to the stream's next
 token, and to the eighth. Printed are the least, the median and the worst for each number of
-streams, with a disk tier and without, the engine's own start, and how many streams went on as they
-do where nobody is killed.
+streams, with a disk tier, with host memory and without, the engine's own start, and how many
+streams went on as they do where nobody is killed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ import rootlace as rl
 from benchmarks.common import Report, console_of, new_parser, table_of
 from rootlace.runtime.assets import demo_model
 
-WITHOUT, DISK = "no tier", "a disk"
+WITHOUT, DISK, HOST = "no tier", "a disk", "host memory"
 GROUP = 4
 """Streams that share a prefix."""
 BEFORE, AFTER = 8, 8
 """Tokens that each stream gets before the kill, and that are waited for after it."""
+HOST_GB = 4.0
 TOKENS = 192
 """Of a stream: more than the first one gets until the last one has begun."""
 
@@ -69,7 +70,7 @@ def main() -> None:
         asyncio.run(_measure(args, count, tier))
         for _ in range(args.rounds)
         for count in args.streams
-        for tier in (WITHOUT, DISK)
+        for tier in (WITHOUT, DISK, HOST)
     ]
     columns = {
         "engine up": "{start:.2f}",
@@ -91,7 +92,11 @@ def main() -> None:
 async def _measure(args: argparse.Namespace, count: int, tier: str) -> Pauses:
     """One server, one kill."""
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"cache_disk": folder} if tier == DISK else {}
+        kinds: dict[str, dict[str, Any]] = {
+            DISK: {"cache_disk": folder},
+            HOST: {"cache_host_gb": HOST_GB},
+        }
+        options = kinds.get(tier, {})
         runtime = rl.Runtime(args.model, http_port=0, stream_interval=0, **options)
         prompts, timeout = _prompts(args, count), aiohttp.ClientTimeout(None)
         try:

@@ -122,7 +122,7 @@ class CacheConfig:
     )
     host_gb: Gigabytes | None = option(
         None,
-        "Main memory for what the KV pool of a GPU has no room for.",
+        "Main memory for what the KV pool has no room for; outlives a killed engine.",
         keyword="cache_host_gb",
         shown="none",
     )

@@ -56,7 +56,7 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     Other fields are set wherever they apply. Texts, if the server gives them: what stands `before`
     the end of the match, what the prompt `goes_on` with, and what is `cached_instead`.
     `from_disk` of the tokens that were cached had been given up and were read back, from a disk or
-    from main memory beside a GPU; `on_disk` tokens behind them lie there.
+    from main memory; `on_disk` tokens behind them lie there.
     `saved_seconds`: about how long it would have taken to compute what was cached. `advice`: what
     to change, where this and earlier prompts would share much but for an early difference.
     """

@@ -134,7 +134,7 @@ def _serve(
     if cache.tiered or (cache.enabled and config.transfer is not None):
         from rootlace.runtime.engine.offload import open_tiers
 
-        below = open_tiers(engine, runner, config.replicas, config.transfer)
+        below = open_tiers(engine, runner, config.replicas, config.transfer, config.host_memory)
     scheduler = Scheduler(
         schedule_of(engine.scheduler, runner.device, runner.kernels),
         cache,

@@ -24,6 +24,7 @@ from rootlace.runtime.model.executor.runner import (
 from rootlace.runtime.model.kv_pool import made_up_plan
 from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, block_seconds, open_folder
 from rootlace.runtime.offload.slot_store import HandedBlocks, HandedStore, HostStore, SlotStore
+from rootlace.runtime.processes import new_memory
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.transfer import Nixl, SharedMemory, Tcp
@@ -110,11 +111,13 @@ def open_tiers(
     runner: ModelRunner,
     engines: int = 1,
     transfer: TransferConfig | None = None,
+    memory: int = -1,
 ) -> OpenTiers | None:
     """Open the configured levels (`CacheConfig.tiered`), shared among `engines` engines.
 
     Returns None without any. A disk that fails is logged and counted (`Tiers.failed`). `transfer`:
-    block transfer between engines, if any. Raises `InvalidRequest` for an unusable folder,
+    block transfer between engines, if any. `memory`: the descriptor of host memory; negative: of
+    this process alone. Raises `InvalidRequest` for an unusable folder,
     unreadable adapters, and an impossible transfer.
     """
     cache = config.cache
@@ -125,7 +128,7 @@ def open_tiers(
     levels: list[Level] = []
     stores: list[StoreMemory] = []
     if cache.host_gb:
-        host = _open_host(cache.host_gb / engines, runner)
+        host = _open_host(config, runner, engines, new_memory() if memory < 0 else memory)
         levels.append(host[0])
         stores.append(host[1])
     disk = folder = None
@@ -179,27 +182,39 @@ def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Tran
     return SharedMemory(config.memory, block_bytes)
 
 
-def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]:
-    """Open host memory that the GPU copies from and to by itself. Raises `InvalidRequest`."""
-    if runner.device == "cpu":
-        raise InvalidRequest("--cache-host-gb is for a GPU: here the KV pool is in main memory")
+def _open_host(
+    config: EngineConfig, runner: ModelRunner, engines: int, memory: int
+) -> tuple[Level, HostStore]:
+    """Open the host memory of a descriptor; a GPU copies from and to it by itself.
+
+    Raises `InvalidRequest`.
+    """
+    gigabytes = config.cache.host_gb or 0.0
     mover = BlockMover(runner.pool, (), runner.work)
     size = mover.block_bytes
-    slots = int(gigabytes * GIGABYTE) // size
+    slots = SlotFile.slots_in(int(gigabytes * GIGABYTE / engines), size)
     if not slots:
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: a block takes {size} bytes")
+    identity = kv_identity(runner, config.executor, config.cache)
+    try:
+        store = HostStore(memory, identity, slots, size)
+        if runner.device != "cpu":
+            _pin(store.bytes)
+        block = np.empty(size, np.uint8) if runner.device == "cpu" else store.buffer(slots - 1)
+        store.block_seconds = mover.load_seconds(block, TIMED_BLOCKS)
+    except (OSError, RuntimeError) as error:
+        raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
+    tier = Tier(slots)
+    store.erase(tier.restore((one.slot, Label(one.key, one.owner), False) for one in store.kept()))
+    return Level("host", tier, store, outlives=True), store
 
+
+def _pin(memory: np.ndarray) -> None:
+    """Let a GPU read and write `memory` (uint8) by itself. Raises RuntimeError."""
     import torch  # only here: no other engine needs it for its blocks
 
-    def pinned(count: int) -> np.ndarray:
-        memory: np.ndarray = torch.empty(count, dtype=torch.uint8, pin_memory=True).numpy()
-        return memory
-
-    try:
-        store = HostStore(slots, size, mover.load_seconds(pinned(size), TIMED_BLOCKS), pinned)
-    except RuntimeError as error:
-        raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
-    return Level("host", Tier(slots), store), store
+    runtime = torch.cuda.cudart()
+    torch.cuda.check_error(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
 
 
 def _open_disk(

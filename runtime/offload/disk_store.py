@@ -219,7 +219,7 @@ class SlotFile:
         damaged = 0
         for slot in np.flatnonzero(given["filled"]).tolist():
             record = given[slot : slot + 1]
-            if record["check"][0] != _check(record) or (slot + 1) * self.block_bytes > size:
+            if record["check"][0] != record_check(record) or (slot + 1) * self.block_bytes > size:
                 damaged += 1
                 continue
             self._records[slot] = record[0]
@@ -231,17 +231,7 @@ class SlotFile:
 
     def kept(self) -> list[Kept]:
         """Blocks in the file, the least recently used first."""
-        slots = np.flatnonzero(self._records["filled"])
-        slots = slots[np.argsort(self._records["used"][slots], kind="stable")]
-        return [
-            Kept(
-                slot,
-                self._records["key"][slot].tobytes(),
-                self._records["owner"][slot].tobytes(),
-                bool(self._records["wanted"][slot]),
-            )
-            for slot in slots.tolist()
-        ]
+        return kept_blocks(self._records)
 
     def free_bytes(self) -> int:
         """How much more may be written; the disk keeps its `RESERVE`."""
@@ -263,11 +253,7 @@ class SlotFile:
         if self._unwritten:
             _write(self._index, self._unwritten, 0)
             self._unwritten = b""
-        record = np.zeros(1, RECORD)
-        record["key"], record["owner"] = np.void(key), np.void(owner)
-        record["used"], record["filled"] = time.time(), 1
-        record["crc"] = crc
-        record["check"] = _check(record)
+        record = new_record(key, owner, crc)
         _write(self._index, record.tobytes(), HEADER_BYTES + slot * RECORD.itemsize)
         self._records[slot] = record[0]
 
@@ -327,9 +313,33 @@ class SlotFile:
             if record["filled"][0]:
                 record["used"] = now + 1e-6 * place
                 record["wanted"] = was_wanted
-                record["check"] = _check(record)
+                record["check"] = record_check(record)
         last = max(np.flatnonzero(self._records["filled"]), default=-1)
         _write(self._index, self._records[: last + 1].tobytes(), HEADER_BYTES)
+
+
+def new_record(key: bytes, owner: bytes, crc: int = 0) -> np.ndarray:
+    """The record of a block used now, [1]."""
+    record = np.zeros(1, RECORD)
+    record["key"], record["owner"] = np.void(key), np.void(owner)
+    record["used"], record["crc"], record["filled"] = time.time(), crc, 1
+    record["check"] = record_check(record)
+    return record
+
+
+def kept_blocks(records: np.ndarray) -> list[Kept]:
+    """Blocks of the filled ones of `records`, the least recently used first."""
+    slots = np.flatnonzero(records["filled"])
+    slots = slots[np.argsort(records["used"][slots], kind="stable")]
+    return [
+        Kept(
+            slot,
+            records["key"][slot].tobytes(),
+            records["owner"][slot].tobytes(),
+            bool(records["wanted"][slot]),
+        )
+        for slot in slots.tolist()
+    ]
 
 
 def checksum(key: bytes, block: np.ndarray) -> int:
@@ -337,7 +347,8 @@ def checksum(key: bytes, block: np.ndarray) -> int:
     return zlib.crc32(block.data, zlib.crc32(key))
 
 
-def _check(record: np.ndarray) -> int:
+def record_check(record: np.ndarray) -> int:
+    """CRC-32 of a record [1] but for its `check`."""
     return zlib.crc32(record.tobytes()[:_CHECKED])
 
 

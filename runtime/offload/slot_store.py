@@ -8,6 +8,8 @@ Sections: buffers, switch, slot store, transferred blocks, host memory.
 from __future__ import annotations
 
 import logging
+import mmap
+import os
 import threading
 import time
 from collections import deque
@@ -19,7 +21,18 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import BlockLost, Done, StoreState, Transfer
-from rootlace.runtime.offload.disk_store import FULL, DamagedBlock, SlotFile, checksum
+from rootlace.runtime.offload.disk_store import (
+    FULL,
+    HEADER_BYTES,
+    RECORD,
+    DamagedBlock,
+    Kept,
+    SlotFile,
+    checksum,
+    kept_blocks,
+    new_record,
+    record_check,
+)
 
 # Buffers ------------------------------------------------------------------------------------------
 
@@ -521,24 +534,53 @@ class HandedStore(SlotStore):
 
 
 class HostStore(StoreState):
-    """A store in host memory, which the device copies from and to; gone with the process.
+    """A store in memory that outlives the process where another one holds it, too.
 
-    See `StoreState` and `StoreMemory`.
+     header | record of slot 0 | record of slot 1 | ... | slot 0 | slot 1 | ...
+
+    A record is written behind its block and erased before the next one, so that a killed process
+    leaves no half of a block. See `StoreState` and `StoreMemory`.
     """
 
-    def __init__(
-        self,
-        num_slots: int,
-        block_bytes: int,
-        block_seconds: float,
-        new_memory: Callable[[int], np.ndarray] = lambda size: np.empty(size, np.uint8),
-    ) -> None:
-        """`block_seconds`: time to copy a block. `new_memory` makes a uint8 array."""
+    def __init__(self, memory: int, identity: bytes, num_slots: int, block_bytes: int) -> None:
+        """`memory`: a file descriptor, closed here, of memory that is empty or an earlier store's.
+
+        Blocks of another identity (32 bytes) or layout are dropped. Raises OSError.
+        """
+        sizes = (num_slots.to_bytes(8, "little"), block_bytes.to_bytes(8, "little"))
+        header = b"".join((identity, *sizes)).ljust(HEADER_BYTES, b"\0")
+        begin = HEADER_BYTES + num_slots * RECORD.itemsize
+        begin += -begin % mmap.PAGESIZE
+        try:
+            os.ftruncate(memory, begin + num_slots * block_bytes)
+            self.bytes = np.frombuffer(mmap.mmap(memory, 0), np.uint8)
+            """All of the memory, uint8."""
+        finally:
+            os.close(memory)
         self.num_slots = num_slots
-        self._slots = new_memory(num_slots * block_bytes).reshape(num_slots, block_bytes)
-        self._block_seconds = block_seconds
+        self._records = self.bytes[HEADER_BYTES:begin][: num_slots * RECORD.itemsize].view(RECORD)
+        self._slots = self.bytes[begin:].reshape(num_slots, block_bytes)
+        if self.bytes[:HEADER_BYTES].tobytes() != header:
+            self._records["filled"] = 0
+            self.bytes[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
+        self.block_seconds = 0.0
+        """Time to copy a block."""
         self._done: list[Done] = []
         self._read_bytes = self._written_bytes = 0
+
+    def kept(self) -> list[Kept]:
+        """Blocks that an earlier process left, the least recently written first."""
+        for slot in np.flatnonzero(self._records["filled"]).tolist():
+            record = self._records[slot : slot + 1]
+            if record["check"][0] != record_check(record):  # killed in the middle of it
+                record["filled"] = 0
+        return kept_blocks(self._records)
+
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        self._records[slot] = new_record(key, owner)[0]
+
+    def erase(self, slots: list[int]) -> None:
+        self._records["filled"][slots] = 0
 
     def fetch(self, slot: int, key: bytes) -> None:
         self._done.append(Done(slot, read=True, ok=True))
@@ -548,7 +590,7 @@ class HostStore(StoreState):
         return done
 
     def seconds(self, blocks: int) -> float:
-        return blocks * self._block_seconds
+        return blocks * self.block_seconds
 
     def stats(self) -> dict[str, int | float]:
         return {"written_bytes": self._written_bytes, "read_bytes": self._read_bytes}

@@ -5,6 +5,7 @@ import errno
 import importlib.metadata
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar, Literal
@@ -13,16 +14,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.tier import Tier
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.engine.core import Steps
-from rootlace.runtime.engine.offload import OpenTiers, open_tiers
+from rootlace.runtime.engine.offload import open_tiers
 from rootlace.runtime.model.executor import runner as module
-from rootlace.runtime.model.executor.runner import BlockMover, ModelRunner
-from rootlace.runtime.offload.disk_store import BLOCKS
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.offload.disk_store import BLOCKS, HEADER_BYTES, RECORD
 from rootlace.runtime.offload.slot_store import HostStore
-from rootlace.runtime.scheduler.offload.levels import Level
+from rootlace.runtime.processes import new_memory
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.sampling import Cache, Handling
@@ -61,21 +61,25 @@ def config(
     )
 
 
+HOST_GB = 12.6e-6
+"""Three blocks of 4,096 bytes and their records."""
+
+
 class Engine:
     """As `engine.__main__` puts it together. Reading always pays: the model is too small."""
 
     runners: ClassVar[dict[tuple[object, ...], ModelRunner]] = {}
     """What is left in the pool of another engine must not matter."""
 
-    def __init__(self, config: EngineConfig, host_slots: int = 0) -> None:
+    def __init__(self, config: EngineConfig, memory: int = -1) -> None:
+        """`memory`: a descriptor of host memory; the engine has its own of the same."""
         cache = config.cache
         known = config.executor, cache.block_size, cache.num_blocks
         if known not in self.runners:
             self.runners[known] = ModelRunner.load(config.executor, cache, 512, 16)
         self.runner = self.runners[known]
-        self.below = open_tiers(config, self.runner)
-        if host_slots and self.below is not None:
-            self.below = self.with_host(self.below, host_slots)
+        memory = os.dup(memory) if memory >= 0 else memory
+        self.below = open_tiers(config, self.runner, memory=memory)
         self.scheduler = Scheduler(
             config.scheduler,
             dataclasses.replace(config.cache, num_blocks=self.runner.num_blocks),
@@ -89,15 +93,6 @@ class Engine:
         self.outcomes: dict[int, Outcome] = {}
         move = self.below and self.below.mover.move
         self.steps = Steps(self.scheduler, self.runner, False, self.take, move=move)
-
-    def with_host(self, below: OpenTiers, slots: int) -> OpenTiers:
-        """As `open_tiers` does it beside a GPU."""
-        (disk,) = below.tiers.levels
-        store = HostStore(slots, disk.block_bytes, 0.0)
-        host = Level("host", Tier(slots), store)
-        tiers = msgspec.structs.replace(below.tiers, levels=(host, disk))
-        mover = BlockMover(self.runner.kv_cache, [store, below.disk], self.runner.work)
-        return msgspec.structs.replace(below, tiers=tiers, mover=mover)
 
     @property
     def tiering(self):
@@ -152,7 +147,7 @@ def test_tokens_are_the_same_and_the_next_start_is_warm(
 def test_main_memory_lies_between_the_pool_and_the_disk(
     model: Path, without: list[list[int]], tmp_path: Path
 ) -> None:
-    engine = Engine(config(model, tmp_path), host_slots=3)
+    engine = Engine(config(model, tmp_path, host_gb=HOST_GB))
     assert engine.below is not None and engine.below.disk is not None
     for _ in range(3):
         found = [engine.ask(prompt) for prompt in PROMPTS]
@@ -165,6 +160,69 @@ def test_main_memory_lies_between_the_pool_and_the_disk(
     again = Engine(config(model, tmp_path))  # what was in memory was written, too
     assert [again.ask(prompt).cached_tokens for prompt in PROMPTS] == [32] * len(PROMPTS)
     again.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    memory = new_memory()
+    yield memory
+    os.close(memory)
+
+
+def test_host_memory_gives_the_next_engine_what_a_killed_one_had(
+    model: Path, without: list[list[int]], memory: int
+) -> None:
+    many = config(model, None, host_gb=1e-4)
+    engine = Engine(many, memory)
+    for prompt in PROMPTS:
+        engine.ask(prompt)
+    assert engine.scheduler.stats()["host_blocks"] == 5  # the pool has the rest
+    engine = Engine(many, memory)
+    found = [engine.ask(prompt) for prompt in PROMPTS]
+    assert [one.token_ids for one in found] == without
+    assert [one.cached_tokens for one in found] == [32, 32, 0, 0]
+    assert engine.ask(PROMPTS[0], "another").cached_tokens == 0
+    engine.scheduler.cache.flush()
+    assert [Engine(many, memory).ask(prompt).cached_tokens for prompt in PROMPTS] == [0] * 4
+
+
+def test_host_memory_keeps_what_requests_share_before_it_is_evicted(
+    model: Path, memory: int
+) -> None:
+    roomy = config(model, None, host_gb=1e-4, num_blocks=64)
+    engine = Engine(roomy, memory)
+    engine.ask(PROMPTS[0])
+    assert engine.scheduler.stats()["host_blocks"] == 0
+    engine.ask(PROMPTS[0][:36] + PROMPTS[1])
+    assert engine.scheduler.stats()["host_blocks"] == 2
+    again = Engine(roomy, memory)
+    assert [again.ask(prompt).cached_tokens for prompt in PROMPTS[:2]] == [32, 0]
+
+
+def test_host_memory_that_something_else_wrote_is_empty(model: Path, memory: int) -> None:
+    engine = Engine(config(model, None, host_gb=HOST_GB), memory)
+    for prompt in PROMPTS:
+        engine.ask(prompt)
+    assert engine.scheduler.stats()["host_blocks"] == 3
+    for other in (
+        config(model, None, host_gb=HOST_GB, block_size=8),
+        config(model, None, host_gb=2 * HOST_GB, block_size=8),
+    ):
+        assert Engine(other, memory).scheduler.stats()["host_blocks"] == 0
+
+
+def test_a_record_that_was_not_finished_names_no_block(memory: int) -> None:
+    store = HostStore(os.dup(memory), b"i" * 32, 4, 64)
+    for slot in range(3):
+        store.buffer(slot)[:] = slot
+        store.publish(slot, bytes([slot]) * 16, b"o" * 16)
+    store.erase([0])
+    store.bytes[HEADER_BYTES + RECORD.itemsize] ^= 1  # the key of slot 1
+    again = HostStore(os.dup(memory), b"i" * 32, 4, 64)
+    (found,) = again.kept()
+    assert (found.slot, found.key, found.owner) == (2, b"\2" * 16, b"o" * 16)
+    assert again.fetched(2).tolist() == [2] * 64
+    assert HostStore(os.dup(memory), b"j" * 32, 4, 64).kept() == []
 
 
 def test_nobody_finds_what_another_namespace_left(
@@ -298,9 +356,8 @@ def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None
         Engine(config(model, tmp_path / "file"))
     with pytest.raises(InvalidRequest, match="--cache-disk ~nobody-of-this-name/cache: "):
         Engine(config(model, Path("~nobody-of-this-name/cache")))
-    only_host = config(model, None, host_gb=1.0)
-    with pytest.raises(InvalidRequest, match="--cache-host-gb is for a GPU"):
-        Engine(only_host)
+    with pytest.raises(InvalidRequest, match="--cache-host-gb 1e-06: a block takes 4096 bytes"):
+        Engine(config(model, None, host_gb=1e-6))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
             Engine(config(model, tmp_path, disk_gb=1e-6))

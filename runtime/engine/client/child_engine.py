@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from pathlib import Path
@@ -51,9 +52,10 @@ class Children:
         self._folder = processes.SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._opened = 0
+        host = processes.new_memory() if config.cache.enabled and config.cache.host_gb else -1
         self._config = EngineProcessConfig(
             *(config, "", "", str(self._folder.path), ""),
-            *(replica, replicas, digest_key.hex(), transfer),
+            *(replica, replicas, digest_key.hex(), transfer, host),
         )
 
     def open(self, hear: Callable[[FromEngine], None]) -> ChildEngine:
@@ -70,6 +72,8 @@ class Children:
     def close(self) -> None:
         self._context.destroy(linger=0)
         self._folder.remove()
+        if self._config.host_memory >= 0:
+            os.close(self._config.host_memory)
 
 
 class ChildEngine:
@@ -97,18 +101,19 @@ class ChildEngine:
 
         Raises the engine's typed error, or DiedAtStart without one.
         """
-        transfer = self._config.transfer
+        config, transfer = self._config, self._config.transfer
+        memories = (config.host_memory, -1 if transfer is None else transfer.memory)
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = self._process = await asyncio.create_subprocess_exec(
             *processes.child_command("rootlace.runtime.engine"),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            pass_fds=() if transfer is None or transfer.memory < 0 else (transfer.memory,),
+            pass_fds=tuple(memory for memory in memories if memory >= 0),
             env=processes.compute_environment(),
         )
         assert process.stdin is not None
-        process.stdin.write(processes.write_config(self._config))
+        process.stdin.write(processes.write_config(config))
         await process.stdin.drain()
         ended = asyncio.ensure_future(_output_of(process))
         try:

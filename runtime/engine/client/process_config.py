@@ -25,3 +25,5 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     """Key of the digests that the engine reports of its cache, hexadecimal; empty: no reports."""
     transfer: TransferConfig | None = None
     """Configuration of block transfer, if any; a file descriptor in it is inherited."""
+    host_memory: int = -1
+    """Inherited descriptor of the host memory below the pool; negative: none."""
