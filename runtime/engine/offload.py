@@ -206,7 +206,7 @@ def _open_host(
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
     tier = Tier(slots)
     store.erase(tier.restore((one.slot, Label(one.key, one.owner), False) for one in store.kept()))
-    return Level("host", tier, store, outlives=True), store
+    return Level("host", tier, store, outlives=True, eager=runner.device == "cpu"), store
 
 
 def _pin(memory: np.ndarray) -> None:

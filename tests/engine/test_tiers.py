@@ -71,8 +71,9 @@ class Engine:
     runners: ClassVar[dict[tuple[object, ...], ModelRunner]] = {}
     """What is left in the pool of another engine must not matter."""
 
-    def __init__(self, config: EngineConfig, memory: int = -1) -> None:
-        """`memory`: a descriptor of host memory; the engine has its own of the same."""
+    def __init__(self, config: EngineConfig, memory: int = -1, eager: bool = True) -> None:
+        """`memory`: a descriptor of host memory; the engine has its own of the same. `eager`:
+        whether all blocks are copied there, as on a CPU."""
         cache = config.cache
         known = config.executor, cache.block_size, cache.num_blocks
         if known not in self.runners:
@@ -80,6 +81,11 @@ class Engine:
         self.runner = self.runners[known]
         memory = os.dup(memory) if memory >= 0 else memory
         self.below = open_tiers(config, self.runner, memory=memory)
+        if not eager and self.below is not None:
+            tiers = self.below.tiers
+            levels = tuple(msgspec.structs.replace(one, eager=False) for one in tiers.levels)
+            tiers = msgspec.structs.replace(tiers, levels=levels)
+            self.below = msgspec.structs.replace(self.below, tiers=tiers)
         self.scheduler = Scheduler(
             config.scheduler,
             dataclasses.replace(config.cache, num_blocks=self.runner.num_blocks),
@@ -102,13 +108,14 @@ class Engine:
         for update in updates:
             self.outcomes[update.rid].add(update)
 
-    def ask(self, prompt: list[int], namespace: str = "", ttl: float | None = None) -> Outcome:
+    def ask(
+        self, prompt: list[int], namespace: str = "", ttl: float | None = None, tokens: int = 4
+    ) -> Outcome:
         rid = len(self.outcomes)
         self.outcomes[rid] = Outcome()
-        tokens = np.array(prompt, np.int32)
-        handling = Handling(cache=Cache(ttl=ttl))
+        ids, handling = np.array(prompt, np.int32), Handling(cache=Cache(ttl=ttl))
         self.scheduler.add(
-            EngineRequest(rid, tokens, greedy(4), namespace=namespace, handling=handling)
+            EngineRequest(rid, ids, greedy(tokens), namespace=namespace, handling=handling)
         )
 
         def turn() -> bool:
@@ -147,7 +154,7 @@ def test_tokens_are_the_same_and_the_next_start_is_warm(
 def test_main_memory_lies_between_the_pool_and_the_disk(
     model: Path, without: list[list[int]], tmp_path: Path
 ) -> None:
-    engine = Engine(config(model, tmp_path, host_gb=HOST_GB))
+    engine = Engine(config(model, tmp_path, host_gb=HOST_GB), eager=False)
     assert engine.below is not None and engine.below.disk is not None
     for _ in range(3):
         found = [engine.ask(prompt) for prompt in PROMPTS]
@@ -169,34 +176,50 @@ def memory() -> Iterator[int]:
     os.close(memory)
 
 
+@pytest.mark.parametrize("eager", [True, False])
 def test_host_memory_gives_the_next_engine_what_a_killed_one_had(
-    model: Path, without: list[list[int]], memory: int
+    eager: bool, model: Path, without: list[list[int]], memory: int
 ) -> None:
     many = config(model, None, host_gb=1e-4)
-    engine = Engine(many, memory)
+    engine = Engine(many, memory, eager)
     for prompt in PROMPTS:
         engine.ask(prompt)
-    assert engine.scheduler.stats()["host_blocks"] == 5  # the pool has the rest
-    engine = Engine(many, memory)
+    assert engine.scheduler.stats()["host_blocks"] == (8 if eager else 5)  # or evicted ones alone
+    engine = Engine(many, memory, eager)
     found = [engine.ask(prompt) for prompt in PROMPTS]
     assert [one.token_ids for one in found] == without
-    assert [one.cached_tokens for one in found] == [32, 32, 0, 0]
+    assert [one.cached_tokens for one in found] == ([32] * 4 if eager else [32, 32, 0, 0])
     assert engine.ask(PROMPTS[0], "another").cached_tokens == 0
     engine.scheduler.cache.flush()
-    assert [Engine(many, memory).ask(prompt).cached_tokens for prompt in PROMPTS] == [0] * 4
+    engine = Engine(many, memory, eager)
+    assert [engine.ask(prompt).cached_tokens for prompt in PROMPTS] == [0] * 4
 
 
 def test_host_memory_keeps_what_requests_share_before_it_is_evicted(
     model: Path, memory: int
 ) -> None:
     roomy = config(model, None, host_gb=1e-4, num_blocks=64)
-    engine = Engine(roomy, memory)
+    engine = Engine(roomy, memory, eager=False)
     engine.ask(PROMPTS[0])
     assert engine.scheduler.stats()["host_blocks"] == 0
     engine.ask(PROMPTS[0][:36] + PROMPTS[1])
     assert engine.scheduler.stats()["host_blocks"] == 2
     again = Engine(roomy, memory)
     assert [again.ask(prompt).cached_tokens for prompt in PROMPTS[:2]] == [32, 0]
+
+
+def test_host_memory_has_outputs_as_they_grow_and_nothing_that_expires(
+    model: Path, memory: int
+) -> None:
+    roomy = config(model, None, host_gb=1e-4, num_blocks=64)
+    engine = Engine(roomy, memory)
+    reply = engine.ask(PROMPTS[0], tokens=30).token_ids  # 70 tokens, of which the last is unread
+    assert engine.scheduler.stats()["host_blocks"] == 4
+    engine.ask(PROMPTS[1], ttl=1e6)
+    assert engine.scheduler.stats()["host_blocks"] == 4
+    again = Engine(roomy, memory)
+    assert again.ask(PROMPTS[1]).cached_tokens == 0
+    assert again.ask([*PROMPTS[0], *reply, 1]).cached_tokens == 64
 
 
 def test_host_memory_that_something_else_wrote_is_empty(model: Path, memory: int) -> None:

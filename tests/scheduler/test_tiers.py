@@ -222,8 +222,9 @@ class TieredMachine(RuleBasedStateMachine):
         blocks=st.sampled_from([9, 12, 20]),
         eviction=st.sampled_from(get_args(Eviction)),
         step_tokens=st.sampled_from([7, 64]),
+        eager=st.booleans(),
     )
-    def start(self, slots, room, hourly, blocks, eviction, step_tokens) -> None:
+    def start(self, slots, room, hourly, blocks, eviction, step_tokens, eager) -> None:
         self.stores = tuple(
             SimulatedStore(count, room, f"store{at}", slow=True) for at, count in enumerate(slots)
         )
@@ -235,6 +236,7 @@ class TieredMachine(RuleBasedStateMachine):
             max_step_tokens=step_tokens,
             stores=self.stores,
             hourly_bytes=hourly,
+            eager=eager,
         )
         self.checked: set[int] = set()
 

@@ -117,6 +117,7 @@ class World:
         headroom: Headroom | None = None,
         stores: tuple[SimulatedStore, ...] = (),
         hourly_bytes: int | None = None,
+        eager: bool = False,
         spot_seconds: float = 0.0,
         draft_seconds: float = math.inf,
         **config: Any,
@@ -131,7 +132,10 @@ class World:
         self.executor.stores = list(stores)
         clock = self.executor.clock
         wear = None if hourly_bytes is None else HourlyBytes(hourly_bytes, clock)
-        levels = [Level(s.name, s.tier, s, wear, 1, s.name == "disk") for s in stores]
+        levels = [
+            Level(s.name, s.tier, s, wear, 1, s.name == "disk", eager and not at)
+            for at, s in enumerate(stores)
+        ]
         self.scheduler = Scheduler(
             SchedulerConfig(check_invariants=True, **config),
             CacheConfig(

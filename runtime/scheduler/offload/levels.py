@@ -21,6 +21,7 @@ from rootlace.runtime.cache.radix_tree import RadixTree
 from rootlace.runtime.cache.tier import Entry, HourlyBytes, Label, Tier
 from rootlace.runtime.contracts.block_store import NO_MOVES, PASS, SAVE, HandedState, StoreState
 from rootlace.runtime.contracts.messages import adapter_and_namespace, kv_space
+from rootlace.runtime.scheduler.request import RequestState
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -33,6 +34,8 @@ class Level(msgspec.Struct, frozen=True):
     block_bytes: int = 0
     outlives: bool = False
     """Whether its blocks outlive the engine's process."""
+    eager: bool = False
+    """Whether a copy costs so little that blocks are saved as soon as they are computed."""
 
     @property
     def block_seconds(self) -> float:
@@ -163,17 +166,17 @@ class Saving:
             if not any(level.tier.keep_longer(label.key) for level in self._levels):
                 self._save(0, label, (SAVE, block))
 
-    def ahead(self, namespace: Hashable, tokens: np.ndarray, blocks: np.ndarray) -> None:
-        """Save the `blocks` of a prefix that requests share, where they outlive this process.
+    def ahead(self, at: int, sequence: RequestState, first: int, stop: int) -> None:
+        """Save the blocks `first` to `stop` - 1 of a sequence in level `at`, before any eviction.
 
-        `tokens`: int32, of whole blocks, which the steps in flight have computed.
+        The steps in flight have computed them.
         """
-        at = len(self._levels) - 1
-        if at < 0 or not self._levels[at].outlives or not self._tiers.working:
+        if not self._tiers.working:
             return
+        namespace, tokens = sequence.namespace, sequence.tokens[: stop * self._size]
         owner, tier = owner_of(namespace), self._levels[at].tier
-        keys = prefix_keys(self._tiers.space_of(namespace), tokens, self._size)
-        for key, block in zip(keys, blocks.tolist(), strict=True):
+        keys = prefix_keys(self._tiers.space_of(namespace), tokens, self._size, first)
+        for key, block in zip(keys, sequence.table[first:stop].tolist(), strict=True):
             if key in self.mortal or key in tier:
                 continue
             if not self._save(at, Label(key, owner), (SAVE, block)):

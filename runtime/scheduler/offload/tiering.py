@@ -36,6 +36,10 @@ class Tiering:
         self.handing = Handing(tree, tiers, self.moves, self.saving)
         self._shared: list[RequestState] = []
         """Admitted since the last `poll`."""
+        self._last = len(self.levels) - 1
+        self._eager = next((at for at, one in enumerate(self.levels) if one.eager), None)
+        self._growing: dict[RequestState, int] = {}
+        """Running sequences whose blocks an eager level has -> how many."""
         if tiers.levels:
             tree.losing = self.saving.losing
         if tiers.readable:
@@ -54,12 +58,19 @@ class Tiering:
                     self.saving.written(at, done.slot, done.ok)
         self.saving.prove()
         # Their blocks may have been planned in the step of their admission: now they are computed.
+        size = self._tree.block_size
         for sequence in self._shared:
-            count = min(sequence.cached_tokens // self._tree.block_size, sequence.table_len)
-            if count and not sequence.finished:
-                tokens = sequence.tokens[: count * self._tree.block_size]
-                self.saving.ahead(sequence.namespace, tokens, sequence.table[:count])
+            count = min(sequence.cached_tokens // size, sequence.table_len)
+            outlives = self._last >= 0 and self.levels[self._last].outlives
+            if count and outlives and not sequence.finished:
+                self.saving.ahead(self._last, sequence, 0, count)
         self._shared.clear()
+        if self._eager is not None:
+            for sequence, first in self._growing.items():
+                count = min(sequence.computed, sequence.length) // size
+                if count > first:
+                    self.saving.ahead(self._eager, sequence, first, count)
+                    self._growing[sequence] = count
         self.handing.poll()
         self.fetching.land_all()
 
@@ -76,6 +87,7 @@ class Tiering:
     def reset(self) -> None:
         """Forget moves after a step failed and all KV was lost."""
         self._shared.clear()
+        self._growing.clear()
         self.fetching.reset()
         self.handing.reset()
         self.saving.reset()
@@ -85,8 +97,13 @@ class Tiering:
 
     def let_go(self, sequence: RequestState) -> None:
         """Release the blocks and offers of a sequence that was admitted or ended."""
-        if not sequence.finished:
+        cache = sequence.request.handling.cache
+        if sequence.finished:
+            self._growing.pop(sequence, None)
+        else:
             self._shared.append(sequence)
+            if self._eager is not None and (cache.ttl is None or cache.pin):  # nothing expires
+                self._growing[sequence] = 0
         self.fetching.let_go(sequence)
         self.handing.drop(sequence.rid)
 
