@@ -1,8 +1,8 @@
-"""Mask, verify, roll back: a mask that allows too much, and a check of the text as it comes.
+"""Mask, verify, roll back: combine a mask that allows too much with a check of the text.
 
-The mask is that of any grammar; a verifier refuses what the mask cannot hold. What it refuses is
-excluded at its place, and the text goes on from there or, if the same value fails again and again,
-from its beginning, with another beginning.
+The mask is that of any grammar; a verifier refuses text that the mask cannot exclude. The matcher
+excludes the refused text at its place and continues from there. If the same value fails repeatedly,
+the value begins again, differently.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _ISLAND = re.compile(r'%json\s*\{"rootlace": "island"\}')
 _TOKENS = re.compile(r"<\[([0-9,\-]+)\]>")
 _BEGINS = frozenset(b' \t\n\r{["-0123456789tfn')
 _NAME = re.compile(rb"\xff\[(\d+)\]")
-"""How special tokens are written among bytes."""
+"""Form of special tokens among bytes."""
 
 
 class IslandGrammar:
-    """A grammar with a token for each JSON value. Thread-safe."""
+    """Grammar with one token for each JSON value. Thread-safe."""
 
     def __init__(
         self, lark: str, config: ConstraintConfig, special: frozenset[int], rules: UniqueKeys
@@ -91,7 +91,7 @@ class IslandGrammar:
 
 
 class _Tokens:
-    """The tokenizer interface of llguidance's wrapper."""
+    """Tokenizer interface that llguidance's wrapper expects."""
 
     bos_token_id, eos_token_id = None, _END
 
@@ -105,8 +105,8 @@ class _Tokens:
 
 
 class _Reading:
-    """One way to read a text: `parser` stands behind all of it, or, where `json` is given, before
-    the JSON value that `json` has begun to read."""
+    """One reading of a text. `parser` stands behind all of the text. With `json`, `parser` stands
+    before the JSON value that `json` is reading."""
 
     def __init__(self, parser: Parser, json: Verifier | None = None) -> None:
         self.parser = parser
@@ -126,12 +126,13 @@ class _Reading:
 
 
 _Snapshot = tuple[tuple[_Reading, tuple[int, int]], ...]
-"""All readings, and where each stands; none where they are too many, or too large, to be followed:
-then the text is checked no further."""
+"""All readings and their places. Empty if there are too many, or if they are too large to follow:
+the rest of the text is then unchecked."""
 
 
 class Islands:
-    """One text, read as a `Verifier` reads one. Not thread-safe."""
+    """Verifier of the JSON values within one text; same interface as `Verifier`. Not thread-safe.
+    """
 
     has_ahead = True
 
@@ -220,7 +221,7 @@ class Islands:
         self._readings = [reading for reading, _ in self._history[-1]]
 
     def ahead(self) -> tuple[list[bytes], int | None]:
-        """What every reading would refuse, as `Verifier.ahead` says."""
+        """Return what all readings would refuse; see `Verifier.ahead`."""
         endings: list[bytes] | None = None
         digits: int | None = -1
         for reading in self._readings:
@@ -254,17 +255,20 @@ _NOT_NUMBER = [bytes((byte,)) for byte in range(256) if byte not in NUMBER_BYTES
 
 
 class CheckedGrammar(msgspec.Struct, frozen=True, eq=False):
-    """The texts of `inner` that a verifier accepts; see `contracts.matcher.Grammar`."""
+    """Grammar of the texts of `inner` that a verifier accepts; see `contracts.matcher.Grammar`."""
 
     inner: Grammar
     verifier_factory: Callable[[], Verifier | Islands]
     vocabulary: Vocabulary
     max_retreats: int
     keys_only: bool = False
-    """All that is checked are `UniqueKeys`. The mask holds that, but for tokens that hold a whole
-    key and for odd spellings, each of which is refused at its place: no text is taken back."""
+    """Whether only `UniqueKeys` are checked.
+
+    The mask then excludes repeated keys, except in tokens that hold a whole key, and in unusual
+    escapes. Both are refused at their place, so no text is rolled back.
+    """
     long_keys: bool = False
-    """Each key that begins like others can go on otherwise."""
+    """Whether each key with the beginning of another key can also continue differently."""
 
     @property
     def backend(self) -> str:
@@ -279,11 +283,11 @@ class CheckedGrammar(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Limits(NamedTuple):
-    """What else than the mask of `inner` holds of a place.
+    """Limits on the next token besides the mask of `inner`.
 
-    `early`: the mask alone would let the text end. `taken`: tokens that make a key one that is
-    there already, or a number too long. `excluded`: int32 mask of all tokens but those excluded.
-    `open`: something may surely follow.
+    `early`: the mask alone would allow the text to end. `taken`: tokens that would repeat a key, or
+    make a number too long. `excluded`: int32 mask of all tokens that are not excluded. `open`: some
+    token is certainly allowed.
     """
 
     early: bool
@@ -293,10 +297,10 @@ class _Limits(NamedTuple):
 
 
 class CheckedMatcher(Matcher):
-    """See `contracts.matcher.Matcher`. Mask and check go forwards and back together.
+    """Matcher of a mask with a verifier; see `contracts.matcher.Matcher`.
 
-    Places are the nodes of the tree of all token sequences tried, so that what was excluded after
-    one sequence is excluded after no other.
+    Mask and verifier advance and roll back together. A place is a node in the tree of all token
+    sequences tried, so an exclusion holds after one sequence only.
     """
 
     def __init__(self, grammar: CheckedGrammar) -> None:
@@ -371,7 +375,7 @@ class CheckedMatcher(Matcher):
         self._inner.prepare_mask()
 
     def _can_follow(self) -> bool:
-        """Whether there is anything that may follow, the end included."""
+        """Return whether any token, including the end, may follow."""
         if self._limits is None or self._limits.open:
             return True
         words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
@@ -517,8 +521,12 @@ class CheckedMatcher(Matcher):
         return True
 
     def _another_beginning(self, violation: Violation) -> bool:
-        """If the value has failed often enough, go back to the first place in it, or in a value
-        around it, where it can begin differently. False if it is not time, or there is none."""
+        """Go back to a place where a value can begin differently, if the value has failed often
+        enough.
+
+        Values are tried from the failed one outwards. Returns False if it is too early, or no such
+        place exists.
+        """
         starts = [violation.start]
         starts += [start for start in self._verifier.open_starts() if start < violation.start]
         counts = self._failures
@@ -538,15 +546,16 @@ class CheckedMatcher(Matcher):
         return False
 
     def _lengths(self) -> list[int]:
-        """Of the text before each place."""
+        """Return the length in bytes of the text before each place."""
         sizes = (len(self._vocabulary.token_bytes[token]) for token in self._tokens)
         return list(accumulate(sizes, initial=0))
 
     def _beginning(self, start: int, lengths: list[int]) -> tuple[int, int]:
-        """The place before the value that starts at byte `start`, and before the white space ahead
-        of that value; and the bytes of other text between the two.
+        """Return the place before the value at byte `start`, and the length of the other text
+        between.
 
-        Values that differ in that white space alone have these in common.
+        The place is before the white space ahead of the value. So beginnings that differ only in
+        white space have the same place and length.
         """
         place = bisect_right(lengths, start) - 1
         while place > 0 and self._vocabulary.token_bytes[self._tokens[place - 1]].isspace():
@@ -558,9 +567,12 @@ class CheckedMatcher(Matcher):
         return b"".join(self._vocabulary.token_bytes[token] for token in self._tokens[place:])
 
     def _begin_differently(self, place: int, start: int) -> bool:
-        """Go back to the first place from `place` on (but before this one) where something can
-        follow once the earlier attempts are excluded. False, with nothing changed, if there is
-        none. The value starts `start` bytes behind `place`."""
+        """Go back to the first place from `place` on where a token can follow once earlier attempts
+        are excluded.
+
+        The current place does not count. The value starts `start` bytes behind `place`. Returns
+        False, with nothing changed, if there is no such place.
+        """
         tried, text = self._tokens[place:], self._text_from(place)
         self._back(len(tried))
         begun = text[: start + 1]

@@ -1,7 +1,10 @@
-"""A context-free grammar as lexemes and rules that llguidance reads as the grammar means it.
+"""Split a context-free grammar into lexemes and rules that llguidance reads without changing the
+language.
 
-See `grammar_of` for the condition. Sections: questions about regular languages; lexemes. FIRST and
-FOLLOW are computed as for LL(1) parsers (Aho, Sethi & Ullman, section 4.4), on bytes.
+`grammar_of` states the condition. FIRST and FOLLOW are computed on bytes, as for LL(1) parsers
+(Aho, Sethi & Ullman, section 4.4).
+
+Sections: questions about regular languages; lexemes.
 """
 
 from __future__ import annotations
@@ -37,20 +40,18 @@ from rootlace.runtime.structured.regex.syntax import (
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_STATES = 512
-"""The states that one language may have."""
+"""Most states of one language's automaton."""
 MAX_STEPS = 2048
 """States of a product that one question may visit."""
 _FOUND = -1
-"""The state behind a whole text and one more byte."""
+"""State behind a whole text and one more byte."""
 _UNREAD = -1
-"""The class of the bytes that no state reads."""
+"""Class of the bytes that no state reads."""
 
 
 class Language:
-    """The texts of `regex`, as UTF-8. Raises `TooLarge` where its automaton is at once.
-
-    Sets of bytes are integers of 256 bits.
-    """
+    """Language of `regex`: a set of texts in UTF-8. Sets of bytes are integers of 256 bits. Raises
+    `TooLarge` if the automaton is too large from the start."""
 
     def __init__(self, regex: Regex, max_states: int = MAX_STATES) -> None:
         self._dfa = LazyDfa(regex, max_states)
@@ -63,14 +64,14 @@ class Language:
         return self._dfa.empty
 
     def first_bytes(self) -> int:
-        """The bytes that a text may begin with."""
+        """Return the bytes that a text may begin with."""
         if self.empty:
             return 0
         return _bits(self._dfa.transitions(np.array([self._dfa.start]))[0] >= 0)
 
     def goes_on_behind(self, text: Language, following: int) -> bool | None:
-        """Whether some text begins with a whole one of `text` and then with one of the bytes
-        `following`; None where that is not found out within the budget."""
+        """Return whether a text of this language begins with a whole text of `text` and a byte of
+        `following`. Returns None if the budget does not suffice to find out."""
         if self.empty or text.empty:
             return False
         known = self._known.setdefault(text, {})
@@ -89,12 +90,13 @@ class Language:
 
     @cached_property
     def _later_bytes(self) -> int:
-        """The bytes that stand behind the first one in some text."""
+        """Bytes that some text has behind its first byte."""
         rows = self._dfa.all_transitions()
         return _bits((rows[np.unique(rows[rows >= 0])] >= 0).any(axis=0))
 
     def _fsm(self, following: int) -> FSM:
-        """All beginnings of texts; or the whole texts with one of the bytes `following` behind."""
+        """Return the automaton of all prefixes of texts. With `following`, return the automaton of
+        whole texts, each with one of these bytes appended."""
         if following not in self._made:
             self._made[following] = self._make(following)
         return self._made[following]
@@ -135,15 +137,15 @@ def _bits(of_bytes: np.ndarray) -> int:
 
 
 class _ByteClasses(Alphabet):  # type: ignore[misc]
-    """The classes of bytes that one automaton tells apart."""
+    """Byte classes that one automaton distinguishes."""
 
     def __init__(self, class_of: list[int]) -> None:
         super().__init__({})
         self._class_of = class_of
 
     def intersect(self, other: _ByteClasses) -> Any:
-        """The classes of bytes that either automaton tells apart and both read, with their classes
-        in each."""
+        """Return the joint byte classes of two automata, with the class in each. A joint class
+        holds bytes that neither automaton distinguishes and both read."""
         pairs = set(zip(self._class_of, other._class_of, strict=True))
         both = [pair for pair in pairs if _UNREAD not in pair]
         old = tuple({new: pair[side] for new, pair in enumerate(both)} for side in (0, 1))
@@ -182,8 +184,8 @@ def lark_of(grammar: Regular) -> str:
 
 
 class _Lexed:
-    """The rules that can be reached, by their names in Lark, as trees of references to rules and
-    lexemes. The lexemes in `split` are taken apart."""
+    """Reachable rules by name in Lark: trees of references to rules and lexemes. Lexemes in `split`
+    are replaced by their parts."""
 
     def __init__(self, grammar: Regular, split: set[Regex]) -> None:
         self._grammar = grammar
@@ -278,7 +280,7 @@ class _Conflicts:
         self._follow = dict.fromkeys(self._begins, 0)
 
     def found(self) -> set[Regex]:
-        """The lexemes that have to be taken apart; single characters never do."""
+        """Return the lexemes to be split; single characters never are."""
         lexemes, languages = self._lexed.lexemes, self._languages
         long = [name for name, regex in lexemes.items() if not isinstance(regex, Chars)]
         found = {lexemes[name] for name in long if languages[name] is None}
@@ -348,7 +350,7 @@ class _Conflicts:
 
 
 def _language(regex: Regex) -> Language | None:
-    """None: it has too many states to look at."""
+    """Return the language of `regex`; None if its automaton has too many states."""
     try:
         language = Language(regex)
         return None if language.empty else language
@@ -375,9 +377,10 @@ def is_gbnf(text: str) -> bool:
 
 
 def grammar_of(text: str) -> Regex | str:
-    """The regular expression of a grammar that is regular, otherwise its Lark text.
+    """Return the regular expression of a regular grammar, and the Lark text of any other.
 
-    Raises InvalidConstraint naming the line; of Lark, only llguidance says what is wrong with it.
+    Raises InvalidConstraint with the line of a GBNF grammar. Errors of Lark are found by llguidance
+    later.
     """
     if not is_gbnf(text):
         return text
@@ -387,8 +390,8 @@ def grammar_of(text: str) -> Regex | str:
 
 
 def lark_error(error: InvalidConstraint) -> InvalidConstraint:
-    """The error of a Lark grammar with its place as line and column. llguidance appends the lines
-    around the place, which are left out: the last of them are not the user's."""
+    """Return the error of a Lark grammar with line and column. llguidance appends lines around the
+    error. They are dropped: the last of them are not the user's."""
     lines = [line for line in str(error).splitlines() if not _LARK_EXCERPT.match(line)]
     said = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
     return InvalidConstraint(f"ebnf: {said}")

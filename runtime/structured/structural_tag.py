@@ -93,8 +93,8 @@ class AnyText(msgspec.Struct, tag_field="type", tag="any_text"):
 
 
 class TextOf(msgspec.Struct, tag_field="type", tag="string"):
-    """The text of a string up to the end of its tag, without quotes: what the keywords of strings
-    in a schema say of it. `lenient`: any text, where that cannot be held."""
+    """Text of a JSON string, without quotes, up to the end of its tag. The schema's keywords for
+    strings constrain the text. `lenient`: any text, if no mask can hold the keywords."""
 
     json_schema: dict[str, Any]
     lenient: bool = False
@@ -164,16 +164,16 @@ LEXEMES = f"{FREE}: /(?s:.)*/", f"{_SOME}: /(?s:.)+/"
 MAX_WAYS = 4096
 _LAZY = "[lazy]"
 _Place = frozenset[tuple[int, int]]
-"""Pairs of a literal and of how many of its special tokens were just written, with all the text
-that it has before and between them."""
+"""Set of (literal, count): the last `count` special tokens of the literal were written, with all
+its text before and between them."""
 _NOWHERE: _Place = frozenset()
 
 
 class FreeText:
-    """Up to the first of `literals` that is complete; none of them stands in another one.
+    """Free text up to the first complete one of `literals`; no literal contains another one.
 
-    `complete[i]` stands for free text that ends with literal i, and `going` for all that comes
-    before a text without special tokens. They count once `define` is called.
+    `complete[i]` names the rule of free text that ends with literal i. `going` names the rule of
+    everything before a text without special tokens. Both are valid after `define`.
     """
 
     def __init__(self, rules: LexemeRules, literals: Sequence[str], free: Collection[int]) -> None:
@@ -232,7 +232,8 @@ class FreeText:
         return [f"{name} {met}" for at, name in self._names.items() if (index, count) in at]
 
     def _steps(self, place: _Place) -> Iterator[tuple[str, _Place, set[int]]]:
-        """The steps to the next special token: a text, the place behind, and the tokens."""
+        """Yield the steps to the next special token: a text, the place behind the token, and the
+        tokens."""
         rests = [self._literals[i][2 * count :] for i, count in place]
         going = {(str(rest[0]), rest[1]) for rest in rests if len(rest) > 1}
         exact = sorted({text for text, _ in going})
@@ -249,7 +250,8 @@ class FreeText:
                     yield lexed, then, ids
 
     def _then(self, place: _Place, text: str, is_all: bool, id_: int) -> _Place:
-        """The place behind a text that is `text`, or ends with `text`, and a token."""
+        """Return the place after a text and a special token. The text is `text` (`is_all`), or ends
+        with `text`."""
         found = set()
         for index in self._begins.get(id_, ()):
             if text.endswith(str(self._literals[index][0])):
@@ -260,8 +262,8 @@ class FreeText:
         return frozenset(found)
 
     def _ending(self, text: str, exact: Sequence[str]) -> str:
-        """A text that ends with `text`, with no longer one of the literals' beginnings, and is none
-        of `exact`."""
+        """Return a lexeme for texts that end with `text`, excluding the texts in `exact`. `text` is
+        the longest beginning of a literal with which such a text ends."""
         parts = [f"/(?s:.)*{lexeme(text)[1:]}" if text else _SOME if "" in exact else FREE]
         longer = [end for end in self._ends if end != text and end.endswith(text)]
         parts += [f"~/(?s:.)*{lexeme(end)[1:]}" for end in longer]
@@ -275,19 +277,21 @@ class FreeText:
 
 
 def least_of(schema: Any) -> dict[str, Any]:
-    """The least that a mask holds of a lenient schema: that the value is an object, if the schema
-    says so."""
+    """Return the weakest form of a lenient schema that a mask can always hold. The form keeps
+    `"type": "object"`, and nothing else."""
     is_object = isinstance(schema, dict) and schema.get("type") == "object"
     return {"type": "object"} if is_object else {}
 
 
 def is_lenient(constraint: Constraint) -> bool:
-    """Whether it may have a lenient schema: to be sure takes time where it is large."""
+    """Return whether a constraint may have a lenient schema. A certain answer would need the source
+    to be parsed, which takes time if the source is large."""
     return constraint.kind == "structural_tag" and '"lenient"' in constraint.source
 
 
 def weakest(constraint: Constraint) -> Constraint | None:
-    """The constraint with the least of all its lenient schemas; None if it has none, or is none."""
+    """Return the constraint with each lenient schema in its weakest form. Returns None if the
+    constraint has no lenient schema, or cannot be parsed."""
     if not is_lenient(constraint):
         return None
     try:
@@ -318,11 +322,11 @@ def _weakened(value: Any) -> Any:
 
 MAX_TAG = 16 * MAX_SOURCE
 _SCHEMAS = ("json_schema", "schema")
-"""The keys of a structural tag whose values are schemas."""
+"""Keys of a structural tag whose values are schemas."""
 
 
 def tag_is_suspicious(source: str) -> bool:
-    """Whether one schema of a tag is suspicious (see `source`), or the tag is too large."""
+    """Return whether a schema of a tag is suspicious (see `source`), or the tag is too large."""
     if len(source) > MAX_TAG:
         return True
     try:
@@ -335,7 +339,7 @@ def tag_is_suspicious(source: str) -> bool:
 
 
 def schemas_of_tag(source: str) -> list[str]:
-    """The schemas of a structural tag, each as JSON text; none if the tag is malformed."""
+    """Return the schemas of a structural tag, each as JSON text; [] if the tag is malformed."""
     try:
         schemas = _schemas_of_tag(json.loads(source)) or []
     except (ValueError, RecursionError):
@@ -344,7 +348,7 @@ def schemas_of_tag(source: str) -> list[str]:
 
 
 def _schemas_of_tag(tag: Any) -> list[Any] | None:
-    """The schemas of a tag; None if the tag nests too deep."""
+    """Return the schemas of a tag; None if the tag is nested too deeply."""
     found, stack = [], [(tag, 0)]
     while stack:
         node, depth = stack.pop()
@@ -397,12 +401,12 @@ def lark_of_structural_tag(source: str, schema_at: SchemaAt, special: SpecialTok
 
 
 class _Ways(NamedTuple):
-    """The expressions for a text in rules; empty where there is no such text."""
+    """Expressions of one text in rules; an expression is empty if there is no such text."""
 
     open: str = ""
-    """That more may follow."""
+    """Expression that more text may follow."""
     last: str = ""
-    """That the sequence ends with."""
+    """Expression that ends the sequence."""
 
 
 class _Lark:
@@ -414,7 +418,7 @@ class _Lark:
         self.rules = LexemeRules()
 
     def of(self, one: Format, place: str) -> _Ways:
-        """The expressions of a format in a rule; its own rules are added to `rules`."""
+        """Return the expressions of a format; rules of the format are added to `rules`."""
         match one:
             case ConstString():
                 return self._ending(one.value, f"{place}.value")
@@ -502,8 +506,11 @@ class _Lark:
         return _Ways("", f"{free.going} {text}")
 
     def _text_of(self, text: TextOf, end: str, place: str) -> _Ways:
-        """A text that does not hold `end` without the white space around it, and then `end`. Both
-        are one lexeme: the text may hold what `end` begins with."""
+        """Return the expressions of a text followed by `end`.
+
+        The text does not contain `end` stripped of white space. Text and `end` are one lexeme, as
+        the text may contain the beginning of `end`.
+        """
         literal = self._literal(end, f"{place}.end")
         if not end.strip():
             raise _wrong(f"{place}.end", "what ends a string is missing")
@@ -534,9 +541,11 @@ class _Lark:
     def _begins(
         self, tags: Sequence[Tag | Structure], place: str, triggers: Sequence[str]
     ) -> list[list[str]]:
-        """The triggers of each tag, as literals, without triggers that hold another trigger, which
-        is complete first. A trigger that ends within a special token is extended to the token's
-        end."""
+        """Return the triggers of each tag, as literals.
+
+        Triggers that contain another trigger are dropped: the other one is complete first. A
+        trigger that ends within a special token is extended to the token's end.
+        """
         for index, trigger in enumerate(triggers):
             self._literal(trigger, f"triggers[{index}]")
         whole = [self._literal(tag.begin, f"{place}[{i}].begin") for i, tag in enumerate(tags)]
@@ -569,7 +578,7 @@ class _Lark:
             raise _wrong(place, str(error)) from None
 
     def _ending(self, text: str, place: str) -> _Ways:
-        """A literal that the sequence may end with."""
+        """Return the expressions of a literal that may end the sequence."""
         literal = self._literal(text, place, last=True)
         if self._special.ends(literal):
             return _Ways("", self.rules.literal(literal[:-2]) or _NOTHING)
@@ -586,7 +595,7 @@ class _Lark:
         return literal
 
     def _then(self, one: _Ways, other: _Ways) -> _Ways:
-        """One after the other; nothing follows an expression that ends the sequence."""
+        """Concatenate two texts; nothing follows an expression that ends the sequence."""
         if one.open and other.open and other.last:
             one = one._replace(open=self.rules.add("part", one.open))
         ways = [_joined(one.open, each) if one.open and each else "" for each in other]
@@ -640,7 +649,7 @@ def _either(ways: Iterable[_Ways]) -> _Ways:
 
 
 def _texts(notation: Any) -> Iterator[str]:
-    """All strings in a tag, except those of schemas."""
+    """Yield all strings of a tag, except those in schemas."""
     if isinstance(notation, str):
         yield notation
     elif isinstance(notation, list):

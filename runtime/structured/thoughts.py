@@ -16,7 +16,7 @@ from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 
 
 class Phase(Enum):
-    """The part of the text that comes next."""
+    """Part of the text to come next."""
 
     UNDECIDED = auto()
     """The text may still begin with thoughts."""
@@ -25,8 +25,10 @@ class Phase(Enum):
 
 
 class Position(NamedTuple):
-    """The position of a text. `tail` is the end of the text that a tag may go on behind. Behind
-    thoughts `tail` is the text of the last token behind their end. `never`: there are no thoughts.
+    """Position in a text. `never`: the text has no thoughts.
+
+    `tail` is the end of the text read so far that may begin a tag. Behind thoughts, `tail` is the
+    text of the last token after the end tag.
     """
 
     phase: Phase
@@ -48,7 +50,7 @@ class Watch:
         self.start = Position(Phase.UNDECIDED if thoughts.begin else Phase.INSIDE, self.begin[:0])
 
     def after(self, position: Position, token: int) -> Position:
-        """The position behind a token more."""
+        """Return the position after one more token."""
         if position.phase is Phase.BEHIND:
             return position
         seen = position.tail + self._of(token)  # type: ignore[operator]
@@ -88,12 +90,12 @@ _THINKING = Place(unfinished=True, unforced=True)
 
 
 class ThoughtMatcher(Matcher):
-    """See `contracts.matcher.Matcher`.
+    """Matcher of an answer behind thoughts; see `contracts.matcher.Matcher`.
 
-    Where the thoughts may be left out, the text may begin with `then` and what the inner matcher
-    allows, or with what begins them. Within them any token may come, but none that ends the
-    sequence before the constraint has begun, nor one that holds their end and more text. When the
-    budget is used up, their end is forced.
+    Optional thoughts: the text begins with the begin tag, or with `then` and text of the inner
+    matcher. Within thoughts every token is allowed except two kinds. One ends the sequence before
+    the constraint has begun. The other holds the end tag and more text. A used-up budget forces the
+    end tag.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class ThoughtMatcher(Matcher):
         self._state = self._begun(_State(self._watch.start))
 
     def _begun(self, state: _State) -> _State:
-        """The state with the end of the thoughts forced, if the budget is used up."""
+        """Return the state with the end tag forced if the budget is used up."""
         budget = self._thoughts.budget
         if state.position.phase is not Phase.INSIDE or budget is None or state.thought < budget:
             return state
@@ -166,7 +168,7 @@ class ThoughtMatcher(Matcher):
             _allow(out, self._then[state.taken : state.taken + 1] if state.alive else ())
 
     def _beginning(self, seen: bytes | tuple[int, ...]) -> Sequence[int]:
-        """The tokens with which thoughts may begin, or go on beginning."""
+        """Return the tokens that begin, or continue, the begin tag."""
         rest = self._watch.begin[len(seen) :]
         if isinstance(rest, tuple):
             return rest[:1]
@@ -174,8 +176,8 @@ class ThoughtMatcher(Matcher):
         return [token for token in known if token is not None]
 
     def _overrunning(self, tail: bytes | tuple[int, ...]) -> Sequence[int]:
-        """The tokens that end the thoughts and go on with more than white space: the constraint
-        begins with the next token."""
+        """Return the tokens that end the thoughts and continue with more than white space. These
+        tokens are forbidden, because the constraint begins at a token boundary."""
         end, vocabulary = self._watch.end, self._vocabulary
         if not (isinstance(end, bytes) and isinstance(tail, bytes)):
             return ()
@@ -209,8 +211,8 @@ class ThoughtMatcher(Matcher):
         return True
 
     def _after(self, token: int) -> _State | None:
-        """The state behind a token, which the inner matcher has taken in then if it is its own;
-        None where it cannot come."""
+        """Return the state after a token; None if the token is not allowed. The inner matcher has
+        taken in the token if the token belongs to the answer."""
         state = self._state
         if state.left:
             return state._replace(left=state.left[1:]) if token == state.left[0] else None
@@ -235,8 +237,8 @@ class ThoughtMatcher(Matcher):
         return self._thought(state._replace(position=position, taken=0, alive=True, rewound=True))
 
     def _thought(self, state: _State) -> _State:
-        """The state behind a token of thoughts. The gap behind their end is forced for a constraint
-        only, and not where the model has written white space itself."""
+        """Return the state after a token of the thoughts. The gap behind the end tag is forced only
+        before a constraint, and only if the model wrote no white space there."""
         if state.position.phase is Phase.INSIDE:
             return self._begun(state)
         gap = self._thoughts.gap if self._inner is not None and not state.position.tail else ()
