@@ -34,7 +34,7 @@ MAX_CASES = 96
 MAX_OPTIONS = 4096
 """Options of a choice that is the only one, and so multiplies with no other."""
 MAX_ONE_OF = 12
-"""In each option of a `oneOf` the others are negated, unless there are more options than this."""
+"""Most options of a `oneOf` for which each option negates the others."""
 MAX_COMPARED = 64
 """Which options of a `oneOf` exclude each other is found out up to this many of them."""
 
@@ -111,10 +111,10 @@ class _Dead(Exception):
 
 
 class Cases:
-    """Takes conjunctions apart, for one schema.
+    """Rewrites the conjunctions of one schema as cases.
 
-    `satisfies(located, value, holds)` and `disjoint(conjunction)` are asked for finite sets of
-    values, and whether two options of a `oneOf` exclude each other.
+    `satisfies(located, value, holds)` is the full check of a value. `disjoint(conjunction)` returns
+    whether two options of a `oneOf` exclude each other.
     """
 
     def __init__(self, checked: CheckedSchema, satisfies: Any, disjoint: Any) -> None:
@@ -205,8 +205,8 @@ class Cases:
     def _settle_values(
         self, partial: _Partial, conjunction: Conjunction, cases: list[Case]
     ) -> None:
-        """The values of `enum` and `const` that satisfy everything: exact, whatever else there
-        is to say. Choices are not needed: the whole conjunction is asked."""
+        """Add the case of the listed values that satisfy the whole conjunction. The case is exact,
+        so choices are not needed."""
         listed = [
             (leaf["!values"], one.pointer) for one, leaf in partial.leaves if "!values" in leaf
         ]
@@ -337,7 +337,7 @@ class Cases:
     # ------------------------------------------------------------ negation
 
     def _negated(self, located: Located) -> list[_Option]:
-        """The ways not to satisfy a schema: any of its keywords is not satisfied."""
+        """Return the options of a negated schema: each option violates one keyword."""
         return [
             option
             for key, value in located.keywords.items()
@@ -439,7 +439,7 @@ class Cases:
                 yield _Option((atom, below(f"/{key}/{part}", other)))
 
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
-        """A schema of our own, as if it stood below another."""
+        """Return an atom of a schema of our own, located below `parent`."""
         return Atom(Located(schema, parent.resolver, OURS, parent.pointer + path))
 
 
@@ -502,7 +502,8 @@ _ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
 
 
 def _contradiction(leaves: Sequence[tuple[Located, dict[str, Any]]]) -> str:
-    """The place of a keyword that is both required and negated; "" if none is found."""
+    """Return the place of a keyword that one leaf requires and another one negates; "" if none is
+    found."""
     for located, leaf in leaves:
         keyword, value = leaf.get(UNMET, ("", None))
         if keyword not in _ALONE:
@@ -515,7 +516,7 @@ def _contradiction(leaves: Sequence[tuple[Located, dict[str, Any]]]) -> str:
 
 
 def _implies(keyword: str, given: Any, value: Any) -> bool:
-    """Whether all that satisfies the keyword with one value does with another."""
+    """Return whether a keyword with the value `given` implies the same keyword with `value`."""
     if keyword == "multipleOf" and isinstance(given, int) and isinstance(value, int):
         return given % value == 0
     return bool(given == value)

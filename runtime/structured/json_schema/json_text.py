@@ -42,9 +42,11 @@ from rootlace.runtime.structured.regex.syntax import (
 )
 
 MAX_DIGITS, EXPONENT_DIGITS = 20, 2
-"""The digits of a number at most before or after the decimal point, and of its exponent (so that no
-double overflows). Python's own `json` refuses integers of more than 4,300 digits, and a model that
-has begun a number should end it."""
+"""Most digits of a number before and after the decimal point, and of its exponent.
+
+The exponent cannot overflow a double. Python's `json` refuses integers of more than 4,300 digits,
+and a model that has begun a number should end it.
+"""
 
 
 _SPACES, _TABS = 24, 6
@@ -175,7 +177,8 @@ def _character(ranges: Ranges, escapes: Escapes) -> Regex:
 
 
 def literal(value: Any, gap: Regex) -> Regex:
-    """This value, its parts in the order it has. Raises ValueError where JSON cannot write it."""
+    """Return the texts of one value, with the order of its parts. Raises ValueError for a value
+    that JSON cannot write."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not JSON")
     if isinstance(value, list):
@@ -199,7 +202,8 @@ def _bracketed(opening: str, items: list[Regex], closing: str, gap: Regex) -> Re
 
 
 def text_of(value: Any) -> str:
-    """A value that has no parts. Raises ValueError where JSON cannot write it."""
+    """Return the text of a value without parts. Raises ValueError for a value that JSON cannot
+    write."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()  # a lone surrogate is no text: UnicodeEncodeError is a ValueError
     return text
@@ -462,8 +466,8 @@ def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
 
 
 def _places(bound: Bound | None, *, upwards: bool) -> int:
-    """How many digits after the point keep the nearest text beyond an exclusive bound apart from
-    it as a double."""
+    """Return how many digits after the point distinguish an exclusive bound, as a double, from the
+    nearest text beyond the bound."""
     if bound is None or bound.inclusive:
         return MAX_DIGITS
     for places in range(MAX_DIGITS, -1, -1):

@@ -1,4 +1,4 @@
-"""Whether a schema is well-formed, and where its references lead."""
+"""Check a schema for well-formedness, and resolve its references."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ say something."""
 
 
 def is_tuple(schema: dict[str, Any]) -> bool:
-    """Whether its `items` are a list, which drafts before 2020-12 have."""
+    """Return whether `items` of a schema is a list, as in drafts before 2020-12."""
     return isinstance(schema.get("items"), list)
 
 
@@ -106,7 +106,7 @@ class Dialect(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 NEWEST = Dialect(2020, jsonschema.Draft202012Validator, DRAFT202012)
 OURS = replace(NEWEST, own=(EXCLUDED, UNMET))
-"""The dialect of schemas that we write ourselves."""
+"""Dialect of schemas that this package writes."""
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _DIALECTS = {
     dialect.validator.META_SCHEMA["$schema"].rstrip("#"): dialect
@@ -233,7 +233,7 @@ def pointer_part(name: str) -> str:
 
 
 def without_own(pointer: str) -> str:
-    """A pointer that a user wrote."""
+    """Return a user's pointer with the mark `OWN` escaped."""
     return pointer.replace(OWN, "~2")
 
 
@@ -278,10 +278,8 @@ class Located:
 
 
 class CheckedSchema:
-    """A well-formed schema and everything it refers to. Immutable but for its memo of references.
-
-    Raises InvalidConstraint with the pointer of what is wrong.
-    """
+    """A well-formed schema and all schemas that it refers to. Immutable except for a memo of
+    references. Raises InvalidConstraint with the pointer of the fault."""
 
     def __init__(self, schema: dict[str, Any] | bool, documents: Mapping[str, Any]) -> None:
         self.schema = schema
@@ -416,7 +414,7 @@ class CheckedSchema:
             ) from None
 
     def is_dynamic(self) -> bool:
-        """Whether where a reference leads depends on the way to it."""
+        """Return whether the target of some reference depends on the way to the reference."""
         return any(
             keyword == "$recursiveRef"
             or (keyword == "$dynamicRef" and len(self.dynamic_targets(one)) > 1)
@@ -425,11 +423,12 @@ class CheckedSchema:
         )
 
     def mentions(self, keyword: str) -> bool:
-        """Whether it is in use anywhere."""
+        """Return whether any schema uses `keyword`."""
         return any(isinstance(o.schema, dict) and keyword in o.schema for o in self._closure())
 
     def containing(self, places: Iterable[str]) -> set[Located]:
-        """The schemas that these places (pointers) are in or are referred to from."""
+        """Return the schemas that contain these places (pointers), or refer to a schema that does.
+        """
         above: dict[Located, list[Located]] = {}
         for located in self._closure():
             for _, other in self.neighbours(located):
@@ -474,7 +473,7 @@ class CheckedSchema:
                 queue += [(v, f"{pointer}/{i}", depth + 1) for i, v in enumerate(value)]
 
     def _pointer(self, schema: Any, otherwise: str) -> str:
-        """The one name of a dict, whichever way it was come to."""
+        """Return the one name of a dict, whatever the way to the dict."""
         if not isinstance(schema, dict):
             return otherwise
         name = self._names.get(id(schema))
@@ -584,8 +583,8 @@ _APPLIED = frozenset(["$ref", "allOf", *_ALTERNATIVES])
 
 
 def _in_place(checked: CheckedSchema, root: Located) -> tuple[list[Located], bool]:
-    """The schemas that may apply to the value that `root` applies to, `root` first, and whether
-    all of them do (none is an alternative)."""
+    """Return the schemas that may apply to the value of `root`, `root` first, and whether all of
+    them apply."""
 
     def applied(located: Located) -> list[Located]:
         below = [one for key, one in checked.neighbours(located) if key in _APPLIED]
@@ -600,8 +599,8 @@ def _in_place(checked: CheckedSchema, root: Located) -> tuple[list[Located], boo
 def evaluated_keys(
     checked: CheckedSchema, root: Located
 ) -> tuple[set[str] | None, list[str], bool]:
-    """The names and patterns of the keys that may be evaluated (names None: any key), and whether
-    they are in every case."""
+    """Return names and patterns of the keys that may be evaluated, and whether the keys always are.
+    Names are None if any key may be evaluated."""
     names: set[str] = set()
     patterns: list[str] = []
     schemas, sure = _in_place(checked, root)
@@ -617,7 +616,8 @@ def evaluated_keys(
 
 
 def evaluated_items(checked: CheckedSchema, root: Located) -> tuple[int | None, bool]:
-    """How many items from the first may be evaluated (None: any), and whether they always are."""
+    """Return how many leading items may be evaluated (None: all), and whether these items always
+    are."""
     count = 0
     schemas, sure = _in_place(checked, root)
     for located in schemas:

@@ -48,7 +48,7 @@ Satisfies = Callable[..., bool]
 
 MAX_DEFINITIONS = 30_000
 MAX_PROBE = 24
-"""How many required properties deep contradictions are looked for."""
+"""Most required properties that the search for contradictions descends through."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Normal:
 
     @property
     def exact(self) -> bool:
-        """Whether it is the user's schema, and nothing is left to check."""
+        """Whether the normal form equals the user's schema, so that nothing is left to check."""
         return not any(self.notes.values())
 
     def let_go(self) -> None:
@@ -128,7 +128,7 @@ def _endless(definitions: dict[str, Any]) -> set[str]:
 
 
 def _may_end(shape: dict[str, Any], ends: Callable[[Any], bool]) -> bool:
-    """Whether a shape has finite values, where `ends` tells of a part whether it is known to."""
+    """Return whether a shape has finite values; `ends(part)` tells whether a part is known to."""
     if shape.get("type") == "array":
         least, first = shape.get("minItems", 0), shape.get("prefixItems", ())
         return all(map(ends, first[:least])) and (
@@ -220,7 +220,7 @@ class _Normalizer:
         return shapes, notes
 
     def _empty(self, conjunction: Conjunction) -> bool:
-        """Whether it is found that nothing satisfies it."""
+        """Return whether a conjunction is known to have no values."""
         conjunction = _reduced(conjunction)
         if not conjunction:
             return False
@@ -323,7 +323,7 @@ _MAY_NEED_CONTROLS = re.compile(r"[\x00-\x1f]|\\[xucv0]|\[\^")
 
 
 def tells_keys_apart(schema: Any) -> bool:
-    """Whether it has an object in which one key has another schema than others."""
+    """Return whether a schema has an object in which one key has another schema than the others."""
     for part in within(schema):
         if not isinstance(part, dict):
             continue
@@ -337,19 +337,19 @@ def tells_keys_apart(schema: Any) -> bool:
 
 
 def has_open_keys(mask: dict[str, Any]) -> bool:
-    """Whether keys may come in some value that the schema of a mask does not name: llguidance does
-    not know them apart, so one could come twice."""
+    """Return whether an object may have keys that the mask schema does not name. llguidance does
+    not distinguish such keys, so one key could come twice."""
     return any(map(_is_open, within(mask)))
 
 
 def has_numbers(mask: dict[str, Any]) -> bool:
-    """Whether some value in the schema of a mask may be a number that is not given."""
+    """Return whether a value of the mask schema may be a number that the schema does not list."""
     parts = (part.get("type", "") for part in within(mask) if isinstance(part, dict))
     return any("number" in types or "integer" in types for types in parts)
 
 
 def keywords_within(mask: dict[str, Any]) -> set[str]:
-    """All that are in use in the schema of a mask."""
+    """Return all keywords in use in a mask schema."""
     return {keyword for schema in within(mask) if isinstance(schema, dict) for keyword in schema}
 
 
@@ -367,7 +367,7 @@ def _is_open(schema: Any) -> bool:
 
 
 def needs_controls(schema: Any) -> bool:
-    """Whether some pattern in it matches control characters only."""
+    """Return whether a pattern of the schema matches control characters only."""
     found: list[str] = []
     for part in within(schema):
         if isinstance(part, dict):
@@ -378,7 +378,7 @@ def needs_controls(schema: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_lost(pattern: str) -> bool:
-    """Whether no string that matches can be written without `\\u`."""
+    """Return whether each string that matches needs a `\\u` escape."""
     return string_matcher(pattern, **OPTIONS).try_consume_tokens([ord('"')]) != 1
 
 
@@ -386,7 +386,7 @@ def _is_lost(pattern: str) -> bool:
 
 
 MAX_PROPERTIES = 12_000
-"""Of one object. llguidance goes through them one within the other, and has no bound of its own."""
+"""Most properties of one object. llguidance nests properties, without a limit of its own."""
 Mask = tuple[dict[str, Any], tuple[Residual, ...]]
 """A schema that llguidance accepts, and the user's keywords that the schema does not hold."""
 
@@ -444,17 +444,16 @@ class PreparedSchema:
     def __init__(
         self, schema: dict[str, Any] | bool, documents: Mapping[str, Any] | None = None
     ) -> None:
-        """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, has a
-        reference that leads nowhere, or is found to be unsatisfiable. `documents` are schemas by
-        URI."""
+        """Raises InvalidConstraint with the JSON pointer if the schema is malformed, unsatisfiable,
+        or has a reference to nothing. `documents`: schemas by URI."""
         self._checked = CheckedSchema(schema, documents or {})
         self._check_patterns(of_keys=True)
         self._rules = Rules(self._checked)
         self.normal = normal_form(self._checked, self._rules.satisfies)
 
     def regex(self, whitespace: str) -> Regex | None:
-        """The JSON texts of the schema as a regex tree; None if they are no automaton of modest
-        size."""
+        """Return the JSON texts of the schema as a regex tree; None if their automaton would be too
+        large."""
         if not self.normal.exact:
             return None
         gap = gap_of(whitespace == "flexible")
@@ -470,9 +469,11 @@ class PreparedSchema:
 
     @property
     def mask_schema(self) -> dict[str, Any]:
-        """A schema that allows every text of the user's schema (in the order of its properties),
-        and more only where `residuals` says so. It refers to nothing outside, and llguidance
-        accepts it."""
+        """Schema that allows every text of the user's schema, in the order of its properties.
+
+        The schema allows more only where `residuals` says so. It has no outside references, and
+        llguidance accepts it.
+        """
         return self._mask[0]
 
     @property

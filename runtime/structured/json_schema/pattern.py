@@ -197,8 +197,11 @@ def _found(tree: Regex, pattern: str) -> Regex:
 
 
 def _conjuncts(tree: Regex) -> list[Regex]:
-    """The look-aheads with which an anchored pattern begins, each by itself, and the rest: where
-    all are found, the pattern is. Automata of each may be small where that of all is not."""
+    """Split an anchored pattern into its leading look-aheads and the rest.
+
+    The pattern is found where all parts are found. The automata of the parts may be small where the
+    automaton of the whole is not.
+    """
     parts = tree.parts if isinstance(tree, Concat) else (tree,)
     count = 0
     while count < len(parts) and isinstance(parts[count], Look | LookBehind):
@@ -499,8 +502,8 @@ def regex_of_format(name: str) -> Regex:
 
 @cache
 def checker() -> FormatChecker:
-    """A checker of values that others wrote: jsonschema's check of a format in FORMATS where it has
-    one (some need packages that may not be there), and ours where it has none."""
+    """Return a checker for values of foreign origin. A format has jsonschema's check, if the
+    packages that the check needs are installed, and otherwise our own."""
     made = FormatChecker(formats=())
     theirs = Draft202012Validator.FORMAT_CHECKER.checkers
     for name, pattern in _PATTERNS.items():
@@ -552,7 +555,7 @@ def _pieces(pattern: str, start: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_users(message: str, pattern: str) -> str:
-    """The error message of a translation, with places in the pattern that the user wrote."""
+    """Return the error message of a translation, with positions in the user's pattern."""
     found = _PLACE.search(message)
     if found is None:
         return message.removeprefix("regex: ")
@@ -593,7 +596,8 @@ def _escape(match: re.Match[str], in_class: bool) -> str:
 
 
 class PatternSearch:
-    """One pattern. Raises InvalidConstraint if it cannot be searched for in bounded time."""
+    """Search for one pattern. Raises InvalidConstraint if the search would not be bounded in time.
+    """
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -607,7 +611,7 @@ class PatternSearch:
                 raise InvalidConstraint(_of_users(str(error), pattern)) from None
 
     def __call__(self, text: str) -> bool:
-        """Whether it is found in `text`; False, too, where that is beyond the bounds."""
+        """Return whether `text` contains the pattern; also False if the bounds do not suffice."""
         if self._dfa is not None:
             try:
                 state = self._dfa.run(self._dfa.start, text.encode("utf-8", "surrogatepass"))
@@ -622,8 +626,8 @@ class PatternSearch:
 
 
 def syntax_error(pattern: str) -> str:
-    """The syntax error of `pattern`; empty for a pattern of ECMA 262 or of Python, searchable or
-    not."""
+    """Return the syntax error of `pattern`; "" for a valid pattern of ECMA-262 or of Python,
+    searchable or not."""
     known = _OF_ECMA[0].sub(_letters, pattern)
     wrong = _malformed(known)
     if wrong and _malformed(_OF_ECMA[1].sub(_letters, known)):

@@ -59,17 +59,17 @@ def written(value: Any) -> str:
 
 
 def takes_pattern(pattern: str) -> bool:
-    """Whether llguidance takes it."""
+    """Return whether llguidance accepts a pattern."""
     return _remembered(json.dumps({"type": "string", "pattern": pattern})) == ""
 
 
 def nothing_matches(schema: dict[str, Any]) -> bool:
-    """Whether llguidance is sure that no string satisfies a schema."""
+    """Return whether llguidance proves that no string satisfies a schema."""
     return _remembered(json.dumps(schema)).startswith("Unsatisfiable")
 
 
 def patterns_apart(patterns: Iterable[str]) -> bool:
-    """Whether llguidance is sure that no text matches two of them."""
+    """Return whether llguidance proves that no text matches two of the patterns."""
     found = {"type": "object", "patternProperties": {key: {} for key in patterns}}
     return _remembered(json.dumps(found)) == ""
 
@@ -110,7 +110,7 @@ _STEPS = (
     ("minItems", "maxItems"),
     ("properties", "required", "additionalProperties", "prefixItems", "items"),
 )
-"""The keywords that are given up, one group after the other, until a shape is taken."""
+"""Keywords to give up, one group after the other, until llguidance accepts a shape."""
 
 
 def weaken(

@@ -186,16 +186,18 @@ def _shape(wanted: _Range, case: Case, factors: dict[str, Any]) -> Shape:
 
 
 def _is_far(bound: float, integer: bool) -> bool:
-    """Whether a mask does not hold a bound: llguidance reads it as a float, or 64 bits."""
+    """Return whether a mask cannot hold a bound, because llguidance reads bounds as floats or
+    64-bit integers."""
     far = integer and abs(bound) >= MAX_INTEGER
     return abs(bound) < math.inf and (far or float(bound) != bound)
 
 
 def _nudged(bound: float, sign: int) -> float:
-    """The first number that a mask should allow above (`sign` 1) or below (-1) an exclusive bound.
+    """Return the first number that a mask should allow above (`sign` 1) or below (-1) an exclusive
+    bound.
 
-    Digits beyond those that a float holds are lost in reading, and 1.00000000000000000001 is 1
-    then: a decimal that is to be read as another number has to differ within 15 digits.
+    Reading drops digits beyond a float's: 1.00000000000000000001 reads as 1. So the number differs
+    from the bound within 15 digits.
     """
     if abs(bound) >= 1e15:
         return math.nextafter(bound, sign * math.inf)
@@ -248,7 +250,7 @@ class Shapes:
     empty: Callable[[Conjunction], bool]
     shapes_of: Callable[[Conjunction], tuple[list[Shape], set[Residual]]]
     reason: str = ""
-    """The place that leaves the case asked for last without shapes."""
+    """Place in the schema because of which the last case has no shapes."""
 
     def child(self, parent: Located, path: str, schema: Any) -> Atom:
         return Atom(self.checked.child(parent, path, schema))
@@ -615,9 +617,12 @@ class _Object(msgspec.Struct, frozen=True):
 
 
 def _undisputed(found: dict[str, Conjunction]) -> dict[str, Conjunction]:
-    """Patterns of the keys for which both dialects find the same of the patterns `found`, and one
-    of the other keys, which may not come: whoever checks the text may read them so or so. Empty
-    where the dialects do not differ, or where it is not known whether they do."""
+    """Return patterns of the keys on which both dialects agree, and one pattern, mapped to false,
+    of the other keys.
+
+    A key on which the dialects disagree is refused, since a validator may use either. Returns {} if
+    the dialects agree everywhere, or if that is unknown.
+    """
     try:
         doubtful = either(*map(disputed, found))
         if doubtful == NOTHING:
@@ -681,8 +686,11 @@ def _is_held(value: Any) -> bool:
 
 
 def _any(patterns: dict[str, Conjunction]) -> Conjunction:
-    """The condition on the value of a key that matches some of the patterns: one of their schemas
-    at least. Negated schemas are left out, which is weaker."""
+    """Return the condition on the value of a key that matches some of the patterns.
+
+    The value satisfies at least one of their schemas. Negated schemas are left out, which weakens
+    the condition.
+    """
     options, pointer = [], ""
     resolver = None
     for conjunction in patterns.values():

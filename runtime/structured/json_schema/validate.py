@@ -1,4 +1,5 @@
-"""A text checked against a schema as it comes: each value as soon as it is complete."""
+"""Check a text against a schema while the text grows: each value as soon as the value is complete.
+"""
 
 from __future__ import annotations
 
@@ -181,11 +182,11 @@ Schemas = tuple[Located, ...]
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """Why a text was refused.
+    """Reason for a refusal.
 
-    `length` is how many of the bytes fed led to it (no text that goes on with them is allowed),
-    `start` where in the text the value begins that is wrong. `number` says that it is a number
-    that may not end where it stands.
+    `length`: count of the fed bytes that led to the refusal; no text that continues with them is
+    allowed. `start`: offset of the invalid value. `number`: the value is a number that may not end
+    at this place.
     """
 
     length: int
@@ -297,7 +298,7 @@ class Rules:
     """The schemas that apply at each place, for all texts of a schema. Thread-safe: memos only."""
 
     checks = True
-    """Whether values are checked, too, and not keys only."""
+    """Whether values are checked, and not only keys."""
 
     def __init__(self, checked: CheckedSchema) -> None:
         self._checked = checked
@@ -394,11 +395,11 @@ def _described(error: ValidationError, located: Located) -> tuple[str, str, str]
 
 
 class Verifier:
-    """One text. Not thread-safe.
+    """Verifier of one text. Not thread-safe.
 
-    The text is read byte by byte for the places where values begin and end, and each value that
-    ends is parsed. It relies on a mask that holds the text to JSON: what is wrong between values,
-    such as a missing comma, is found only where the container ends.
+    The verifier reads the text byte by byte to find where values begin and end, and parses each
+    complete value. It relies on a mask that holds the text to JSON: a fault between values, such as
+    a missing comma, is found only at the container's end.
     """
 
     def __init__(self, rules: Rules | UniqueKeys) -> None:
@@ -409,7 +410,7 @@ class Verifier:
         self._ends = [0]
         """Length of the text there."""
         self.has_ahead = False
-        """Whether `ahead` may have something to say."""
+        """Whether `ahead` may return something."""
 
     def feed(self, data: bytes) -> Violation | None:
         """Take in the next bytes. On a violation nothing has changed."""
@@ -445,7 +446,8 @@ class Verifier:
         return None
 
     def is_plain(self, data: bytes) -> bool:
-        """Whether it goes on with the string that is being read, and neither ends nor escapes."""
+        """Return whether `data` continues the current string, without its end and without an
+        escape."""
         state = self._states[-1]
         is_string = state.scalar is _Scalar.STRING or state.scalar is _Scalar.KEY
         return is_string and not state.escape and b'"' not in data and b"\\" not in data
@@ -490,9 +492,12 @@ class Verifier:
         return starts
 
     def ahead(self) -> tuple[list[bytes], int | None]:
-        """What must not follow: endings that would make the key that is being read one of the
-        object's earlier keys, in the spelling of JSON; and how many digits may still follow those
-        of the number that is being read (None outside one)."""
+        """Return what must not follow: (endings, digits).
+
+        `endings` would make the current key equal to an earlier key of the object, in JSON's
+        spelling. `digits` is how many more digits the current number may have; None outside of
+        numbers.
+        """
         state = self._states[-1]
         if state.scalar is _Scalar.NUMBER:
             return [], self._digits_left(self._text[state.start :])
@@ -505,7 +510,7 @@ class Verifier:
     # ------------------------------------------------------------ one byte
 
     def _step(self, state: _State, byte: int, offset: int) -> _State:
-        """The state behind a byte that is not within a string."""
+        """Return the state after a byte outside of strings."""
         scalar = state.scalar
         if scalar is _Scalar.LITERAL:
             begun = bytes(self._text[state.start : offset + 1])

@@ -59,8 +59,8 @@ from rootlace.runtime.structured.regex.syntax import (
 )
 
 MARK = "\0"
-"""Marks begin with it. JSON has it nowhere. Behind it are the bytes with which the text that the
-mark stands for may begin (`+`) or does not (`-`), in hexadecimal digits, and the mark's number."""
+"""First character of a mark; JSON never has it. Behind it stand the first bytes of the marked text
+(`+`), or the excluded first bytes (`-`), in hexadecimal, and the mark's number."""
 MAX_VALUES = 2000
 """Schemas that are written, each as often as it is referred to."""
 _MAX_DEPTH = 32
@@ -80,7 +80,7 @@ def whole_regex(root: Any, definitions: Mapping[str, Any], gap: Regex) -> Regex 
 
 
 def declared_part(schema: Mapping[str, Any], gap: Regex, exact: bool = False) -> Regex | None:
-    """The declared part of a mask schema, or None where there is none to speak of. `exact`: as
+    """Return the declared part of a mask schema; None if there is none of use. `exact`: as
     `lark_of` writes it, not as llguidance's `%json` does."""
     if not set(schema.get("x-guidance", {})) <= {"json_allowed_escapes"}:
         return None
@@ -97,7 +97,7 @@ def declared_part(schema: Mapping[str, Any], gap: Regex, exact: bool = False) ->
 
 
 def has_own_spelling(mask: dict[str, Any]) -> bool:
-    """Whether a constant in the schema of a mask is one that `%json` does not write as it is."""
+    """Return whether a mask schema has a constant that `%json` would write differently."""
     return any(
         isinstance(schema, dict) and any(map(_is_respelt, schema.get("enum", ())))
         for schema in within(mask)
@@ -152,7 +152,7 @@ def _root_of(mask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _Refs = frozenset[str]
-"""The definitions that a value stands in."""
+"""Definitions that enclose a value."""
 
 
 class _Writer(ABC):
@@ -182,14 +182,14 @@ class _Writer(ABC):
 
     @abstractmethod
     def _token(self, regex: Regex) -> Regex:
-        """A text that is read as one."""
+        """Return the text as one token."""
 
     def _named(self, tree: Regex) -> Regex:
-        """A tree that stands in several places, or within many others."""
+        """Return a tree for use in several places, or within many others."""
         return tree
 
     def _option(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
-        """One of given values, or a value of one type. Raises NotRegular."""
+        """Return the texts of listed values, or of a value of one type. Raises NotRegular."""
         if list(schema) == ["enum"]:
             return either(*(self._spelling.literal(value, self._gap) for value in schema["enum"]))
         said = schema.keys() - {"type"}
@@ -343,8 +343,8 @@ class _RegexWriter(_Writer):
         return Literal(f"{MARK}{sign}{bytes(sorted(set(first))).hex()},{next(self._marks)};")
 
     def _either(self, options: list[dict[str, Any]], depth: int, refs: _Refs) -> Regex:
-        """One of some schemas of one type, or of values. One that is not regular is marked if its
-        first byte tells it from all others: then nothing of it is in their texts."""
+        """Return the union of schemas of one type, or of values. An option that is not regular
+        becomes a mark if its first byte distinguishes the option from all others."""
         trees: list[Regex] = []
         marked: list[bytes] = []
         for option in options:
@@ -410,11 +410,11 @@ class _RegexWriter(_Writer):
     def _undeclared(
         self, names: list[bytes], begun: bytes, possible: Callable[[bytes], bool]
     ) -> Regex:
-        """Properties that are not declared, from the first one on: their key up to where it can
-        become none of `names` any more, byte by byte, every place of it marked.
+        """Return undeclared properties, from the first one on.
 
-        `names` all go on behind `begun`, up to their last quote. `possible` tells whether a key
-        that is not declared may begin so.
+        The key is written byte by byte up to where it can no longer become one of `names`, with a
+        mark at each place. `names` all continue `begun`, up to their last quote. `possible` tells
+        whether an undeclared key may begin so.
         """
         following: dict[int, list[bytes]] = {}
         for name in names:
@@ -521,7 +521,8 @@ class _RuleWriter(_Writer):
         return NOTHING if regex == NOTHING else self._terminal(f"/{pattern_of(regex)}/")
 
     def part(self, schema: Any, depth: int = 0, refs: _Refs = frozenset()) -> Regex:
-        """A definition is a rule of its own. Raises NotRegular where it has no value."""
+        """Return a rule of its own for a definition. Raises NotRegular if the definition has no
+        value."""
         if schema is False:
             return NOTHING
         if schema is True or not schema:
@@ -534,7 +535,8 @@ class _RuleWriter(_Writer):
         return either(*(self._option(one, depth, refs) for one in _typed(schema)))
 
     def _option(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
-        """As `_Writer` has it; a string or number that is not regular is `%json`'s."""
+        """Return the option as `_Writer` does; `%json` writes a string or number that is not
+        regular."""
         kind = schema.get("type")
         if kind in ("array", "object"):
             return super()._option(schema, depth, refs)
@@ -606,6 +608,6 @@ class _RuleWriter(_Writer):
         return concat(pair, repeat(body, low - 1, None if high is None else high - 1))
 
     def _rest(self, named: Regex, behind: Regex, without: Regex) -> Regex:
-        """A pair with what is behind it, or what is there without it."""
+        """Return a pair with its continuation, or the continuation without the pair."""
         taken = concat(named, behind)
         return self._named(optional(taken) if without == BLANK else either(taken, without))
