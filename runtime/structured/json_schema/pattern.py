@@ -596,8 +596,7 @@ def _escape(match: re.Match[str], in_class: bool) -> str:
 
 
 class PatternSearch:
-    """Search for one pattern. Raises InvalidConstraint if the search would not be bounded in time.
-    """
+    """Search for one pattern. Raises InvalidConstraint if no search is bounded in time."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern

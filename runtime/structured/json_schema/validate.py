@@ -1,5 +1,4 @@
-"""Check a text against a schema while the text grows: each value as soon as the value is complete.
-"""
+"""Check a growing text against a schema: each value as soon as the value is complete."""
 
 from __future__ import annotations
 
