@@ -131,7 +131,7 @@ the rest of the text is then unchecked."""
 
 
 class Islands:
-    """Verifier of the JSON values in one text, with the interface of `Verifier`. Not thread-safe."""
+    """Verifier of the JSON values in a text, with the interface of `Verifier`. Not thread-safe."""
 
     has_ahead = True
 

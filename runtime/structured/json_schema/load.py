@@ -427,7 +427,7 @@ class CheckedSchema:
         return any(isinstance(o.schema, dict) and keyword in o.schema for o in self._closure())
 
     def containing(self, places: Iterable[str]) -> set[Located]:
-        """Return the schemas that contain one of these places (pointers), or refer to such a schema."""
+        """Return the schemas that contain one of these places, or refer to such a schema."""
         above: dict[Located, list[Located]] = {}
         for located in self._closure():
             for _, other in self.neighbours(located):
