@@ -12,10 +12,10 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -84,14 +84,6 @@ def step_record(path: Path, max_rows: int) -> np.ndarray:
     return np.memmap(path, np.int64, "r+", shape=shape).view(np.ndarray)
 
 
-def write_down(step: np.ndarray, rids: Sequence[int] | np.ndarray, lengths: Any) -> None:
-    """Write work on `rids` up to the context `lengths` into one row of the record."""
-    count, most = len(rids), len(step) // 2
-    step[1 : 1 + count] = rids
-    step[1 + most : 1 + most + count] = lengths
-    step[0] = count
-
-
 TRUSTED_STEPS = 8
 """Measured steps from which on a forecast says whether the loop hangs."""
 
@@ -142,7 +134,7 @@ class Steps:
         An exception of a step ends the step's requests; only `ExecutorLost` is raised on.
         """
         started = time.perf_counter()
-        count, scheduler = self.count, self._scheduler
+        over, scheduler = self.count, self._scheduler
         plan = scheduler.plan()
         self.planned = plan is not None
         if self._move is not None:
@@ -154,7 +146,10 @@ class Steps:
             at = plan.step % STEPS
             self._forecasts[at] = plan.forecast
             if self._record is not None:
-                write_down(self._record[at], plan.rids, plan.context_len)
+                row, count = self._record[at], len(plan.rids)
+                row[1 : 1 + count] = plan.rids
+                row[1 + len(row) // 2 :][:count] = plan.context_len
+                row[0] = count  # last: the process may die at any moment
         if self._overlap:
             updates = self._overlapped(plan)
         elif plan is None:
@@ -171,7 +166,7 @@ class Steps:
                 self.waited += time.perf_counter() - before
                 self._over(plan)
                 updates = scheduler.commit(plan, result)
-        if self._running is not None or self.count > count:
+        if self._running is not None or self.count > over:
             self.busy += time.perf_counter() - started
         return updates
 
@@ -540,10 +535,12 @@ class EngineLoop:
             if self._record is None:
                 self._submit(message)
             else:
-                length = len(message.token_ids) + len(message.output_ids)
-                write_down(self._record[STEPS], (message.rid,), length)
+                row = self._record[STEPS]
+                row[1] = message.rid
+                row[1 + len(row) // 2] = len(message.token_ids) + len(message.output_ids)
+                row[0] = 1
                 self._submit(message)
-                self._record[STEPS, 0] = 0
+                row[0] = 0
         elif isinstance(message, Abort):
             for rid in message.rids:
                 if self._compiling.remove(rid) or self._resuming.pop(rid, None) is not None:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.scheduler.batch import PlanBuilder
+from rootlace.runtime.scheduler.drafter import Drafter
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
 from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace
@@ -75,10 +76,16 @@ class RunningSet:
         if sequence.order < 0:
             sequence.order = self._admissions
             self._admissions += 1
-            sequence.admitted()
+            tokens, recalled = sequence.tokens[: sequence.length], sequence.recalled
+            if sequence.predicted is not None or recalled is not None:
+                own = None if recalled is None else recalled.index.open(sequence.text_owner, tokens)
+                sequence.drafter = Drafter(sequence.predicted, sequence.prompt_len, recalled, own)
+                sequence.drafter.begin(tokens, sequence.length)
         else:
             self.preempted.remove(sequence)
-        self._kv.attach(sequence)
+        if self._kv.enabled:
+            sequence.node = self._kv.tree.enter(sequence.namespace)
+        sequence.detached = not self._kv.enabled
         insort(self.sequences, sequence, key=BY_ORDER)
         self.ordered = None
 
@@ -455,10 +462,11 @@ class Prefill:
         in_turns, shorts = budget.seconds * (1 - _EARLY), self._shorts(budget, long)
         while budget.open and len(running.sequences) < self.max_rows:
             following, newcomer = alone or (preempted[0] if preempted else None), False
+            bounded = budget.cost is not None and alone is None and running.sequences
             early = None
             if following is None:
                 following, newcomer = self._peek(budget)
-                if not newcomer and budget.seconds > in_turns:
+                if bounded and following and not newcomer and budget.seconds > in_turns:
                     early = self._early(following, budget, promises, shorts)
             if following is None:
                 break
@@ -468,7 +476,6 @@ class Prefill:
                 break
             if following.order >= 0 and self._awaits(following):
                 break
-            bounded = budget.cost is not None and alone is None and running.sequences
             if bounded and self._waits(following, budget, long):
                 if newcomer or following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
                     break
@@ -525,7 +532,7 @@ class Prefill:
 
     def _early(
         self,
-        following: RequestState | None,
+        following: RequestState,
         budget: StepBudget,
         promises: int,
         shorts: Iterator[RequestState],
@@ -533,8 +540,6 @@ class Prefill:
         """The one of `shorts` to admit before `following`, whose turn it is, where steps are
         bounded in time: while rows and blocks are left for it."""
         running = self.running.sequences
-        if budget.cost is None or not running or following is None:
-            return None
         if self.max_rows - len(running) <= max(2 * (self.max_rows // _SPARE_ROWS), 1):
             return None
         held = any(one.place == following.place for one in running)

@@ -308,25 +308,19 @@ class PlanBuilder:
         )
         self._flat += count
 
-    def _written(self, block: int, count: int) -> tuple[int, int]:
-        """First row of `block` that this step writes, and the flat token of row 0 as if written.
-
-        The first row is `count` if none of the first `count` rows is written.
-        """
+    def share_rows(self, source: int, target: int, count: int) -> None:
+        """Fill the first `count` rows of block `target` from `source` before attention runs."""
         size = self._block_size
         # Computed on demand: few steps share blocks that they write to.
         for chunk in self.chunks[self._noted :]:
             self._writers.update(dict.fromkeys(chunk.table[chunk.start // size :].tolist(), chunk))
         self._noted = len(self.chunks)
-        writer = self._writers.get(block)
-        if writer is None:
-            return count, 0
-        first = int((writer.table == block).argmax()) * size
-        return min(max(writer.start - first, 0), count), writer.flat + first - writer.start
-
-    def share_rows(self, source: int, target: int, count: int) -> None:
-        """Fill the first `count` rows of block `target` from `source` before attention runs."""
-        first_written, flat = self._written(source, count)
+        # The first row that this step writes, and the flat token of row 0 as if written.
+        first_written, flat, writer = count, 0, self._writers.get(source)
+        if writer is not None:
+            first = int((writer.table == source).argmax()) * size
+            first_written = min(max(writer.start - first, 0), count)
+            flat = writer.flat + first - writer.start
         origin = self._origins.get(source)
         base, copied, duplicates = source, first_written, _NONE
         if origin is not None:
@@ -342,7 +336,7 @@ class PlanBuilder:
             self._pool.retain(guard, pinned=True)
             self._guards.append(guard)
         if len(duplicates):
-            slots = target * self._block_size + np.arange(copied, count)
+            slots = target * size + np.arange(copied, count)
             self._duplicates.append((duplicates, slots))
         self._origins[target] = _Origin(base, copied, duplicates)
 

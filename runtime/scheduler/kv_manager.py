@@ -296,13 +296,6 @@ class KVStore:
 
     # ------------------------------------------------------------ prefill
 
-    def attach(self, sequence: RequestState) -> None:
-        """Give a sequence without KV its handle."""
-        if self.enabled:
-            sequence.node = self.tree.enter(sequence.namespace)
-        else:
-            sequence.detached = True
-
     def rematch(self, sequence: RequestState) -> int:
         """Extend the sequence by tokens cached behind its computed ones; return their count."""
         node = sequence.node

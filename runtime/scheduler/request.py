@@ -319,14 +319,6 @@ class RequestState:
         """End the sequence with its next token, as the constraint's state is unknown."""
         self.fault, self.matcher = fault, None
 
-    def admitted(self) -> None:
-        """Follow texts from the first admission on; waiting requests follow none."""
-        recalled, tokens = self.recalled, self.tokens[: self.length]
-        if self.predicted is not None or recalled is not None:
-            own = None if recalled is None else recalled.index.open(self.text_owner, tokens)
-            self.drafter = Drafter(self.predicted, self.prompt_len, recalled, own)
-            self.drafter.begin(tokens, self.length)
-
     def close_draft(self) -> int:
         """Close the draft; return the count of its tokens that were sampled."""
         draft, self.draft = self.draft, None

@@ -342,7 +342,9 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Take in a step's results; return the updates."""
-        flight = self._land(plan)
+        flight = self._flights.popleft()
+        if flight.plan is not plan:
+            raise RuntimeError("this plan is not the oldest one under way")
         if self.kv.tiering.active:
             self.kv.tiering.saving.committed()
         for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
@@ -432,7 +434,8 @@ class Scheduler:
         computed again. Masks of an ended request may still be being filled; their matchers go with
         the masks.
         """
-        flight = self._land(plan)
+        flight = self._flights.popleft()
+        assert flight.plan is plan
         guilty = self._suspects.accuse(flight)
         while self._flights:
             self._flights.popleft().drop()
@@ -498,11 +501,6 @@ class Scheduler:
         assert self.kv.enabled or not self.kv.tree.roots, "the tree is in use"
 
     # ------------------------------------------------------------ inside
-
-    def _land(self, plan: StepPlan) -> InFlightStep:
-        if not self._flights or self._flights[0].plan is not plan:
-            raise RuntimeError("this plan is not the oldest one under way")
-        return self._flights.popleft()
 
     def _finish(self, sequence: RequestState) -> EngineOutput:
         """End an admitted sequence that has nothing more to compute."""

@@ -112,9 +112,9 @@ class DraftPace:
 
     def price(self, rows: int) -> tuple[float, float]:
         """Cost of having drafts, and of one drafted token, as parts of a row's share of a step."""
-        if not self._steps:
-            return 0.0, rows / _DRAFTED_PER_STEP
         share = self.share(rows)
+        if not share:
+            return 0.0, rows / _DRAFTED_PER_STEP
         step, token = self._costs(share * rows)
         return step / share, token / share
 

@@ -173,7 +173,19 @@ class NativeDecoder:
             sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
         slots = as_array(slots, np.int64)
         copies = as_array(plan.copies, int32)
-        last_position = self._check(token_ids, positions, slots, copies)
+        # What would have the kernels read or write outside their arrays.
+        if len(copies):
+            most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
+            if copies.min() < 0 or (copies.max(axis=0) > most).any():
+                raise ValueError("a block to be copied is not in the KV cache")
+        last_position = int(positions.max(initial=-1))
+        if count:
+            if not 0 <= token_ids.min() <= token_ids.max() < self._spec.vocab_size:
+                raise ValueError("a token id is not in the vocabulary")
+            if not 0 <= slots.min() <= slots.max() < self._num_slots:
+                raise ValueError("a slot is not in the KV cache")
+            if not 0 <= positions.min() <= last_position < self._rotations.context_length:
+                raise ValueError("a position is beyond the context")
         wanted, wanted_count = None, count
         plain = len(plan.samples) == len(plan.context_len) == count
         if not plain or plan.prompt_scores or plan.pooled:  # otherwise all tokens, in order
@@ -287,26 +299,6 @@ class NativeDecoder:
         self._read = (cos, sin)
         self._model.cos, self._model.sin = cos.ctypes.data, sin.ctypes.data
         self._model.rotation_stride = cos.shape[1]
-
-    def _check(
-        self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray, copies: np.ndarray
-    ) -> int:
-        """Return the last of the positions. Raise ValueError for what would have the kernels read
-        or write outside their arrays."""
-        if len(copies):
-            most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
-            if copies.min() < 0 or (copies.max(axis=0) > most).any():
-                raise ValueError("a block to be copied is not in the KV cache")
-        if not len(token_ids):
-            return -1
-        if not 0 <= token_ids.min() <= token_ids.max() < self._spec.vocab_size:
-            raise ValueError("a token id is not in the vocabulary")
-        if not 0 <= slots.min() <= slots.max() < self._num_slots:
-            raise ValueError("a slot is not in the KV cache")
-        last = int(positions.max())
-        if not 0 <= positions.min() <= last < self._rotations.context_length:
-            raise ValueError("a position is beyond the context")
-        return last
 
 
 def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:
