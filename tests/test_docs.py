@@ -203,7 +203,7 @@ def unknown(stop: str) -> list[str]:
 
 
 def test_the_tour_is_short_and_names_what_is_there() -> None:
-    token, schema = (DOCS / "tour.md").read_text().split("## The way of a schema")
+    token, schema = (DOCS / "tour.md").read_text().split("## The path of a schema")
     ways = [stops(token), stops(schema)]
     assert [0 < len(way) <= most for way, most in zip(ways, (15, 6), strict=True)] == [True, True]
     assert [found for way in ways for stop in way if (found := unknown(stop))] == []
