@@ -63,7 +63,11 @@ def request_of(number: int) -> tuple[str, str, dict[str, Any]]:
 async def ask(url: str, number: int) -> None:
     """Raises RuntimeError for an answer of another kind than the request's."""
     kind, path, body = request_of(number)
-    async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as reply:
+    patience = aiohttp.ClientTimeout(total=None)  # also where the machine does much else
+    async with (
+        aiohttp.ClientSession(timeout=patience) as session,
+        session.post(url + path, json=body) as reply,
+    ):
         if (reply.status == 200) == (kind == "wrong"):
             raise RuntimeError(f"{kind}: {reply.status} {await reply.text()}")
         if kind == "left":
