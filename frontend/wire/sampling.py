@@ -113,7 +113,7 @@ class BadParameter(ValueError):
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of one sampling parameter; `help` is what the documentation says of it.
+    """The description of one sampling parameter; `help` is its text in docs/language.md.
 
     `range` holds for the number, or for each value of a mapping. `aliases` are other names that
     programs may use. `openai`, `generate`, `ollama` and `anthropic` are its names in the bodies of
@@ -187,7 +187,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     max_tokens: Annotated[
         int | None,
         Parameter(
-            help="how many tokens at most; None: as many as fit",
+            help="maximum number of output tokens; None: as many as fit",
             acts="request",
             range=Range(0, _INT31),
             aliases=("max_new_tokens",),
@@ -199,7 +199,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     min_tokens: Annotated[
         int,
         Parameter(
-            help="how many tokens at least",
+            help="minimum number of output tokens",
             acts="request",
             range=Range(0, _INT31),
             aliases=("min_new_tokens",),
@@ -209,7 +209,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     n: Annotated[
         int,
         Parameter(
-            help="so many samples: the variable is a list, and the program goes on from the first",
+            help="number of samples: the variable is a list; the program continues from the first",
             acts="request",
             range=Range(1, 128),
         ),
@@ -217,7 +217,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     temperature: Annotated[
         float,
         Parameter(
-            help="how much chance there is; 0 takes the likeliest token",
+            help="randomness of sampling; 0 takes the likeliest token",
             acts="logits",
             range=Range(0.0, 1e6),
             anthropic=("temperature",),
@@ -227,7 +227,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     top_p: Annotated[
         float,
         Parameter(
-            help="keeps the likeliest tokens whose probabilities reach this sum; 0 is greedy",
+            help="keeps the likeliest tokens up to this sum of probabilities; 0 is greedy",
             acts="logits",
             range=Range(0.0, 1.0),
             anthropic=("top_p",),
@@ -236,7 +236,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     top_k: Annotated[
         int,
         Parameter(
-            help="keeps so many of the likeliest tokens; off at 0 and -1",
+            help="keeps this many of the likeliest tokens; off at 0 and -1",
             acts="logits",
             range=Range(0, off=-1),
             anthropic=("top_k",),
@@ -245,7 +245,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     min_p: Annotated[
         float,
         Parameter(
-            help="keeps tokens that are at least so likely, compared with the likeliest",
+            help="keeps tokens of at least this share of the likeliest token's probability",
             acts="logits",
             range=Range(0.0, 1.0),
         ),
@@ -253,7 +253,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     frequency_penalty: Annotated[
         float,
         Parameter(
-            help="against tokens of the output, once for each time",
+            help="subtracted from a token's logit for each time that the output has the token",
             acts="logits",
             history=True,
             range=Range(-2.0, 2.0),
@@ -262,7 +262,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     presence_penalty: Annotated[
         float,
         Parameter(
-            help="against tokens of the output, however often",
+            help="subtracted from the logit of each token that the output has",
             acts="logits",
             history=True,
             range=Range(-2.0, 2.0),
@@ -272,7 +272,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     repetition_penalty: Annotated[
         float,
         Parameter(
-            help="divides the logits of tokens of prompt and output; above 1 against them",
+            help="divides positive and multiplies negative logits of tokens in prompt and output",
             acts="logits",
             history=True,
             range=Range(0.01, 100.0),
@@ -283,7 +283,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     stop: Annotated[
         tuple[str, ...],
         Parameter(
-            help="texts that end it; they are not part of the text",
+            help="texts that end the output; the text excludes them",
             acts="text",
             single=str,
             ollama=("stop",),
@@ -291,15 +291,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         ),
     ] = ()
     stop_regex: Annotated[
-        tuple[str, ...], Parameter(help="patterns that end it, likewise", acts="text", single=str)
+        tuple[str, ...], Parameter(help="likewise, for patterns", acts="text", single=str)
     ] = ()
     stop_token_ids: Annotated[
-        tuple[int, ...], Parameter(help="tokens that end it, likewise", acts="request")
+        tuple[int, ...], Parameter(help="likewise, for tokens", acts="request")
     ] = ()
     seed: Annotated[
         int | None,
         Parameter(
-            help="the same seed at the same place draws the same token",
+            help="the same seed draws the same token at the same position",
             acts="request",
             range=Range(-_INT63 - 1, _INT63),
             aliases=("sampling_seed",),
@@ -308,18 +308,18 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         ),
     ] = None
     ignore_eos: Annotated[
-        bool, Parameter(help="goes on behind the model's end of text", acts="request")
+        bool, Parameter(help="continues behind the model's end of text", acts="request")
     ] = False
     logit_bias: Annotated[
         dict[int, float],
         Parameter(
-            help="{token id: what is added to its logit}", acts="logits", range=Range(-1e4, 1e4)
+            help="{token id: number to add to its logit}", acts="logits", range=Range(-1e4, 1e4)
         ),
     ] = msgspec.field(default_factory=dict)
     logprobs: Annotated[
         bool,
         Parameter(
-            help="log-probabilities of the tokens, in `get_meta_info`",
+            help="log-probabilities of the output tokens, in `get_meta_info`",
             acts="scores",
             aliases=("return_logprob",),
             openai=(),
@@ -329,7 +329,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     top_logprobs: Annotated[
         int,
         Parameter(
-            help="and of so many alternatives",
+            help="also of this many alternatives per token",
             acts="scores",
             range=Range(0, 128),
             aliases=("top_logprobs_num",),
@@ -340,7 +340,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     prompt_logprobs_from: Annotated[
         int | None,
         Parameter(
-            help="and of the prompt's tokens from this index on",
+            help="also of the prompt's tokens from this index on",
             acts="scores",
             range=Range(0),
             aliases=("logprob_start_len",),
@@ -349,12 +349,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         ),
     ] = None
     skip_special_tokens: Annotated[
-        bool, Parameter(help="False: special tokens are part of the text", acts="text")
+        bool, Parameter(help="False: the text includes special tokens", acts="text")
     ] = True
     no_stop_trim: Annotated[
         bool,
         Parameter(
-            help="True: what ended the text is part of it",
+            help="True: the text includes the stop that ended it",
             acts="text",
             openai=("no_stop_trim", "include_stop_str_in_output"),
         ),
