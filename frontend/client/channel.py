@@ -1,7 +1,7 @@
-"""The interface of connections for programs, waiting for results, and channels without a socket.
+"""Channels: the interface of connections, waiting for results, and channels without a socket.
 
-`Connection` has a socket; local channels have none. For what is no Rootlace server, a `Machine`
-does the operations of a client's branches in their order, as docs/internals.md says.
+`Connection` has a socket; local channels have none. For a service that is no Rootlace server, a
+`Machine` runs a client's operations in their order (docs/internals.md).
 
 Sections: completion, channel, machine, local channel.
 """
@@ -25,14 +25,14 @@ from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
 # Completion ---------------------------------------------------------------------------------------
 #
-# An event that happens once, and how threads and coroutines wait for it.
+# An event that happens once, for threads and coroutines to wait for.
 
 
 class Completion:
-    """A one-shot event. Finished by the I/O thread; waited for by any thread or event loop.
+    """One-shot event, finished by the I/O thread; any thread or event loop may wait for it.
 
-    There is no lock: a callback is run by whoever pops it from the list, and popping is atomic, so
-    it runs exactly once whether it was added before, after or while `finish` was called.
+    There is no lock. The thread that pops a callback from the list runs it, and popping is atomic.
+    So a callback runs exactly once, whether added before, after or during `finish`.
     """
 
     __slots__ = ("_callbacks", "done")
@@ -46,7 +46,7 @@ class Completion:
         self._run_callbacks()
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when it is over (now if it is), from whatever thread finishes it."""
+        """Call `callback` once finished (now if so already), in the thread that finishes."""
         self._callbacks.append(callback)
         if self.done:
             self._run_callbacks()
@@ -60,7 +60,7 @@ class Completion:
             callback()
 
     def wait(self) -> None:
-        """Block until it is over; interruptible by Ctrl-C."""
+        """Block until finished; interruptible by Ctrl-C."""
         if not self.done:
             event = threading.Event()
             self.add_callback(event.set)
@@ -83,8 +83,8 @@ class Completion:
 
 
 LOOK_UP_SECONDS = 0.5
-"""How often the main thread looks for Ctrl-C. A signal that arrives just before a thread blocks
-does not wake it, and would go unnoticed until the next event."""
+"""Time between the main thread's looks for Ctrl-C. A signal just before a thread blocks does not
+wake the thread, and would go unnoticed until the next event."""
 
 
 def wait_for_event(event: threading.Event) -> None:
@@ -102,12 +102,12 @@ class Signal:
     __slots__ = ("_subscribers",)
 
     def __init__(self) -> None:
-        # Of a dictionary, no thread can lose what another one does.
+        # Threads cannot lose each other's changes of a dictionary.
         self._subscribers: dict[Callable[[], object], None] = {}
 
     @property
     def heard(self) -> bool:
-        """Whether anybody waits for it."""
+        """Return whether there are subscribers."""
         return bool(self._subscribers)
 
     def subscribe(self, callback: Callable[[], object]) -> None:
@@ -122,7 +122,7 @@ class Signal:
 
 
 def call_in_loop(loop: Any, callback: Callable[[], object]) -> None:
-    """Have `loop` call `callback`. In a loop that was closed meanwhile, nobody waits for it."""
+    """Have `loop` call `callback`. Nobody waits in a loop that was closed meanwhile."""
     gathered = _gathering.calls
     if gathered is not None:
         gathered.setdefault(loop, []).append(callback)
@@ -135,7 +135,7 @@ def call_in_loop(loop: Any, callback: Callable[[], object]) -> None:
 
 
 class _Gathering(threading.local):
-    """The calls that this thread is gathering, by loop; None while it is not."""
+    """Calls that this thread is gathering, by loop; None while it gathers none."""
 
     calls: dict[Any, list[Callable[[], object]]] | None = None
 
@@ -144,7 +144,7 @@ _gathering = _Gathering()
 
 
 def call_together(deliver: Callable[[], object]) -> None:
-    """Run `deliver`. A loop is woken once for all that this has it call: waking is expensive."""
+    """Run `deliver`, and wake each loop once for all of its calls: waking is expensive."""
     calls: dict[Any, list[Callable[[], object]]] = {}
     _gathering.calls = calls
     try:
@@ -164,22 +164,22 @@ def _call_all(callbacks: list[Callable[[], object]]) -> None:
 
 
 MAX_FRAME_BYTES = 32 * 2**20
-"""Half of what a gateway accepts by default."""
+"""Half of a server's default bound on a frame."""
 
 Sink = Callable[[protocol.Event], None]
-"""Gets every event of one operation; the last one is terminal."""
+"""Receiver of every event of one operation, the terminal event last."""
 
 
 @dataclass
 class Counters:
-    """Counts of one connection; `round_trips`: how often a program had to wait."""
+    """Counts of one connection; `round_trips` counts the waits of programs."""
 
     messages_sent: int = 0
     round_trips: int = 0
 
 
 class Channel(Protocol):
-    """Takes operations and gives their events to the sinks that came with them."""
+    """Connection for programs: takes operations and gives their events to the sinks."""
 
     counters: Counters
 
@@ -188,20 +188,20 @@ class Channel(Protocol):
 
     @property
     def lost(self) -> RootlaceError | None:
-        """Why the channel is of no use any more, or None."""
+        """Reason why the channel is lost, or None."""
 
     def next_op(self) -> int: ...
 
     def next_branch(self) -> int: ...
 
     def next_program(self) -> str:
-        """An id for one run of a program, unlike any of this or another channel."""
+        """Return an id for one run of a program, unique over all channels."""
 
     def send(self, op: protocol.Op, sink: Sink) -> None:
-        """Queue `op`; never blocks. Raises InvalidRequest for what cannot be sent."""
+        """Queue `op`; never blocks. Raises InvalidRequest for an operation that cannot be sent."""
 
     def flush(self) -> None:
-        """Send now what is queued."""
+        """Send the queued operations now."""
 
     def count_round_trip(self) -> None: ...
 
@@ -209,7 +209,7 @@ class Channel(Protocol):
 
 
 def pack(op: protocol.Op) -> msgspec.Raw:
-    """`op` as it travels. Raises InvalidRequest for what no frame can carry."""
+    """Pack `op` for a frame. Raises InvalidRequest for an operation that no frame can carry."""
     try:
         packed = protocol.pack(op)
     except (UnicodeEncodeError, OverflowError, TypeError) as error:
@@ -222,12 +222,12 @@ def pack(op: protocol.Op) -> msgspec.Raw:
 
 # Machine ------------------------------------------------------------------------------------------
 #
-# A client's branches without a model. What a `Generate` or `Select` gives is asked of `answer`;
-# everything else is done here.
+# A client's branches without a model: `answer` gives the events of `Generate` and `Select`, and the
+# machine does the other operations.
 
 
 class BranchText:
-    """A branch: what it holds, as `text` and as the `parts` it was made of, and its queue."""
+    """Branch: its contents as `text` and as `parts`, and its queue."""
 
     def __init__(self, parent: BranchText | None) -> None:
         self.parent = parent
@@ -249,7 +249,7 @@ class BranchText:
         return self.text[self._start :]
 
     def start(self) -> None:
-        """The parent has got to where this branch was opened."""
+        """Copy the contents of the parent, which has reached this branch's `Open`."""
         assert self.parent is not None
         self.text, self.parts = self.parent.text, list(self.parent.parts)
         self._start, self.started = len(self.text), True
@@ -257,12 +257,12 @@ class BranchText:
 
 Ask = protocol.Generate | protocol.Select
 Answer = Callable[[BranchText, Ask], "list[protocol.Event] | None"]
-"""The events of an operation, the last of which is terminal; None: not yet. May raise an
-error, with which the operation fails. What is generated is added to the branch here."""
+"""Returns the events of an operation, the terminal one last; None: not yet. An exception fails the
+operation. The machine adds generated text to the branch."""
 
 
 class Machine:
-    """The branches of one client. `emit` gets every event; `spell` is the text of a token's id."""
+    """Branches of one client. `emit` gets every event; `spell` gives the text of a token id."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class Machine:
         self._quotes: dict[int, list[tuple[BranchText, int]]] = {}
 
     def take(self, op: Any) -> None:
-        """Queue an operation of a branch; `advance` runs what can run."""
+        """Queue an operation of a branch; `advance` runs queued operations."""
         try:
             self._take(op)
         except InvalidRequest as error:
@@ -311,7 +311,7 @@ class Machine:
         branch.received += 1
 
     def advance(self) -> None:
-        """Run everything that can run."""
+        """Run every operation that can run."""
         moved = True
         while moved:
             moved = False
@@ -322,7 +322,7 @@ class Machine:
                     moved = True
 
     def _run(self, number: int, branch: BranchText) -> bool:
-        """The next operation of the branch; False if it cannot run yet."""
+        """Run the next operation of the branch; return False if it cannot run yet."""
         op = branch.queue[0]
         if isinstance(op, protocol.Close):
             self.branches.pop(number, None)
@@ -395,14 +395,14 @@ class Machine:
 
 # Local channel ------------------------------------------------------------------------------------
 #
-# A connection without a socket: operations are done where they are sent.
+# A connection without a socket: the sending thread runs the operations.
 
 
 class LocalChannel:
-    """Does the operations of a client with a `Machine`, in the thread that sends them; one at a
-    time, whoever sends. Events come before `send` returns, or to whoever is at it already.
+    """Channel that runs operations with a `Machine` in the sending thread, one at a time whoever
+    sends. Events come before `send` returns, or in the thread already running operations.
 
-    `check` raises InvalidRequest for an operation that is to be refused at the line that sends it.
+    `check` raises InvalidRequest for an operation to be refused at the line that sends it.
     """
 
     def __init__(
@@ -442,7 +442,7 @@ class LocalChannel:
         self.call(lambda: self._do(op))
 
     def call(self, what: Callable[[], object]) -> None:
-        """Have `what` called when nothing else is under way: now, or by whoever is at it."""
+        """Run `what` alone: now, or in the thread already running operations."""
         self._inbox.append(what)
         while self._inbox and self._lock.acquire(blocking=False):
             try:
@@ -452,11 +452,11 @@ class LocalChannel:
                 self._lock.release()
 
     def wake(self) -> None:
-        """An answer that was not there yet may be there now. From any thread."""
+        """Ask `answer` again, which may have its events now. From any thread."""
         self.call(self._machine.advance)
 
     def tell(self, event: protocol.Event) -> None:
-        """Give an event to its sink, before the operation has its answer. From any thread."""
+        """Give an event to its sink before the operation's answer. From any thread."""
         self.call(lambda: self._emit(event))
 
     def _do(self, op: protocol.Op) -> None:

@@ -1,9 +1,9 @@
-"""A connection to a gateway: one I/O thread with an asyncio loop and a ZeroMQ DEALER socket.
+"""A connection to a server: one I/O thread with an asyncio loop and a ZeroMQ DEALER socket.
 
-Program threads (and event loops) only put operations into an outbox and get events through the
-sink they gave for each operation; nothing here blocks them. What is put within a short while
-travels as one frame, and a program that is about to wait has its frame sent at once, so that a
-straight-line program is one message and one round trip.
+Program threads (and event loops) only put operations into an outbox, and get events through the
+sink of each operation; nothing here blocks them. Operations put within a short while travel as one
+frame. The frame of a program that is about to wait leaves at once, so that a straight-line program
+is one message and one round trip.
 
 There are no locks on the way in: the garbage collector may close a branch from any thread, even in
 the middle of this module, and `deque.append` and `dict.pop` are atomic.
@@ -54,14 +54,14 @@ _MAX_FRAME_OPS = 1024
 
 
 Packed = tuple[int, msgspec.Raw]
-"""An operation as it travels, and its number."""
+"""(number, packed operation)."""
 
 
 class Outbox:
     """Packed operations, put in by any thread and taken out, as frames, in the loop `loop`.
 
-    There is no lock: the garbage collector may put something in from any thread, even in the middle
-    of this class, and `deque.append` and `deque.popleft` are atomic.
+    There is no lock: the garbage collector may put an operation in from any thread, even in the
+    middle of this class, and `deque.append` and `deque.popleft` are atomic.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coalesce: float) -> None:
@@ -73,7 +73,7 @@ class Outbox:
         self._flushing = False
 
     def put(self, number: int, op: msgspec.Raw) -> None:
-        """Have `op` leave in `coalesce` seconds, with what is put in until then."""
+        """Send `op` in `coalesce` seconds, together with operations put in until then."""
         self._ops.append((number, op))
         if not self._armed:
             self._armed = True
@@ -95,7 +95,7 @@ class Outbox:
             call_in_loop(self._loop, self._wake.set)
 
     async def write(self, send: Callable[[list[Packed]], None]) -> None:
-        """Call `send` with each frame that is due, until cancelled."""
+        """Call `send` with each due frame, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -107,7 +107,7 @@ class Outbox:
             send(frame)
 
     def _take(self) -> list[Packed]:
-        """The next frame; empty if nothing is left."""
+        """Return the next frame; empty if nothing is left."""
         frame: list[Packed] = []
         size = 0
         while self._ops and len(frame) < _MAX_FRAME_OPS:
@@ -123,16 +123,16 @@ class Outbox:
 
 # Line ---------------------------------------------------------------------------------------------
 #
-# The socket of a connection: frames out, frames in, and word of a cut.
+# The socket of a connection: frames out, frames in, and notice of a cut.
 
 
 class Line:
-    """A ZeroMQ DEALER in the running event loop; entering the block connects it to `address`.
+    """ZeroMQ DEALER in the running event loop; entering the block connects it to `address`.
 
-    What stands behind `#` there is the server's public key (CURVE, hexadecimal): what is said is
+    The server's public key (CURVE, hexadecimal) may stand behind `#` in the address. Messages are
     encrypted then, and nobody else can answer in the server's place.
 
-    `receive` gets the events of each frame that comes, `lose` why no more of them will come.
+    `receive` gets the events of each frame, `lose` the reason why no more will come.
     """
 
     def __init__(
@@ -147,15 +147,15 @@ class Line:
         self._counters = counters
         self._receive = receive
         self._lose = lose
-        # Frames from before the peers have greeted each other. ZeroMQ never lets go of a socket
-        # that has some, and whose greeting was refused.
+        # Frames from before the peers have greeted each other. ZeroMQ never frees a socket that has
+        # such frames and whose greeting was refused.
         self._unsent: list[bytes] | None = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.IPV6, "[" in address)
-        # A gateway forgets a peer's branches when the peer goes: there is nothing to reconnect to.
+        # A server forgets a peer's branches when the peer goes: there is nothing to reconnect to.
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         if key:
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
@@ -185,7 +185,8 @@ class Line:
     def send(self, ops: list[msgspec.Raw]) -> None:
         """Send one frame."""
         self._counters.messages_sent += 1
-        # Without a high-water mark, only a line that is cut makes it wait, and `_changed` is told.
+        # Without a high-water mark, only a cut line makes `send` wait, and `_changed` learns of a
+        # cut.
         frame = protocol.encode(ops)
         if self._unsent is not None:
             self._unsent.append(frame)
@@ -205,7 +206,7 @@ class Line:
         self._receive(events)
 
     def _changed(self, frames: list[bytes]) -> None:
-        """The peers greeted each other, or one is gone."""
+        """Handle a completed greeting or the loss of the peer."""
         event = parse_monitor_message(frames)["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             unsent, self._unsent = self._unsent or [], None
@@ -227,21 +228,21 @@ class Line:
 
 # Unanswered ---------------------------------------------------------------------------------------
 #
-# What was sent and is not answered yet: what a client sends again on its next connection.
+# Sent operations without an answer: a client sends them again on its next connection.
 
 
 class Unanswered:
-    """Belongs to the I/O thread. `heard`: how many terminal events came."""
+    """Operations without a terminal event, in the I/O thread. `heard` counts such events."""
 
     def __init__(self) -> None:
         self.heard = 0
         self._sent: dict[int, Packed] = {}
         self._chunks: dict[int, dict[int, list[int]]] = {}
-        """By operation and sample: characters and tokens of its chunks."""
+        """[characters, tokens] of chunks, by operation and sample."""
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is unanswered."""
+        """Return whether any operation is unanswered."""
         return bool(self._sent)
 
     def sent(self, ops: list[Packed]) -> None:
@@ -250,7 +251,7 @@ class Unanswered:
             self._sent[packed[0]] = packed
 
     def hear(self, event: protocol.Event) -> None:
-        """Take note of an event of an operation."""
+        """Note an event of an operation."""
         if isinstance(event, protocol.Chunk):
             counts = self._chunks.setdefault(event.op, {}).setdefault(event.index, [0, 0])
             counts[0] += len(event.text)
@@ -261,7 +262,7 @@ class Unanswered:
             self._chunks.pop(event.op, None)
 
     def chunks(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Characters and tokens received of unfinished streams, in the form of `Hello.chunks`."""
+        """Return the received part of unfinished streams, in the form of `Hello.chunks`."""
         return tuple(
             (op, index, characters, tokens)
             for op, samples in self._chunks.items()
@@ -269,7 +270,7 @@ class Unanswered:
         )
 
     def take(self) -> list[Packed]:
-        """Take out the unanswered operations, to be sent again in their order."""
+        """Remove and return the unanswered operations in their order, to be sent again."""
         ops = list(self._sent.values())
         self._sent.clear()
         return ops
@@ -279,25 +280,25 @@ class Unanswered:
 
 
 IO_THREAD = "rootlace-io"
-"""What the names of connections' threads begin with."""
+"""Prefix of the names of connections' threads."""
 RECONNECT_SECONDS = 0.2
 """Seconds between attempts to connect again."""
 NAPS = 40
-"""Naps in which the first answer of a server is waited for."""
+"""Naps that the wait for a server's first answer consists of."""
 
 
 class Connection:
-    """Connects on construction; raises ServerUnavailable, Unauthorized or ProtocolError, and
-    ModelNotFound for a `model` that the server does not have ("": its only or first one).
+    """Connection to a server, made on construction. Raises ServerUnavailable, Unauthorized or
+    ProtocolError, and ModelNotFound for an unknown `model` ("": the server's first).
 
-    `coalesce` (seconds) bounds how long an operation waits for company in its frame; the connection
-    counts as lost when nothing was heard for `timeout` seconds although pings are sent every
+    `coalesce` (seconds) bounds how long an operation waits for others in its frame. The connection
+    is lost after `timeout` seconds without a message, although pings are sent every
     `ping_interval`.
 
-    Of a server that keeps programs (`Welcome.kept`), a connection that breaks is made again, for up
-    to `patience` seconds, and what was sent and not answered is sent again: programs notice a
-    pause. Of others, or after that, it stays lost: make a new one. So it does where a server
-    breaks it again and again, and answers nothing in between for so long.
+    With a server that keeps programs (`Welcome.kept`), a broken connection is made again for up to
+    `patience` seconds, and unanswered operations are sent again: programs notice a pause. With
+    other servers, or after that time, the connection stays lost: make a new one. It also stays lost
+    if a server breaks it again and again, and answers nothing in between for so long.
     """
 
     def __init__(
@@ -323,7 +324,7 @@ class Connection:
         self.next_branch: Callable[[], int] = partial(next, itertools.count(1))
         self._program_ids = itertools.count(1)
         self._session = uuid.uuid4().hex
-        """A secret: who knows it can go on as this client. Programs' names are told to others."""
+        """Secret: its holder can go on as this client. Programs' names are told to others."""
         self._name = uuid.uuid4().hex
         self._sinks: dict[int, Sink] = {}
         self._round_trip_lock = threading.Lock()
@@ -349,9 +350,9 @@ class Connection:
         self._connect(connect_timeout)
 
     def _connect(self, timeout: float) -> None:
-        """Returns once the server has answered. Raises why it has not."""
+        """Wait until the server has answered. Raises the error of a failed connection."""
         self._thread.start()
-        # Counted in naps: a pause of this process is not one of the server.
+        # Naps are counted, since a pause of this process is not one of the server.
         if not any(self._started.wait(timeout / NAPS) for _ in range(NAPS)):
             self._lose(ServerUnavailable(f"{self.address} did not answer in {timeout:g} s"))
         if self._lost is not None:
@@ -367,27 +368,27 @@ class Connection:
 
     @property
     def lost(self) -> RootlaceError | None:
-        """Why the connection is of no use any more, or None."""
+        """Reason why the connection is lost, or None."""
         if self._lost is None and not self._thread.is_alive():
             # This process is a fork of the one that connected: threads are not inherited.
             return ServerUnavailable(f"the connection to {self.address} is another process's")
         return self._lost
 
     def next_program(self) -> str:
-        """An id for one run of a program, unlike any of this or another connection."""
+        """Return an id for one run of a program, unique over all connections."""
         return f"{self._name}-{next(self._program_ids)}"
 
     def send(self, op: protocol.Op, sink: Sink) -> None:
         """Queue `op`; never blocks. On a lost connection the sink gets its `Failed` right here.
 
-        Raises InvalidRequest for what no frame can carry: here, where it concerns nobody else.
+        Raises InvalidRequest for an operation that no frame can carry.
         """
         packed = pack(op)
         self._sinks[op.op] = sink
         if self._lost is None:
             self._outbox.put(op.op, packed)
         else:
-            # Whoever pops the sink answers it: this thread, or the I/O thread's sweep.
+            # One thread pops the sink and answers: this thread, or the I/O thread in `_lose`.
             _fail(self._sinks, op.op, self._lost)
 
     def flush(self) -> None:
@@ -399,7 +400,7 @@ class Connection:
             self.counters.round_trips += 1
 
     def close(self) -> None:
-        """Say goodbye (the gateway cancels what still runs) and end the I/O thread. Idempotent."""
+        """Say goodbye (the server cancels all operations) and end the I/O thread. Idempotent."""
         call_in_loop(self._loop, self._goodbye.set)
         # The garbage collector may close a connection in the thread of another one, which has its
         # own server to talk to, and may be keeping back the goodbye (`call_together`).
@@ -418,7 +419,7 @@ class Connection:
             self._started.set()
 
     async def _live(self) -> None:
-        """From the greeting to the end, whatever it is; raises nothing."""
+        """Run from the greeting to the end; raises nothing."""
         try:
             await self._talk()
         except Exception as error:  # a fault of this module must not leave programs waiting
@@ -449,7 +450,7 @@ class Connection:
             self._welcome.clear()
 
     async def _use(self, line: Line) -> None:
-        """Say hello, and carry what there is to and fro, until the line is cut or done with."""
+        """Say hello, and carry frames to and fro until the line is cut or closed."""
         again = self._unanswered if self._kept else None
         hello = protocol.Hello(
             op=0,
@@ -498,7 +499,7 @@ class Connection:
         while True:
             heard = line.last_heard
             await asyncio.sleep(self._ping_interval)
-            # Counted in naps: a pause of this process is not one of the server.
+            # Naps are counted, since a pause of this process is not one of the server.
             silent = 0.0 if line.last_heard > heard else silent + self._ping_interval
             if silent > self._timeout:
                 silence = f"{self.address} has not answered for {self._timeout:g} s"
@@ -523,7 +524,8 @@ class Connection:
                 self._kept = event.kept
                 self._welcome.set()
             elif isinstance(event, protocol.Failed) and event.op == 0:
-                # It speaks of the whole connection: which operations were lost with it is unknown.
+                # This failure concerns the whole connection: nobody knows which operations were
+                # lost with it.
                 self._break(from_code(event.code, event.message, event.param))
                 return
             else:
@@ -535,7 +537,7 @@ class Connection:
                     sink(event)
 
     def _break(self, reason: RootlaceError) -> None:
-        """Give up the line; a new one may be made."""
+        """Give up the line; a new line may be made."""
         passing = isinstance(reason, ServerUnavailable | Overloaded)
         if isinstance(reason, StateLost) or not passing:
             self._lose(reason)
@@ -547,7 +549,7 @@ class Connection:
             self._over.set()
 
     def _lose(self, reason: RootlaceError) -> None:
-        """Mark the connection lost, answer everything that still waits, and end the I/O thread."""
+        """Mark the connection lost, fail every waiting operation, and end the I/O thread."""
         if self._lost is None:
             self._lost = reason
         self._outbox.clear()

@@ -1,4 +1,4 @@
-"""A runtime that is already running, here or elsewhere."""
+"""Endpoint of a running runtime, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rootlace.wire.protocol import VectorKind
 
 # Answer -------------------------------------------------------------------------------------------
 #
-# The answer to an operation that is not part of a program's branch.
+# Answer to an operation outside any program's branch.
 
 
 class Answer(Completion):
-    """The sink of one operation; keeps its terminal event."""
+    """Sink of one operation; keeps its terminal event."""
 
     __slots__ = ("event",)
 
@@ -49,7 +49,7 @@ class Answer(Completion):
         self.finish()
 
     def get(self) -> protocol.Event:
-        """The event, once it is there. Raises the typed error of an operation that failed."""
+        """Wait for the event and return it. Raises the typed error of a failed operation."""
         self.wait()
         return self._event()
 
@@ -76,7 +76,7 @@ def send(connection: Channel, make: Callable[[int], protocol.Op]) -> Answer:
 
 
 Make = Callable[[int, int], protocol.Op]
-"""Makes an operation of its own number and that of its branch."""
+"""Makes an operation from its own number and its branch's."""
 
 
 def compute(
@@ -86,8 +86,8 @@ def compute(
     adapter: str | None = None,
     last: Make = protocol.Prefill,
 ) -> tuple[int, list[Answer]]:
-    """Open a branch that has `parts` and on which `last` is done: its number, and what is then to
-    be waited for. Raises InvalidRequest, and leaves no branch, if they cannot be sent."""
+    """Open a branch with `parts`, then the operation `last`. Returns the branch's number and the
+    answers to wait for. Raises InvalidRequest, and leaves no branch, if they cannot be sent."""
     branch = connection.next_branch()
     makes: list[Make] = [
         partial(protocol.Open, program=program, adapter=adapter),
@@ -106,7 +106,7 @@ def compute(
 
 
 def close(connection: Channel, branch: int, cancel: bool = False) -> None:
-    """Give the branch back once it is computed, or at once with `cancel`; its KV stays cached."""
+    """Close the branch once it is computed, or at once with `cancel`; its KV stays cached."""
     if cancel:
         connection.send(protocol.Cancel(connection.next_op(), branch), Answer())
     connection.send(protocol.Close(connection.next_op(), branch), Answer())
@@ -114,7 +114,7 @@ def close(connection: Channel, branch: int, cancel: bool = False) -> None:
 
 
 def cache(connection: Channel, texts: Sequence[protocol.Text], adapter: str | None = None) -> None:
-    """Compute `texts` and keep nothing but their KV in the cache. Waits; raises typed errors."""
+    """Compute `texts` and keep only their KV in the cache. Waits; raises typed errors."""
     branch, answers = compute(connection, texts, adapter=adapter)
     close(connection, branch)
     for answer in answers:
@@ -123,11 +123,11 @@ def cache(connection: Channel, texts: Sequence[protocol.Text], adapter: str | No
 
 # Vectors ------------------------------------------------------------------------------------------
 #
-# Vectors of texts, asked for outside of any program.
+# Vectors of texts, outside any program.
 
 
 Content = str | Sequence[int]
-"""A text, or the ids of its tokens."""
+"""Text, or its token ids."""
 
 
 def ask(
@@ -138,8 +138,8 @@ def ask(
     namespace: str,
     adapter: str,
 ) -> Answer:
-    """Send the question. Scores of labels are as they are, whatever `normalise` says. Raises
-    InvalidRequest if it cannot be sent."""
+    """Send an `Embed`. Scores of labels are never normalised. Raises InvalidRequest if the
+    operation cannot be sent."""
     if isinstance(texts, str):
         raise InvalidRequest("texts is a single text, not a list of them")
     inputs = tuple(_input(one, index) for index, one in enumerate(texts))
@@ -161,7 +161,7 @@ def _input(content: Content, index: int) -> protocol.Text | protocol.Tokens:
 
 
 def vectors_of(event: protocol.Event) -> list[list[float]]:
-    """The vectors of an answer."""
+    """Return the vectors of an answer."""
     assert isinstance(event, protocol.Embedded)
     found = []
     for data in event.vectors:
@@ -182,15 +182,14 @@ LOAD_SECONDS = 600.0
 
 
 class RuntimeEndpoint:
-    """Connects to `url`: `tcp://host:port` or `ipc://path` of a program socket, or the `http://`
+    """Runtime at `url`: `tcp://host:port` or `ipc://path` of a program socket, or the `http://`
     address of a server, which is asked for its program socket. A server started with
     `--program-key` encrypts, and its public key stands behind `#` in the address.
 
-    One connection, shared by all programs and threads. When it is lost, what was running on it
-    fails with ServerUnavailable, and the next program makes a new one. Raises ServerUnavailable
-    when nobody answers, Unauthorized for a wrong `api_key`. `model` is the name of one of the
-    models of a server that has several; it is loaded if it was not. Programs of another one need
-    another endpoint.
+    One connection serves all programs and threads. When it is lost, running operations fail with
+    ServerUnavailable, and the next program makes a new connection. Raises ServerUnavailable when
+    nobody answers, Unauthorized for a wrong `api_key`. `model` names one of a server's several
+    models; the server loads it where necessary. Programs of another model need another endpoint.
     """
 
     _finalizer: Any = None
@@ -213,8 +212,8 @@ class RuntimeEndpoint:
         self.connect()
 
     def __reduce__(self) -> Any:
-        """Pickled, the address: another process has a connection of its own, and the runtime stays
-        with the process that started it. Raises TypeError for backends without such an address."""
+        """Pickle the address: another process has a connection of its own, and the runtime stays
+        with its process. Raises TypeError for backends without such an address."""
         if type(self).connect is not RuntimeEndpoint.connect:
             raise TypeError(f"{type(self).__name__} cannot be pickled: make one in each process")
         endpoint = partial(RuntimeEndpoint, **self._options)
@@ -222,7 +221,7 @@ class RuntimeEndpoint:
 
     @property
     def url(self) -> str | None:
-        """The address that the endpoint was made with."""
+        """Address that the endpoint was made with."""
         return self._address
 
     @property
@@ -231,14 +230,14 @@ class RuntimeEndpoint:
 
     @property
     def model_info(self) -> protocol.ModelInfo:
-        """Description of the model that the runtime serves."""
+        """Description of the runtime's model."""
         return self.connect().model
 
     def get_model_name(self) -> str:
         return self.model_info.name
 
     def connect(self) -> Channel:
-        """The connection; a new one if the last was lost."""
+        """Return the connection; a new one if the last was lost."""
         with self._lock:
             if self._connection is None or self._connection.lost is not None:
                 address = program_address(self._address, self._api_key)
@@ -250,7 +249,7 @@ class RuntimeEndpoint:
             return self._connection
 
     def close(self) -> None:
-        """Cancel what runs and close the connection."""
+        """Cancel running operations and close the connection."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -273,12 +272,11 @@ class RuntimeEndpoint:
         namespace: str = "",
         adapter: str = "",
     ) -> list[list[float]]:
-        """A vector for each text (or list of token ids).
+        """Compute a vector for each text (or list of token ids).
 
-        `pooling`: the final hidden state of the "last" token, the "mean" of those of all tokens, or
-        "labels", the scores that a model which classifies texts gives its labels, which are as they
-        are whatever `normalise` says; None: what the model's folder says it was trained for, the
-        last token's if it does not say. Raises typed errors.
+        `pooling`: "last" is the final hidden state of the last token, "mean" the mean over all
+        tokens. "labels" are the label scores of a text classifier, never normalised. None: the
+        pooling that the model's folder names, else "last". Raises typed errors.
         """
         answer = ask(self.connect(), texts, pooling, normalise, namespace, adapter)
         return vectors_of(answer.get())
@@ -297,16 +295,16 @@ class RuntimeEndpoint:
         return vectors_of(await answer.get_async())
 
     def flush_cache(self, empty_cache: bool = True) -> None:
-        """Forget every cached prefix that no running request uses."""
+        """Evict every cached prefix that no running request uses."""
         self.ask(protocol.FlushCache)
 
     def unpin(self, pin: str) -> None:
-        """Let a pinned prompt go, by the `cache_pin` of its meta information. Raises InvalidRequest
-        if its time was over before."""
+        """Release a pin by the `cache_pin` of its meta information. Raises InvalidRequest if the
+        pin's time is over."""
         self.ask(partial(protocol.Unpin, pin=pin))
 
     def get_server_info(self) -> dict[str, Any]:
-        """The runtime's counters, and the model under `"model"`."""
+        """Return the runtime's counters, and the model under `"model"`."""
         status = self.ask(protocol.GetStatus)
         assert isinstance(status, protocol.Status)
         return {**status.values, "model": msgspec.to_builtins(self.model_info)}
@@ -316,7 +314,7 @@ class RuntimeEndpoint:
 
 
 def program_address(url: str, api_key: str) -> str:
-    """Address of the program socket: `url` itself, or as the HTTP server at `url` tells."""
+    """Return the program socket's address: `url` itself, or as the HTTP server at `url` tells."""
     parts = urlsplit(url)
     if parts.scheme in ("tcp", "ipc", "inproc"):
         if parts.fragment and not _PUBLIC_KEY.fullmatch(parts.fragment):
@@ -328,7 +326,7 @@ def program_address(url: str, api_key: str) -> str:
     if not address:
         raise ServerUnavailable(f"the server at {url} has no socket for programs")
     target = urlsplit(str(address))
-    # A server that listens on every interface cannot know the name by which we reached it.
+    # A server that listens on every interface cannot know the name that reached it.
     if target.scheme == "tcp" and target.hostname in ("0.0.0.0", "*", "::"):
         key = f"#{target.fragment}" if target.fragment else ""
         return f"tcp://{parts.hostname}:{target.port}{key}"
@@ -361,9 +359,9 @@ _default: list[Any] = []
 
 
 def set_default_backend(backend: Any) -> None:
-    """Run programs on `backend` (a Runtime, Engine or RuntimeEndpoint) if they are given none.
+    """Run programs on `backend` (a Runtime, Engine or RuntimeEndpoint) unless they name another.
 
-    None: there is no default any more.
+    None removes the default.
     """
     if backend is not None:
         endpoint_of(backend)
@@ -371,9 +369,9 @@ def set_default_backend(backend: Any) -> None:
 
 
 def endpoint_of(backend: Any = None) -> RuntimeEndpoint:
-    """The endpoint behind `backend`, or behind the default one.
+    """Return the endpoint behind `backend`, or behind the default backend.
 
-    Raises InvalidRequest when there is none, TypeError for an object that is not a backend.
+    Raises InvalidRequest without any backend, TypeError for an object that is not a backend.
     """
     if backend is None:
         if not _default:
@@ -391,7 +389,7 @@ def endpoint_of(backend: Any = None) -> RuntimeEndpoint:
 
 
 def flush_cache(backend: Any = None, empty_cache: bool = True) -> bool:
-    """Forget every cached prefix that is not in use. False when there is no backend at all."""
+    """Evict every cached prefix that is not in use. Returns False without any backend."""
     if backend is None and not _default:
         return False
     endpoint_of(backend).flush_cache()
@@ -399,7 +397,7 @@ def flush_cache(backend: Any = None, empty_cache: bool = True) -> bool:
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
-    """The runtime's counters and the model's description; None when there is no backend."""
+    """Return the runtime's counters and the model's description; None without any backend."""
     if backend is None and not _default:
         return None
     return endpoint_of(backend).get_server_info()

@@ -1,4 +1,4 @@
-"""A runtime that a program starts for itself: the gateway, and with it the engine, as a child."""
+"""Runtime that a program starts for itself: the server, and with it the engine, as a child."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Gateway process ----------------------------------------------------------------------------------
 #
-# The gateway as a child of this process.
+# The server as a child of this process.
 
 
 GATEWAY_MODULE = "rootlace.runtime.server"
@@ -44,14 +44,14 @@ _LOG_TAIL_LINES = 20
 
 
 class GatewayProcess:
-    """Starts the gateway with a `RuntimeConfig` (nested dictionaries), waits until it is `ready`,
-    and stops it. Messages go to the file `log`.
+    """Server as a child: starts with a `RuntimeConfig` (nested dictionaries), is `ready`, and can
+    be stopped. The child's log goes to the file `log`.
 
-    With `on_gone`, one that dies is started again, up to `MAX_RESTARTS` times in
+    With `on_gone`, a dead child is started again, up to `MAX_RESTARTS` times in
     `RESTART_WINDOW_SECONDS`; then `on_gone` is called.
 
-    Raises ServerUnavailable, or the gateway's own typed error, when it does not start within
-    `timeout` seconds.
+    Raises ServerUnavailable, or the child's own typed error, if it does not start within `timeout`
+    seconds.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GatewayProcess:
             watching.start()
 
     def stop(self, grace: float) -> None:
-        """End it: killed if it takes over `grace` seconds. Idempotent."""
+        """End the child; kill it if it takes over `grace` seconds. Idempotent."""
         with self._lock:
             if self._stopped:
                 return
@@ -133,7 +133,7 @@ class GatewayProcess:
         return ready
 
     def _keep_up(self, on_gone: Callable[[], object]) -> None:
-        """Start it again whenever it has died."""
+        """Start the child again whenever it has died."""
         deaths: list[float] = []
         while True:
             self._process.wait()
@@ -160,7 +160,7 @@ class GatewayProcess:
 
 
 def _read_ready(output: IO[str], lines: queue.SimpleQueue[dict[str, Any] | None]) -> None:
-    """Pass on the first line that is a JSON object; then keep the pipe from filling up."""
+    """Pass on the first line that is a JSON object, then read on to keep the pipe empty."""
     found = False
     for line in output:
         if found or not line.startswith("{"):
@@ -176,14 +176,14 @@ def _read_ready(output: IO[str], lines: queue.SimpleQueue[dict[str, Any] | None]
 
 # Warm up ------------------------------------------------------------------------------------------
 #
-# Generating once what a program will ask for, so that the runtime has what that needs.
+# Generating once as a program will, so that the runtime has made all that this needs.
 
 
 _TOKENS = 8
 
 
 def first_uses(what: Expression) -> list[Gen]:
-    """Each `gen` in an expression. Raises TypeError for one without any."""
+    """Return each `gen` in an expression. Raises TypeError for one without any."""
     found = [item for item in items(what) if isinstance(item, Gen)]
     if not found:
         raise TypeError("warm_up takes True or an expression with a gen(...)")
@@ -191,7 +191,7 @@ def first_uses(what: Expression) -> list[Gen]:
 
 
 def generate_once(connection: Channel, asked: Sequence[Gen]) -> None:
-    """Generate a few tokens for each. Raises the runtime's typed errors."""
+    """Generate a few tokens for each `gen`. Raises the runtime's typed errors."""
     answers = []
     for each in asked:
         options = {"temperature": 0.0, **each.options, "max_tokens": _TOKENS, "min_tokens": 0}
@@ -211,29 +211,28 @@ R = TypeVar("R", bound="Runtime")
 
 
 class Runtime(RuntimeEndpoint):
-    """Starts a runtime for `model` (also `model_path`) and connects to it: a folder or GGUF file,
-    a name that `rootlace models` lists (`smollm2`), or a name on the Hugging Face hub
-    (`Qwen/Qwen3-0.6B`), which is downloaded where it is not in the cache yet.
+    """Runtime started for `model` (also `model_path`), and the connection to it. A model is a
+    folder or GGUF file, a name that `rootlace models` lists (`smollm2`), or a name on the Hugging
+    Face hub (`Qwen/Qwen3-0.6B`), which is downloaded where the cache lacks it.
 
-    Without a model it is the embedded demo model.
+    The default is the embedded demo model.
 
     `adapters` are PEFT's folders, by name: {"formal": "path/to/folder"}.
 
-    The options are fields of `rootlace.runtime.config`, which explains them as `rootlace serve
-    --help` does; sglang's names for them are taken too. With `state`, a folder, a gateway that dies
-    is started again, and programs go on. Messages go to `log_file` (a temporary one by default).
-    The runtime ends with `shutdown`, with the `with` block, or with this process, however that
-    ends.
+    The options are fields of `rootlace.runtime.config`, explained there and by `rootlace serve
+    --help`; sglang's names for them work too. With `state`, a folder, a server that dies is started
+    again, and programs go on. Messages go to `log_file` (a temporary one by default). The runtime
+    ends with `shutdown`, with the `with` block, or with this process, however the process ends.
 
-    `warm_up`: generate once before anybody asks, so that what is made at the first use is there:
-    True (as `rootlace serve --warm-up`), or an expression whose constraints will be asked for, such
-    as `gen(type=Person)`.
+    `warm_up`: generate once at the start, so that the first program need not wait for what is made
+    at a first use. True (as `rootlace serve --warm-up`), or an expression with the constraints of
+    later programs, such as `gen(type=Person)`.
 
     The constructor returns when the runtime can answer; `await Runtime.start(...)` leaves an event
     loop running meanwhile.
 
-    Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
-    when it does not start within `launch_timeout` seconds.
+    Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error) if
+    it does not start within `launch_timeout` seconds.
     """
 
     @with_keywords(
@@ -270,7 +269,7 @@ class Runtime(RuntimeEndpoint):
             if options.get("draft_model"):
                 options["draft_model"] = _local(options["draft_model"], options)[0]
             config = runtime_config(path, address, options, name)
-            # A gateway that died too often: what waits for it is told.
+            # Programs that wait for a server which died too often are told.
             on_gone = super().close if options.get("state") else None
             self._started = GatewayProcess(config, log, launch_timeout, on_gone)
             self._process = self._started
@@ -286,8 +285,8 @@ class Runtime(RuntimeEndpoint):
 
     @classmethod
     async def start(cls, model: str | Path | None = None, **options: Any) -> Self:
-        """`Runtime(...)` for an event loop, which goes on while the runtime starts. If the task is
-        cancelled meanwhile, the runtime is stopped."""
+        """Start a `Runtime` while the event loop goes on. If the task is cancelled meanwhile, the
+        runtime is stopped."""
         import asyncio
         from concurrent.futures import ThreadPoolExecutor
 
@@ -302,7 +301,7 @@ class Runtime(RuntimeEndpoint):
 
     @property
     def pid(self) -> int:
-        """Process id of the gateway."""
+        """Process id of the server."""
         return int(self._started.ready["pid"])
 
     @property
@@ -321,7 +320,7 @@ class Runtime(RuntimeEndpoint):
         cache(self.connect(), [Text(prefix)])
 
     def shutdown(self, grace: float = 10.0) -> None:
-        """Stop the runtime: what runs is cancelled. Killed if it takes over `grace` seconds.
+        """Stop the runtime and cancel its work; kill it if that takes over `grace` seconds.
 
         Does nothing in a fork of the process that started it.
         """

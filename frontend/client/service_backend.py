@@ -1,4 +1,4 @@
-"""Programs on services that know conversations: what they have in common."""
+"""Common parts of backends for services that know conversations."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from rootlace.wire.sampling import PARAMETERS
 
 # Chat request -------------------------------------------------------------------------------------
 #
-# What a program asks of a service that knows conversations, and what such a service gives.
+# A program's request to a service that knows conversations, and the service's reply.
 
 
-# A notation of our own, in which branches hold conversations until they are asked about.
+# Rootlace's own notation: branches hold conversations in it until a request is sent.
 CHAT = protocol.ChatFormat(
     roles={
         role: protocol.RoleFormat(begin=f"<|{role}|>", end="<|end|>")
@@ -60,8 +60,8 @@ class Message:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A `Generate`. Without `messages`, it goes on with the text `prompt`; with `begun`, with the
-    last of the messages, which is the assistant's. `schema`: what the answer must fit."""
+    """A `Generate`. Without `messages`, the service continues the text `prompt`; with `begun`, the
+    last message, which is the assistant's. The answer must fit `schema`."""
 
     params: protocol.SamplingParams
     messages: tuple[Message, ...] = ()
@@ -72,7 +72,7 @@ class ChatRequest:
     timeout: float = 600.0
 
     def told(self, hint: str) -> ChatRequest:
-        """The request with `hint` at the end of the last user message."""
+        """Return the request with `hint` at the end of the last user message."""
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "user":
             return replace(self, messages=(*self.messages, Message("user", [hint])))
@@ -91,20 +91,20 @@ class Sample:
 
 @dataclass
 class Reply:
-    """The answers, and how many tokens they took."""
+    """Answers, and the tokens they took."""
 
     samples: list[Sample]
     usage: protocol.Usage = field(default_factory=protocol.Usage)
 
 
 Tell = Callable[[int, str], None]
-"""Gets new text of a sample, by its number, while it streams."""
+"""Gets new text of a sample, by the sample's number, while it streams."""
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """The abilities of a service. `options` are the sampling parameters, by our names and the
-    service's; `samples`: several answers at once."""
+    """Abilities of a service. `options` maps our names of sampling parameters to the service's;
+    `samples`: several answers in one request."""
 
     options: Mapping[str, str]
     completions: bool = False
@@ -115,8 +115,8 @@ class Abilities:
 
 
 def options_of(params: protocol.SamplingParams, abilities: Abilities) -> dict[str, Any]:
-    """Sampling parameters by the service's names; those that are not named stay unsaid. Raises
-    InvalidRequest for one that it does not have."""
+    """Return sampling parameters by the service's names, without those left at their default.
+    Raises InvalidRequest for a parameter that the service does not have."""
     if params.logprobs or params.prompt_logprobs_from is not None:
         raise InvalidRequest("log-probabilities cannot be asked for here")
     options: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def options_of(params: protocol.SamplingParams, abilities: Abilities) -> dict[st
 
 
 def read_branch(parts: Sequence[protocol.Part]) -> tuple[list[Message], str]:
-    """The messages in a branch, and the role of the last one if it is still open."""
+    """Return the messages in a branch, and the role of the last one if it is still open."""
     found: list[Message] = []
     opened = outside = ""
     for part in parts:
@@ -164,7 +164,7 @@ def read_branch(parts: Sequence[protocol.Part]) -> tuple[list[Message], str]:
 def written(
     messages: Sequence[Message], of_image: Callable[[protocol.Image], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """As services take them: the content is a text, or with images a list of parts."""
+    """Write messages for services: content is a text, or with images a list of parts."""
 
     def content(message: Message) -> str | list[dict[str, Any]]:
         if all(isinstance(piece, str) for piece in message.content):
@@ -178,7 +178,7 @@ def written(
 
 
 def openai_image(image: protocol.Image) -> dict[str, Any]:
-    """An address that holds the image itself, unless it has one of its own."""
+    """Write an image as its address, or as an address that holds the data."""
     url = image.url or f"data:{image.media_type};base64,{encoded(image)}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -188,7 +188,7 @@ def encoded(image: protocol.Image) -> str:
 
 
 def schema_of(constraint: protocol.Constraint) -> dict[str, Any]:
-    """Raises InvalidRequest for what no JSON schema stands for."""
+    """Return a constraint's JSON schema. Raises InvalidRequest for a constraint without one."""
     if constraint.kind == "regex" and constraint.source in JSON_TYPES:
         return {"type": JSON_TYPES[constraint.source]}
     if constraint.kind != "json_schema":
@@ -201,7 +201,7 @@ def schema_of(constraint: protocol.Constraint) -> dict[str, Any]:
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's form of a schema that the answer must fit."""
+    """Write a schema for the answer in OpenAI's form."""
     return {
         "type": "json_schema",
         "json_schema": {"name": "answer", "schema": schema, "strict": True},
@@ -223,7 +223,7 @@ _KINDS: dict[int, type[RootlaceError]] = {
     429: Overloaded,
     529: Overloaded,
 }
-# What reading another form of reply raises, or one that was cut off.
+# Exceptions of reading a reply of another form, or one that was cut off.
 _BROKEN = (
     *(OSError, http.client.HTTPException),
     *(ValueError, LookupError, TypeError, AttributeError),
@@ -231,7 +231,7 @@ _BROKEN = (
 
 
 class HttpService:
-    """Asks `url`; raises typed errors, whatever goes wrong."""
+    """HTTP client of `url`; raises typed errors, whatever goes wrong."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url.rstrip("/")
@@ -248,7 +248,7 @@ class HttpService:
         timeout: float,
         take: Callable[[dict[str, Any]], object],
     ) -> None:
-        """Have `take` called with the reply or, where the body says "stream", with each event."""
+        """Call `take` with the reply or, where the body says "stream", with each event."""
         with self._reading(timeout), self._open(path, body, timeout) as response:
             for said in _events(response) if body.get("stream") else [json.load(response)]:
                 take(said)
@@ -280,7 +280,7 @@ class HttpService:
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:
-    """The server-sent events of a stream."""
+    """Give the server-sent events of a stream."""
     for line in response:
         if line.startswith(b"data:") and line[5:].strip() not in (b"", b"[DONE]"):
             event: dict[str, Any] = json.loads(line[5:])
@@ -308,13 +308,13 @@ Said = protocol.Generated | protocol.Selected
 
 
 class ServiceBackend(RuntimeEndpoint):
-    """Runs programs on a service, each request in a thread of its own, at most `concurrency` of
-    them at a time.
+    """Backend that runs programs on a service, each request in its own thread, at most
+    `concurrency` at a time.
 
-    What the service cannot be asked for fails at the line of the program that asks, with the
-    reason. `emulate` names what is to be done all the same as well as it goes: "select" (the model
-    is asked to write one of the choices; there are no scores) and "regex" (it is told the pattern).
-    Both ask again, up to three times, where the answer is something else.
+    A request that the service does not support fails at its line of the program, with the reason.
+    `emulate` names requests to approximate instead: "select" (the model is asked to write one of
+    the choices; there are no scores) and "regex" (the model is told the pattern). Both ask up to
+    three times until the answer fits.
     """
 
     _abilities: Abilities
@@ -342,8 +342,7 @@ class ServiceBackend(RuntimeEndpoint):
         return self._channel
 
     def close(self) -> None:
-        """End the threads once what they ask for is there. What is asked later fails with
-        ServerUnavailable."""
+        """End the threads after their replies. Later requests fail with ServerUnavailable."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -382,7 +381,7 @@ class ServiceBackend(RuntimeEndpoint):
         return ServerUnavailable(f"the backend of {self.url} was closed")
 
     def _work(self, branch: BranchText, op: Ask) -> Callable[[], Said]:
-        """The work of a thread. Raises InvalidRequest for what the service does not have."""
+        """Return a thread's work. Raises InvalidRequest for what the service does not have."""
         if isinstance(op, protocol.Select):
             if "select" not in self._emulate:
                 raise InvalidRequest(
@@ -458,7 +457,7 @@ class ServiceBackend(RuntimeEndpoint):
         if came < op.params.n:
             raise ServerUnavailable(f"{self.url} gave {came} samples of {op.params.n}")
         outputs = tuple(protocol.Output(each.text, (), each.finish) for each in reply.samples)
-        # A reply that comes as a whole says nothing of its first token.
+        # A whole reply does not tell when its first token came.
         timing = _timing(began, first[0] if op.stream and first else None)
         return protocol.Generated(op.op, outputs, reply.usage, timing)
 
@@ -524,7 +523,7 @@ def _ignore(index: int, text: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """A choice as it may be written with some freedom."""
+    """Normalise a choice that may be written with some freedom."""
     return text.strip().strip("\"'`*.").casefold()
 
 
@@ -542,7 +541,7 @@ def _sum(usages: Sequence[protocol.Usage]) -> protocol.Usage:
 
 
 def _check(op: protocol.Op) -> None:
-    """Raise InvalidRequest for what is not text but cannot be asked for either."""
+    """Raise InvalidRequest for options that no service has."""
     if isinstance(op, protocol.Open):
         if op.adapter:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Programs on other services: OpenAI's interface, Anthropic's, and what LiteLLM reaches."""
+"""Backends for other services: OpenAI's interface, Anthropic's, and LiteLLM's."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ from rootlace.wire.sampling import names_in
 
 
 class OpenAIBackend(ServiceBackend):
-    """Runs programs on a server with OpenAI's interface: `OpenAIBackend(url, "name")`, where `url`
-    ends with `/v1`. Without a model's name, it is the first that the server lists.
+    """Backend for a server with OpenAI's interface: `OpenAIBackend(url, "name")`, where `url` ends
+    with `/v1`. Without a model's name, the server's first model.
 
-    Messages go to `/chat/completions`, and text without any to `/completions`. What cannot be asked
-    for there fails at its line, with the reason: `select`, `regex` and grammars, token ids, tools,
-    adapters, and what `cache` may say (a pin that is only to be tried is left out); so does a `gen`
-    behind other text in an assistant's message, unless the server goes on with a message that has
-    begun (`continues=True`: vLLM's and Rootlace's `continue_final_message`). `json_schema` and
-    `type=` are asked for in a chat, as `response_format`; `emulate=["select", "regex"]` has the
-    model asked in words (`ServiceBackend`). Nothing is known of the cache beyond what the server
-    says. At most `concurrency` requests run at a time, each for `timeout` seconds at most; one that
-    is cancelled runs to its end there.
+    Messages go to `/chat/completions`, text without messages to `/completions`. These fail at their
+    line, with the reason: `select`, `regex` and grammars, token ids, tools, adapters, and `cache`
+    options (a pin to "try" is left out). So does a `gen` behind other text in an assistant's
+    message, unless the server continues such messages (`continues=True`: vLLM's and Rootlace's
+    `continue_final_message`). `json_schema` and `type=` become a chat's `response_format`;
+    `emulate=["select", "regex"]` has the model asked in words (`ServiceBackend`). The cache is
+    known only by the server's own figures. At most `concurrency` requests run at a time, each for
+    at most `timeout` seconds; a cancelled request runs to its end there.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ def _first_model(http: HttpService, timeout: float) -> str:
 
 
 def openai_body(request: ChatRequest, abilities: Abilities) -> dict[str, Any]:
-    """Body of a request to OpenAI's interface, without model, prompt and messages."""
+    """Return the body of a request to OpenAI's interface, without model, prompt and messages."""
     body: dict[str, Any] = {**options_of(request.params, abilities), "stream": request.stream}
     if request.params.n > 1:
         body["n"] = request.params.n
@@ -108,7 +107,7 @@ def openai_body(request: ChatRequest, abilities: Abilities) -> dict[str, Any]:
 
 
 def take_openai(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
-    """Add what a reply of OpenAI's form, or an event of its stream, says."""
+    """Add the contents of a reply of OpenAI's form, or of an event of its stream."""
     usage = event.get("usage")
     if usage:
         details = usage.get("prompt_tokens_details") or {}
@@ -137,14 +136,14 @@ _MOST = 4096  # `max_tokens` must be said there
 
 
 class AnthropicBackend(ServiceBackend):
-    """Runs programs by Anthropic's interface: `AnthropicBackend("name", api_key=...)`; `url` is
-    that of another server which speaks it.
+    """Backend for Anthropic's interface: `AnthropicBackend("name", api_key=...)`; `url` is another
+    server with that interface.
 
-    All text stands in messages. `json_schema` and `type=` are asked for as `output_config`, and a
-    `gen` with `n` is asked `n` times, one after the other. A `gen` behind other text in an
-    assistant's message goes on with that message, which newer models of Anthropic's refuse. What
-    cannot be asked for fails at its line, with the reason: what `OpenAIBackend` says, and of the
-    sampling options all but `max_tokens`, `temperature`, `top_p`, `top_k` and `stop`.
+    All text stands in messages. `json_schema` and `type=` become `output_config`, and a `gen` with
+    `n` is asked `n` times, one after the other. A `gen` behind other text in an assistant's message
+    continues that message, which newer models of Anthropic's refuse. These fail at their line, with
+    the reason: those that `OpenAIBackend` lists, and sampling options other than `max_tokens`,
+    `temperature`, `top_p`, `top_k` and `stop`.
     """
 
     _abilities = Abilities(names_in("anthropic"), continues=True, samples=False)
@@ -192,7 +191,7 @@ def _block(image: protocol.Image) -> dict[str, Any]:
 
 
 def _take(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
-    """Add what a message, or an event of its stream, says."""
+    """Add the contents of a message, or of an event of its stream."""
     kind = event["type"]
     (sample,) = reply.samples
     told = event["message"] if kind == "message_start" else event
@@ -213,7 +212,7 @@ def _take(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
 
 
 def _usage(told: Mapping[str, Any], before: protocol.Usage) -> protocol.Usage:
-    """Later events repeat some of the counts. What was cached is not counted as input there."""
+    """Update counts, some of which later events repeat. Input tokens there exclude cached ones."""
     cached = told.get("cache_read_input_tokens")
     if told.get("input_tokens") is None:
         prompt, cached = before.prompt_tokens, before.cached_tokens
@@ -251,14 +250,13 @@ _ERRORS: tuple[tuple[str, type[RootlaceError]], ...] = (
 
 
 class LiteLLMBackend(ServiceBackend):
-    """Runs programs by `litellm.completion` (`pip install rootlace[litellm]`):
+    """Backend that calls `litellm.completion` (`pip install rootlace[litellm]`):
     `LiteLLMBackend("gemini/name")`. `options` are passed on with each request (`api_base`,
     `api_key`, ...).
 
-    All text stands in messages. `json_schema` and `type=` are asked for as `response_format`. What
-    cannot be asked for fails at its line, with the reason: what `OpenAIBackend` says, a `gen`
-    behind other text in an assistant's message, and sampling options that OpenAI's own interface
-    does not have.
+    All text stands in messages. `json_schema` and `type=` become `response_format`. These fail at
+    their line, with the reason: those that `OpenAIBackend` lists, a `gen` behind other text in an
+    assistant's message, and sampling options that OpenAI's own interface lacks.
     """
 
     _abilities = Abilities(_OPTIONS, advice="LiteLLM has no way to go on with one")

@@ -1,4 +1,4 @@
-"""Writing roles as the served model's chat template does (`protocol.ChatFormat`)."""
+"""Texts of roles as the served model's chat template writes them (`protocol.ChatFormat`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PLAIN = ChatFormat(
         for role in ("system", "user", "assistant")
     }
 )
-"""For models without a chat template."""
+"""Format for models without a chat template."""
 
 
 def usable(chat: ChatFormat) -> ChatFormat:
-    """`chat`, or the plain format for a model that has none."""
+    """Return `chat`, or the plain format for a model without one."""
     return chat if chat.roles else PLAIN
 
 
 def role_format(chat: ChatFormat, role: str) -> RoleFormat:
-    """Raises InvalidRequest for a role the template does not have."""
+    """Return the format of a role. Raises InvalidRequest for a role the template does not have."""
     found = chat.roles.get(role)
     if found is None:
         roles = ", ".join(sorted(chat.roles))
@@ -31,7 +31,7 @@ def role_format(chat: ChatFormat, role: str) -> RoleFormat:
 
 
 def begin(chat: ChatFormat, role: str, opened: bool) -> list[Text]:
-    """Texts before a message's content. `opened`: other messages stand before this one."""
+    """Return the texts before a message's content. `opened`: other messages stand before it."""
     texts = []
     if not opened:
         texts.append(chat.opening)
@@ -42,16 +42,16 @@ def begin(chat: ChatFormat, role: str, opened: bool) -> list[Text]:
 
 
 def end(chat: ChatFormat, role: str) -> list[Text]:
-    """Texts after a message's content."""
+    """Return the texts after a message's content."""
     text = role_format(chat, role).end
     return [Text(text, special=True)] if text else []
 
 
 def enclosed(content: str, end: str, before: str = "") -> str:
-    """`content` of a message that `end` ends: no tag of `end`, such as `</tool_response>`, stands
-    in it. A backslash is put into what would be one, in any case, with white space or not.
+    """Escape closing tags of `end`, such as `</tool_response>`, in the `content` of a message. A
+    backslash breaks such a tag in any case of letters, with white space or not.
 
-    `before` is what the message holds already, which such a tag may begin in.
+    `before` is earlier text of the message, in which such a tag may begin.
     """
     tags = {re.escape(tag) for tag in re.findall(r"[<\[]/\s*(\w+)", end)}
     if not tags:

@@ -24,7 +24,7 @@ from rootlace.wire.tool_calls import ToolFormat
 
 # Cache report -------------------------------------------------------------------------------------
 #
-# What the cache says of one prompt.
+# Facts about one prompt in the cache.
 
 
 Reason = Literal[
@@ -32,33 +32,32 @@ Reason = Literal[
 ]
 
 Scope = Literal["own", "all"]
-"""Whether a report looks into the prompt's own namespace alone, or into others as well."""
+"""Namespaces that a report may look into: the prompt's own alone, or all."""
 
 
 class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Length of a prompt's cached prefix, and the reason why it ends there.
 
     The first `matched` of `limit` tokens were cached (the prompt's last token is always computed,
-    for its logits are wanted). `reason` is the first that applies:
+    for its logits). `reason` is the first that applies:
 
     - "disabled": the cache is switched off.
-    - "whole": all of them were cached.
-    - "scored": those behind may be cached; they were computed because log-probabilities of the
-      prompt, or a vector made of all its tokens, were asked for.
-    - "evicted", "flushed", "expired": `lost` tokens more had been, until `lost_seconds` ago.
-      Evicted: to make room for a request, that of the program `lost_to` if it was of the same
-      namespace. Expired: their request had given them so long to live.
-    - "differs": something else followed there; `instead` are its first tokens, in the continuation
-      used last, out of `continuations`.
+    - "whole": all tokens were cached.
+    - "scored": further tokens may be cached; the request computed them for log-probabilities of
+      the prompt, or for a vector of all tokens.
+    - "evicted", "flushed", "expired": `lost` more tokens were cached until `lost_seconds` ago.
+      Evicted: to make room for a request, of the program `lost_to` if its namespace is the same.
+      Expired: at the end of the lifetime that their request gave them.
+    - "differs": something else followed in the cache; `instead` are its first tokens, in the last
+      used of `continuations`.
     - "namespace": `elsewhere` tokens are cached in another namespace.
     - "new": nothing had followed there yet.
 
-    Other fields are set wherever they apply. Texts, if the server gives them: what stands `before`
-    the end of the match, what the prompt `goes_on` with, and what is `cached_instead`.
-    `from_disk` of the tokens that were cached had been given up and were read back, from a disk or
-    from main memory; `on_disk` tokens behind them lie there.
-    `saved_seconds`: about how long it would have taken to compute what was cached. `advice`: what
-    to change, where this and earlier prompts would share much but for an early difference.
+    Other fields are set wherever they apply. Texts, if the server gives them: the text `before` the
+    end of the match, the prompt's text behind it (`goes_on`), and the cache's (`cached_instead`).
+    `from_disk` of the cached tokens had been evicted and were read back, from a disk or main
+    memory; `on_disk` tokens behind them are there. `saved_seconds`: estimated time to compute the
+    cached tokens. `advice`: the change by which this and earlier prompts would share much more.
     """
 
     matched: int
@@ -80,7 +79,7 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 def describe(report: CacheReport) -> str:
-    """The report as a sentence or two for people."""
+    """Describe the report in a sentence or two for people."""
     matched, rest = report.matched, report.limit - report.matched
     cached = f"{matched:,} of {report.limit:,} tokens were cached"
     if report.from_disk:
@@ -123,7 +122,7 @@ def describe(report: CacheReport) -> str:
 
 
 def _same_text(one: str, other: str) -> bool:
-    """Whether excerpts show the same text as far as both go; parts of characters show none."""
+    """Return whether excerpts agree as far as both go; parts of characters never agree."""
     shown = min(len(one), len(other))
     return shown > 0 and one[:shown] == other[:shown] and "\ufffd" not in one[:shown]
 
@@ -145,21 +144,20 @@ class _Wire(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 ConstraintKind = Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
-"""`rootlace.types.constraint_kinds` describes each."""
+"""`rootlace.types.constraint_kinds` describes each kind."""
 
 
 class Constraint(_Wire):
-    """A constraint on the generated text.
+    """Constraint on generated text.
 
     `source` is the pattern (`regex`: Python's syntax), the schema as JSON text (`json_schema`), a
     JSON array of strings (`choices`), the grammar (`ebnf`: Lark or GBNF) or a JSON object with
-    `structures` and `triggers` (`structural_tag`, as sglang's). `whitespace` is that of JSON.
+    `structures` and `triggers` (`structural_tag`, as sglang's). `whitespace` applies to JSON.
 
-    What token masks cannot enforce of a schema is checked while the text is generated, and a text
-    that fails is retracted; with `strict` such a schema is refused instead. `jump_forward` says
-    whether text that the constraint forces is appended without sampling it: "canonical" (as the
-    tokens the tokenizer would give it) or "off". Where one that is `optional` cannot be enforced,
-    the text is free.
+    Parts of a schema that token masks cannot enforce are checked during generation, and a failing
+    text is rolled back; `strict` refuses such a schema instead. `jump_forward`: "canonical" appends
+    forced text without sampling, as the tokens that the tokenizer would give; "off" samples it. If
+    an `optional` constraint cannot be enforced, the text is free.
     """
 
     kind: ConstraintKind
@@ -170,7 +168,7 @@ class Constraint(_Wire):
     optional: bool = False
 
 
-# How a constraint is enforced; the other fields say what it is.
+# Fields that say how a constraint is enforced; the other fields say what it is.
 CONSTRAINT_OPTIONS = ("whitespace", "strict", "jump_forward")
 
 
@@ -185,17 +183,17 @@ class Text(_Wire, tag="text"):
 
 
 MAX_TOKENS = 2**22
-"""Most token ids of one part; a longer list is refused before any of it is made."""
+"""Most token ids of one part; a longer list is refused before any of it is decoded."""
 
 
 class Tokens(_Wire, tag="tokens"):
-    """Token ids as they are."""
+    """Token ids."""
 
     ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_TOKENS)]
 
 
 class Image(_Wire, tag="image"):
-    """A picture, by its address or as it is. Only for models that see (`ModelInfo.images`)."""
+    """Image, by its address or as data. Only for models that see (`ModelInfo.images`)."""
 
     url: str = ""
     data: bytes = b""
@@ -203,7 +201,7 @@ class Image(_Wire, tag="image"):
 
 
 class Quote(_Wire, tag="quote"):
-    """The text that another branch of this connection gained since it was opened (for joins)."""
+    """Text that another branch of this connection gained since it was opened (for joins)."""
 
     branch: int
 
@@ -218,16 +216,16 @@ class _Op(_Wire):
 
 
 class Hello(_Op, tag="hello"):
-    """First message of a connection. `op` is 0. `model`: the name of that which all its branches
-    are of; the first of several, if it is left out. It is loaded where it was not.
+    """First message of a connection; `op` is 0. `model` names the model of all its branches, by
+    default the server's first; the server loads it where necessary.
 
-    `session` is a name of the client's own making that nobody can guess. Where the `Welcome` says
-    that it is kept, a client that lost its connection, or whose server was restarted, says hello
-    with the same name and with how many terminal events it has `heard`; then it sends again, in
-    their order, all operations that it has none for. Those that had ended get the event that they
-    got then, those that ran go on from where they were, and so do streams: `chunks` says how much
-    of them the client has, as (operation, sample, characters, tokens). The ids of operations and
-    branches of a session are never used again. `state_lost`: the server cannot go on with it.
+    `session` is an unguessable name that the client chooses. If `Welcome.kept` is true, a client
+    can come back after a lost connection or a restart of the server. The client then says hello
+    with the same name and with the number of terminal events that it has `heard`. It sends all
+    operations without a terminal event again, in their order. Ended operations get the same event
+    as before; running ones go on from where they were, streams too. `chunks` holds the received
+    part of streams as (operation, sample, characters, tokens). No id of an operation or branch is
+    used twice in a session. `state_lost`: the server cannot go on with the session.
     """
 
     version: int
@@ -240,18 +238,18 @@ class Hello(_Op, tag="hello"):
 
 
 class Open(_Op, tag="open"):
-    """A new branch. With a parent (a fork) it starts where the parent ends at this operation.
+    """Open a branch. With a parent (a fork) it starts where the parent ends at this operation.
 
-    `program` groups the branches of one program run: it is a hint to the cache (a live program's
-    path is kept, a closed program's private suffix is evicted first). `namespace` separates
-    tenants: branches of different namespaces never share KV. A child inherits both.
+    `program` groups the branches of one program run, as a hint to the cache: a live program's path
+    is kept, a closed program's private suffix is evicted first. `namespace` separates tenants:
+    branches of different namespaces never share KV. A child inherits both.
 
-    All that the branch holds is computed with the `adapter` of this name, "": without one; None:
-    with the parent's. A child with another adapter than its parent starts with the same text, of
-    which it computes everything anew: KV of different adapters is never shared.
+    All of the branch is computed with `adapter`; "": without one; None: with the parent's. A child
+    with another adapter than its parent starts with the same text, and computes all of it anew: KV
+    of different adapters is never shared.
 
-    Without `share` the branch and its descendants have a namespace of their own, which is forgotten
-    when the last of them is closed.
+    Without `share` the branch and its descendants have a private namespace, which is forgotten when
+    the last of them is closed.
     """
 
     branch: int
@@ -270,20 +268,20 @@ class Append(_Op, tag="append"):
 
 
 class Prefill(_Op, tag="prefill"):
-    """Compute the KV of what the branch holds so far, except text that may still merge."""
+    """Compute the KV of the branch so far, except text that may still merge with later text."""
 
     branch: int
     handling: Handling = PLAIN
 
 
 class Thoughts(_Wire):
-    """What a model writes to itself before its answer, up to `end`. `begin` begins it; it is
-    empty where the branch ends with that, and else there need be no thoughts.
+    """Thoughts (reasoning) of a model before its answer, ending with `end`. `begin` starts them; it
+    is empty where the branch already ends with it. With a `begin`, the model may have no thoughts.
 
-    Within them no stop string, pattern or token of the parameters ends the text, and the constraint
-    begins behind them, behind `gap` (unless the model writes white space there itself). `then` is
-    written for the model before what the constraint holds. Behind `budget` tokens they are ended
-    with `close` and `gap`.
+    Within thoughts no stop string, pattern or stop token ends the text. The constraint begins
+    behind them, behind `gap` (unless the model writes white space there itself). `then` is written
+    for the model before the constrained text. After `budget` tokens the thoughts are ended with
+    `close` and `gap`.
     """
 
     end: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -297,12 +295,12 @@ class Thoughts(_Wire):
 class Generate(_Op, tag="generate"):
     """Sample; the text of the first sample becomes part of the branch.
 
-    With `cache_report`, the result says why so much of the prompt was cached, and no more; with
-    `tell_cached`, the first chunk of a stream says how much. A timeout counts from when the gateway
-    receives the operation; what else is in `handling.cache` than `share` holds for its prompt.
+    With `cache_report`, the result explains the cached length of the prompt; with `tell_cached`, a
+    stream's first chunk states it. A timeout counts from when the server receives the operation. Of
+    `handling.cache`, only `share` is not about this prompt.
 
-    The output may be much like the text `prediction`: where it is, it comes faster. Whatever is
-    predicted, the output is the same. `thoughts` may come before what is asked for.
+    Where the output repeats the text `prediction`, it comes faster; a prediction never changes the
+    output. `thoughts` may come before the answer.
     """
 
     branch: int
@@ -320,8 +318,8 @@ class Generate(_Op, tag="generate"):
 class Select(_Op, tag="select"):
     """Score `choices` as continuations of the branch and append the best one.
 
-    With a `temperature` above 0 the choice is drawn: softmax of the scores divided by it. The same
-    `seed` at the same place draws the same. A pin that `handling` asks for is left out.
+    With a `temperature` above 0 the choice is drawn from softmax(scores / temperature). The same
+    `seed` at the same place draws the same choice. A pin in `handling` is ignored.
     """
 
     branch: int
@@ -334,8 +332,8 @@ class Select(_Op, tag="select"):
 
 
 class Explain(_Op, tag="explain"):
-    """Ask how far the branch as it is now is cached, and why no further; answered by `Explained`.
-    Nothing is computed."""
+    """Ask for the branch's cached length, and why it is no longer; answered by `Explained`.
+    Computes nothing."""
 
     branch: int
 
@@ -356,11 +354,11 @@ class Cancel(_Op, tag="cancel"):
 
 
 class FlushCache(_Op, tag="flush"):
-    """Forget every cached prefix that no running request uses."""
+    """Evict every cached prefix that no running request uses."""
 
 
 class Unpin(_Op, tag="unpin"):
-    """Let what was pinned under the id `pin` go, of which `namespace` is that of its branch."""
+    """Release the pin with the id `pin`; `namespace` is its branch's."""
 
     pin: str
     namespace: str = ""
@@ -371,12 +369,10 @@ class GetStatus(_Op, tag="status"):
 
 
 class Embed(_Op, tag="embed"):
-    """Ask for a vector of each of the `inputs` (answered by `Embedded`): that which the model was
-    trained for (`pooling` None; the last token's, if nothing says so), the final hidden state of
-    its last token, the mean of those of all its tokens, or, of a model that classifies texts, the
-    scores of its labels. With `normalise` a vector has the length 1. `namespace` and `adapter` are
-    as in `Open`.
-    """
+    """Ask for a vector of each of the `inputs` (answered by `Embedded`). `pooling`: "last", the
+    final hidden state of the last token; "mean", the mean over all tokens; "labels", the label
+    scores of a text classifier; None, as the model was trained (by default "last"). With
+    `normalise` a vector has length 1. `namespace` and `adapter` are as in `Open`."""
 
     inputs: tuple[Text | Tokens, ...]
     pooling: VectorKind | None = None
@@ -386,14 +382,14 @@ class Embed(_Op, tag="embed"):
 
 
 class Ping(_Op, tag="ping"):
-    """Keeps the connection alive; answered by `Done`. `heard`: so many terminal events of the
-    session the client has, and they need not be kept any longer."""
+    """Keep the connection alive; answered by `Done`. The client has `heard` terminal events of the
+    session, which the server need not keep any longer."""
 
     heard: int = 0
 
 
 class Goodbye(_Op, tag="goodbye"):
-    """The client leaves: every branch of the connection is cancelled and closed."""
+    """Leave: every branch of the connection is cancelled and closed."""
 
 
 Op = (
@@ -425,7 +421,7 @@ class RoleFormat(_Wire):
 
 
 class ChatFormat(_Wire):
-    """How the model's chat template writes a conversation, as text with special tokens.
+    """The model's chat template as text with special tokens.
 
     A conversation is `opening`, then `default_system` unless its first message is a system message,
     then `roles[role].begin + content + roles[role].end` per message. `tools`: how tools are listed
@@ -439,12 +435,12 @@ class ChatFormat(_Wire):
 
 
 class ModelInfo(_Wire):
-    """The served model. `capacity_tokens` is the size of the KV cache, `block_size` that of its
-    blocks, both in tokens; `chat` has no roles where the model has no chat template. `adapters` are
-    the names of those that branches may have. `labels`: the model generates no text, but gives one
-    so many scores (0: it embeds texts only). `images`: whether it takes them. `caching`: whether
-    prefixes are reused. `sampling`: what requests that do not say otherwise are sampled with, by
-    the names of `SamplingParams`; `sampling_from`: where each comes from."""
+    """Served model. `capacity_tokens` is the size of the KV cache, `block_size` that of a block,
+    both in tokens. `chat` has no roles if the model has no chat template. `adapters`: names of the
+    adapters that branches may have. `labels`: number of scores of a model that generates no text
+    (0: it only embeds texts). `images`: whether it takes images. `caching`: whether prefixes are
+    reused. `sampling`: default sampling of requests, by the names of `SamplingParams`;
+    `sampling_from`: where each default comes from."""
 
     name: str
     path: str
@@ -462,9 +458,9 @@ class ModelInfo(_Wire):
 
 
 class TokenLogprob(_Wire):
-    """`logprob` is None for a prompt's first token. `top` holds (id, logprob, text), best first.
-    `forced`: the constraint left no other token, so it was not sampled. `drafted`: the source in
-    `DRAFT_SOURCES` of a token computed ahead, where the operation asks for a cache report."""
+    """Log-probability of a token. `logprob` is None for a prompt's first token. `top` holds (id,
+    logprob, text), best first. `forced`: the constraint left no other token. `drafted`: source in
+    `DRAFT_SOURCES` of a drafted token, if the operation asks for a cache report."""
 
     token_id: int
     text: str
@@ -475,16 +471,16 @@ class TokenLogprob(_Wire):
 
 
 DRAFT_SOURCES = ("prediction", "tree", "output", "model")
-"""Where tokens computed ahead come from: the client's prediction, what other requests of the
-namespace hold, what the request itself holds, a draft model."""
+"""Sources of drafted tokens: the client's prediction, other requests of the namespace, the
+request's own tokens, a draft model."""
 
 
 class Usage(_Wire):
-    """Tokens of one operation. Prompt tokens include cached ones, completion tokens forced ones.
-    `written`: those computed for each beginning of the prompt that was to be pinned. `accepted` of
-    the completion tokens were computed ahead because they were predicted, and so were `rejected`
-    others, which are not among them. `drafts`: the same two numbers for each other source of
-    `DRAFT_SOURCES` that was drafted from."""
+    """Token counts of one operation. Prompt tokens include cached ones, completion tokens forced
+    ones. `written`: tokens computed for each beginning of the prompt that was to be pinned.
+    `accepted`: completion tokens that the client's prediction gave ahead. `rejected`: predicted
+    tokens computed in vain. `drafts`: (accepted, rejected) of each other source of `DRAFT_SOURCES`
+    in use."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -497,9 +493,9 @@ class Usage(_Wire):
 
 
 class Timing(_Wire):
-    """Seconds from when the operation's turn came on its branch: until admission, until the first
-    token, until the end. `progress`: (seconds, tokens of the first sample that there were).
-    `clock`: whether the runtime measured them, or who asked a service that tells no times."""
+    """Seconds since the operation's turn on its branch came: until admission, first token, and end.
+    `progress`: (seconds, tokens so far) of the first sample. `clock`: measured by the runtime, or
+    by the client of a service that reports no times."""
 
     queued: float = 0.0
     first_token: float = 0.0
@@ -509,11 +505,11 @@ class Timing(_Wire):
 
 
 class Output(_Wire):
-    """One sample. `matched` is the stop string or the stop token's id that ended it.
+    """One sample. `matched` is the stop string, or the stop token's id, that ended it.
 
     `token_ids` (and, in parallel, `logprobs`) include the tokens of the stop, which `text` leaves
-    out. `forced_tokens` of them followed from the constraint and were not sampled: those at the
-    indices `forced_at`. `drafted_at`: those that were drafted, with an index of `DRAFT_SOURCES`.
+    out. `forced_tokens` of them, at the indices `forced_at`, followed from the constraint without
+    sampling. `drafted_at`: (index of a drafted token, index of its source in `DRAFT_SOURCES`).
     """
 
     text: str
@@ -531,8 +527,8 @@ class _Event(_Wire):
 
 
 class Welcome(_Event, tag="welcome"):
-    """The answer to `Hello`: the gateway's protocol version, what it serves, and whether the
-    `session` is kept for a client that comes back."""
+    """Answer to `Hello`: the server's protocol version, its model, and whether the `session` is
+    kept for a client that comes back."""
 
     version: int
     model: ModelInfo
@@ -542,8 +538,8 @@ class Welcome(_Event, tag="welcome"):
 class Chunk(_Event, tag="chunk"):
     """New text of sample `index` of a streaming `Generate`. All chunks together are the output.
 
-    In the first chunk of a `Generate` with `tell_cached`: how long the prompt is, and how much of
-    it was cached.
+    The first chunk of a `Generate` with `tell_cached` states the lengths of the prompt and of its
+    cached prefix, in tokens.
     """
 
     index: int
@@ -555,17 +551,17 @@ class Chunk(_Event, tag="chunk"):
 
 
 class Done(_Event, tag="done"):
-    """The operation succeeded and has no other result. For `Prefill`, `usage` is set."""
+    """Success without another result. For `Prefill`, `usage` is set."""
 
     usage: Usage | None = None
 
 
 class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the engine tells of a request beside its tokens. Results carry the facts whole.
+    """Facts of a request from the engine, beside its tokens. Results carry the facts whole.
 
     A new fact is defined here, filled in by `scheduler/output.py` and printed in replies.
     `cached_tokens` of the prompt were not computed. `queued`: seconds from arrival to admission.
-    `report` says why no more was cached, and `pin` is the id of what was pinned, where asked for.
+    `report` explains the cached length, and `pin` is the id of the pin, where asked for.
     """
 
     cached_tokens: int = 0
@@ -575,8 +571,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Generated(_Event, tag="generated"):
-    """The samples of a `Generate`; `prompt_logprobs` from the index that it asked for; `facts` of
-    its first sample."""
+    """Samples of a `Generate`; `prompt_logprobs` begin at the index that it asked for; `facts` are
+    those of the first sample."""
 
     outputs: tuple[Output, ...]
     usage: Usage
@@ -586,7 +582,7 @@ class Generated(_Event, tag="generated"):
 
 
 class Selected(_Event, tag="selected"):
-    """`scores` are in the order of the choices; `token_logprobs` holds each one's scored tokens."""
+    """Result of a `Select`. `scores` and `token_logprobs` (scored tokens) are by choice."""
 
     choice: str
     index: int
@@ -597,31 +593,31 @@ class Selected(_Event, tag="selected"):
 
 
 class Explained(_Event, tag="explained"):
-    """Length of a branch's cached prefix."""
+    """Cached length of a branch, explained."""
 
     report: CacheReport
 
 
 class Status(_Event, tag="status_reply"):
-    """Counters since start; docs/operations.md lists what they count."""
+    """Counters since start; docs/operations.md lists them."""
 
     values: dict[str, Any]
 
 
 class Embedded(_Event, tag="embedded"):
-    """A vector for each input: float32, the lowest byte first."""
+    """One vector per input: float32, little-endian."""
 
     vectors: tuple[bytes, ...]
     usage: Usage
 
 
 class Failed(_Event, tag="failed"):
-    """Terminal. `op` 0: about the connection, or about a message that could not be decoded."""
+    """Failure of an operation. `op` 0: of the connection, or a message that cannot be decoded."""
 
     code: str
     message: str
     param: str | None = None
-    """The field of the operation that is wrong, where that is known."""
+    """Wrong field of the operation, where known."""
 
     @classmethod
     def of(cls, op: int, error: RootlaceError) -> Failed:
@@ -635,19 +631,19 @@ _events = msgspec.msgpack.Decoder(list[Event])
 
 
 def encode(messages: list[Op] | list[Event] | list[msgspec.Raw]) -> bytes:
-    """One frame."""
+    """Encode one frame."""
     return _encoder.encode(messages)
 
 
 def pack(message: Op) -> msgspec.Raw:
-    """One message as it will stand in a frame.
+    """Encode one message for a frame.
 
     Raises UnicodeEncodeError for a lone surrogate, OverflowError for a number over 64 bits, and
-    TypeError for an object of no type that messages have.
+    TypeError for an object that is no message.
     """
     return msgspec.Raw(_encoder.encode(message))
 
 
 def decode_events(frame: bytes) -> list[Event]:
-    """Raises `msgspec.DecodeError` or `msgspec.ValidationError`."""
+    """Decode a frame. Raises `msgspec.DecodeError` or `msgspec.ValidationError`."""
     return _events.decode(frame)

@@ -1,10 +1,10 @@
-"""Sampling parameters: `SamplingParams` is what travels, and the one description of each of them.
+"""Sampling parameters: `SamplingParams` travels, and describes each parameter once.
 
-A field's name, type and default are the parameter's; its `Parameter` says the rest: where it acts,
-which values are sensible, and what else it is called. Everything that knows sampling parameters
-reads it here: the keywords of `gen` and `run` (`rootlace.language.sampling`), the fields of HTTP
-bodies (`server/http/request_fields.py`), the sampler's arrays (`runtime/model/sampler.py`) and, by
-name, the arguments of kernels (`kernels/interface.py`).
+A field's name, type and default are the parameter's. Its `Parameter` adds where it acts, which
+values are allowed, and its other names. All code reads sampling parameters here: the keywords of
+`gen` and `run` (`rootlace.language.sampling`), the fields of HTTP bodies
+(`server/http/request_fields.py`), the sampler's arrays (`runtime/model/sampler.py`) and, by name,
+the arguments of kernels (`kernels/interface.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 
 # Handling -----------------------------------------------------------------------------------------
 #
-# How a request is served, whatever it computes: its turn, its time, and its place in the cache.
+# Handling of a request, whatever it computes: its turn, its time, and its place in the cache.
 #
-# `Handling` is the one description: programs, bodies of HTTP and the engine's requests carry it.
+# `Handling` is the one description: programs, HTTP bodies and the engine's requests carry it.
 
 
 PRIORITIES = 100
@@ -34,11 +34,11 @@ Priority = Annotated[int, msgspec.Meta(ge=-PRIORITIES, le=PRIORITIES)]
 class Cache(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Handling of a prompt's KV.
 
-    `pin`: it is held in the cache for `ttl` seconds (`PIN_SECONDS` by default), whatever else wants
-    the memory; to pin it again renews that time. Where there is no room for it the request fails,
-    unless it is only to "try". Without a pin, `ttl` is how long what the request
-    added stays there when nobody uses it. With `share` false the request finds nothing that others
-    computed, they find nothing of it, and all of it is forgotten when it ends.
+    `pin` holds the prompt in the cache for `ttl` seconds (`PIN_SECONDS` by default), whatever else
+    needs the memory; pinning again renews the time. Without room the request fails, unless `pin` is
+    "try". Without a pin, `ttl` is the lifetime of unused KV that the request added. With `share`
+    false, the request and others find nothing of each other's KV, and its KV is forgotten at its
+    end.
     """
 
     pin: bool | Literal["try"] = False
@@ -51,8 +51,8 @@ class Cache(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Handling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`priority`: higher ones are served first; one more is worth some seconds of waiting (the
-    server's `priority_seconds`). `timeout`: seconds until the request fails."""
+    """Service of a request. `priority`: higher is served first; one more is worth the server's
+    `priority_seconds` of waiting. `timeout`: seconds until the request fails."""
 
     priority: Priority = 0
     timeout: Seconds | None = None
@@ -66,8 +66,8 @@ PLAIN = Handling()
 
 
 Acts = Literal["request", "text", "logits", "scores"]
-"""What a parameter changes: how far a request goes, the text made of its tokens, the distribution
-they are drawn from, or the log-probabilities that are reported."""
+"""Part of sampling that a parameter changes: the length of a request, the text made of its tokens,
+the distribution of tokens, or the reported log-probabilities."""
 
 Api = Literal["openai", "generate", "ollama", "anthropic"]
 """Bodies of OpenAI's endpoints; `sampling_params` of sglang's `/generate`; `options` of Ollama's
@@ -75,7 +75,7 @@ endpoints; bodies of Anthropic's."""
 
 
 class Range(NamedTuple):
-    """The values from `low` to `high`, and `off`."""
+    """Values from `low` to `high`, and `off`."""
 
     low: float
     high: float | None = None
@@ -96,9 +96,9 @@ class Range(NamedTuple):
 
 
 class BadParameter(ValueError):
-    """A sampling parameter has a value that it may not have.
+    """Sampling parameter with a forbidden value.
 
-    `problem` is what is said of it behind its name; it may name a second parameter in braces.
+    `problem` follows the parameter's name in the message; it may name a second parameter in braces.
     """
 
     def __init__(self, param: str, problem: str) -> None:
@@ -106,22 +106,22 @@ class BadParameter(ValueError):
         super().__init__(self.told({}))
 
     def told(self, names: Mapping[str, str]) -> str:
-        """The message, where a client calls parameters by `names`, if they differ."""
+        """Return the message with a client's names of parameters, where `names` has others."""
         other = names.get("max_tokens", "max_tokens")
         problem = self.problem.replace("{max_tokens}", other)
         return f"{names.get(self.param, self.param)} {problem}"
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of one sampling parameter; `help` is its text in docs/language.md.
+    """Description of one sampling parameter; `help` is its text in docs/language.md.
 
-    `range` holds for the number, or for each value of a mapping. `aliases` are other names that
-    programs may use. `openai`, `generate`, `ollama` and `anthropic` are its names in the bodies of
-    these APIs: none where an endpoint reads the parameter in a form of its own, or not at all. By
-    default it has its own name there, with Ollama only if it is `tuned`. `gguf`: the name
-    behind `general.sampling.` in GGUF files, where it is another one. `single`: the
-    type of one item, where programs and bodies may give one instead of a list. `history`: what it
-    does to logits depends on all tokens before.
+    `range` holds for the number, or for each value of a mapping. `aliases` are other names in
+    programs. `openai`, `generate`, `ollama` and `anthropic` are names in the bodies of these APIs;
+    empty where an endpoint reads the parameter in another form, or not at all. The default is the
+    parameter's own name, with Ollama only if it is `tuned`. `gguf`: its name behind
+    `general.sampling.` in GGUF files, if different. `single`: type of one item, where programs and
+    bodies may give one item instead of a list. `history`: its effect on logits depends on all
+    tokens before.
     """
 
     help: str
@@ -142,7 +142,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     default: Any = None
 
     def fields(self, api: Api) -> tuple[str, ...]:
-        """Names of the parameter in bodies of `api`; of several that are given, the first wins."""
+        """Return its names in bodies of `api`; of several given names, the first wins."""
         names: tuple[str, ...] | None = getattr(self, api)
         if names is not None:
             return names
@@ -150,11 +150,11 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tuned(self) -> bool:
-        """Whether models and servers have defaults for it: a number that acts on logits."""
+        """Return whether models and servers have defaults for it: a number that acts on logits."""
         return self.acts == "logits" and self.type in (int, float)
 
     def read(self, value: Any, strict: bool = True) -> Any:
-        """`value` as a number of the parameter; from text where not `strict`. Raises ValueError."""
+        """Read a number of the parameter; also from text if not `strict`. Raises ValueError."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         try:
@@ -175,13 +175,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     """Sampling of one `Generate`, with OpenAI's names where OpenAI has one.
 
     `temperature=0` is greedy, and so is `top_p=0`. `top_k` is off at -1 and at 0. `seed=None` lets
-    the gateway draw one; sampling then still depends on (seed, position) alone.
+    the server draw a seed; sampling then still depends on (seed, position) alone.
     `prompt_logprobs_from` asks for the log-probabilities of the prompt's tokens from that index on.
-    `max_tokens=None` means "what is left of the context". Parameters that act on logits leave them
-    alone by default.
+    `max_tokens=None` means the rest of the context. Parameters that act on logits have no effect by
+    default.
 
-    `given` are tuned parameters that a request names with the value that is the default here: for
-    those that it does not name, the server has defaults of its own (`with_defaults`).
+    `given`: tuned parameters that a request sets to the default value here. For parameters that a
+    request does not set, the server has its own defaults (`with_defaults`).
     """
 
     max_tokens: Annotated[
@@ -389,7 +389,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The parameters that are keyword-only in `gen`, for type checkers; the values may be None."""
+    """Keyword-only parameters of `gen`, for type checkers; values may be None."""
 
     temperature: float | None
     top_p: float | None
@@ -429,36 +429,36 @@ def _described(params: type[SamplingParams]) -> dict[str, Parameter]:
 
 
 PARAMETERS = _described(SamplingParams)
-"""The description of each sampling parameter, by name."""
+"""Description of each sampling parameter, by name."""
 
 
 def names_in(api: Api) -> dict[str, str]:
-    """Names in bodies of `api`, by our name, of the parameters that `api` has."""
+    """Return the names in bodies of `api`, by our names, of the parameters that `api` has."""
     fields = {name: about.fields(api) for name, about in PARAMETERS.items()}
     return {name: names[0] for name, names in fields.items() if names}
 
 
 TUNED = tuple(name for name, about in PARAMETERS.items() if about.tuned)
-"""The parameters that models and servers have defaults for."""
+"""Parameters that models and servers have defaults for."""
 
 _RANGED = [(p.default, p.name, p.range) for p in PARAMETERS.values() if p.range is not None]
 _ranged = attrgetter(*(name for _, name, _ in _RANGED))
 
 
 def with_seed_of(params: SamplingParams, index: int) -> SamplingParams:
-    """`params` of sample `index` among several: with `index` added to the seed, if there is one."""
+    """Return `params` for sample `index`: with `index` added to the seed, if there is a seed."""
     if not index or params.seed is None:
         return params
     return msgspec.structs.replace(params, seed=nth_seed(params.seed, index))
 
 
 def nth_seed(seed: int, index: int) -> int:
-    """The sum of the two, within 64 bits."""
+    """Return seed + index, wrapped to 64 bits."""
     return (seed + index + 2**63) % 2**64 - 2**63
 
 
 def with_defaults(params: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
-    """`params` with a server's `defaults` of tuned parameters that the request does not name."""
+    """Return `params` with a server's `defaults` of tuned parameters that the request lacks."""
     unnamed = {
         name: value
         for name, value in defaults.items()

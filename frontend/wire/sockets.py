@@ -3,8 +3,8 @@
 `zmq.asyncio` makes futures for each message and wakes tasks that await them. This costs several
 times as much as reading the message, and a model's steps send thousands of messages a minute.
 
-TCP between a runtime's processes on several machines is encrypted (CURVE). Whoever is told an
-address and its public key, by the gateway, is who is meant to connect: nobody else learns the key.
+TCP between a runtime's processes on several machines is encrypted (CURVE). The server tells an
+address and its public key only to the process that is meant to connect.
 
 Sections: reader, pipes, encrypted TCP.
 """
@@ -23,20 +23,21 @@ import zmq
 
 
 BURST = 16
-"""Messages that are read before the event loop may do other work."""
+"""Messages read before the event loop may do other work."""
 
 
 class MessageReader:
-    """Calls `take` with the frames of each message that comes, in the loop that it is made on.
+    """Reader of a socket: calls `take` with each message's frames, in the loop that made the
+    reader.
 
     The socket's descriptor signals a change only once, and any call on the socket may use that
-    signal up. So whoever sends on the socket calls `look` afterwards. `take` may close the reader.
+    signal up. So senders on the socket call `look` afterwards. `take` may close the reader.
     """
 
     def __init__(
         self, socket: zmq.Socket[bytes], take: Callable[[list[Any]], object], copy: bool = True
     ) -> None:
-        """Without `copy`, frames are `zmq.Frame`s, which know where they come from."""
+        """Without `copy`, frames are `zmq.Frame`s, which know their sender."""
         self._socket = socket
         self._take = take
         self._copy = copy
@@ -48,14 +49,14 @@ class MessageReader:
         self._schedule()  # what came before is not signalled
 
     def look(self) -> None:
-        """Read soon if something has come."""
+        """Read soon if a message has come."""
         if not self._scheduled:
             events = self._socket.get(zmq.EVENTS)
             if events & zmq.POLLIN:  # type: ignore[operator,arg-type]
                 self._schedule()
 
     def close(self) -> None:
-        """Stop reading. To be called before the socket is closed."""
+        """Stop reading; called before the socket is closed."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
@@ -93,10 +94,10 @@ RETRY_SECONDS = 0.001
 
 
 class Pipes:
-    """Sends and receives messages on the event loop on which it was made.
+    """Two sockets that send and receive messages on the event loop that made this object.
 
-    `encode` and `decode` say what a frame is. All messages of one turn of the event loop leave as
-    one frame.
+    `encode` and `decode` define the frames. All messages of one turn of the event loop leave as one
+    frame.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Pipes:
 def new_pair(
     context: zmq.Context[zmq.Socket[bytes]],
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """A socket to push with, and one to pull with."""
+    """Make a socket to push with, and one to pull with."""
     push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     for socket in (push, pull):
         # Nothing is dropped between the two: admission bounds the messages in flight.
@@ -174,11 +175,11 @@ def new_pair(
 
 
 HEARTBEAT_MS, SILENCE_MS = 2_000, 10_000
-"""A machine that vanishes without a word is noticed by what it does not send."""
+"""Silence after which a machine that vanished without a word is given up."""
 
 
 def bind(socket: zmq.Socket[Any], host: str, secret: bytes) -> str:
-    """To a free port of the interface `host`: the address to connect to. Raises ZMQError."""
+    """Bind to a free port of the interface `host`; return the address. Raises ZMQError."""
     socket.curve_server = True
     socket.curve_secretkey = secret
     _set_heartbeat(socket)
@@ -188,7 +189,7 @@ def bind(socket: zmq.Socket[Any], host: str, secret: bytes) -> str:
 
 
 def connect(socket: zmq.Socket[Any], address: str, public_key: bytes) -> None:
-    """Once: what is lost with a connection is not to be sent to whoever is there later."""
+    """Connect once: messages lost with a connection must not go to a later peer."""
     socket.curve_serverkey = public_key
     socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
     _set_heartbeat(socket)

@@ -1,4 +1,4 @@
-"""How models are shown tools and call them, each in its own way, and structural tags for calls."""
+"""Formats in which models see and call tools, and structural tags for calls."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rootlace.wire.errors import InvalidConstraint
 
 # Tool format --------------------------------------------------------------------------------------
 #
-# How a model is shown tools, and how it calls them (`protocol.ChatFormat.tools`).
+# Format in which a model sees and calls tools (`protocol.ChatFormat.tools`).
 
 
 Around = tuple[str, str, str]
-"""What calls that stand together begin with (and so each of `Calls`), what stands between two, and
-what they end with."""
+"""Texts around calls that stand together: the first text (with which each of `Calls` begins), the
+text between two calls, and the last text."""
 LINES: Around = ("", "\n", "")
 
 
 class Argument(msgspec.Struct, frozen=True):
-    r"""How an argument in tags of its own is written, here with Qwen3-Coder's texts:
+    r"""Format of an argument in tags of its own, here with Qwen3-Coder's texts:
 
     <parameter=  KEY  >\n      VALUE  \n   </parameter>  \n
     opening           between         gap  close         after
@@ -37,24 +37,24 @@ class Argument(msgspec.Struct, frozen=True):
     """Whether a string may stand as <![CDATA[...]]>."""
 
     def written(self, key: str, text: str) -> str:
-        """The argument `key` whose value has this text."""
+        """Write the argument `key` with the value's text."""
         return f"{self.opening}{key}{self.between}{text}{self.gap}{self.close}{self.after}"
 
 
 Form = Literal["tool", "function", "tool_indented", "function_indented", "signature"]
-"""What stands for one tool in a list: OpenAI's object {"type", "function"} or what it holds under
-"function", as JSON, or `name(arguments): description`."""
+"""Form of a tool in a list: OpenAI's object {"type", "function"} or only its "function", as JSON,
+or `name(arguments): description`."""
 
 FORMS: tuple[Form, ...] = ("tool", "tool_indented", "function", "function_indented", "signature")
 
 
 class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A call is `begin + name + between`, its arguments as a JSON object, or each as `argument`
-    says, and `end`; every call begins with `trigger`, and several stand together as `around` says.
-    In a system message, behind its content, tools are listed as `before`, each as `form` says with
-    `separator` between them, `after`.
+    """Format of calls and lists. A call is `begin + name + between`, the arguments as a JSON object
+    or each as an `argument`, and `end`. Every call begins with `trigger`; several calls together
+    have the texts `around`. In a system message, behind its content, the list is `before`, the
+    tools in `form` with `separator` between them, and `after`.
 
-    The defaults are those of a model whose template shows none. `refused`: why no tools can be
+    The defaults are for a model whose template shows no tools. `refused`: why no tools can be
     listed; empty where they can.
     """
 
@@ -81,7 +81,7 @@ class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
 
 def write_tool(form: Form, tool: Mapping[str, Any]) -> str:
-    """A tool, as {"type", "function"}, in a list."""
+    """Write a tool, given as {"type", "function"}, for a list."""
     function = tool["function"]
     if form == "signature":
         arguments = ", ".join(function["parameters"].get("properties", ()))
@@ -92,7 +92,7 @@ def write_tool(form: Form, tool: Mapping[str, Any]) -> str:
 
 
 def write_list(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
-    """The list, as texts and whether they are the template's (and not the tools' own)."""
+    """Write the list: texts, each with whether it is the template's (and not a tool's)."""
     texts = [(form.before, True)]
     for index, tool in enumerate(tools):
         if index:
@@ -105,11 +105,11 @@ PLAIN_TOOLS = ToolFormat()
 
 # Tags ---------------------------------------------------------------------------------------------
 #
-# Structural tags that hold calls.
+# Structural tags for calls.
 
 
 Content = Mapping[str, Any]
-"""The content of a call: its arguments' schema, made by `arguments`."""
+"""Content of a call: its arguments' schema, made by `arguments`."""
 Calls = Iterable[tuple[str, Content]]
 """For each tool: the text that begins its call, and the arguments that follow."""
 
@@ -118,12 +118,12 @@ _NO_ARGUMENTS = frozenset({"array", "string", "number", "integer", "boolean"})
 
 
 def arguments(schema: Mapping[str, Any] | bool | None, strict: bool | None = None) -> Content:
-    """Of a tool with this schema (None: it takes none), held as its `strict` says.
+    """Return the content of a call of a tool with this schema (None: no arguments).
 
-    True: exactly to the schema. False: to a JSON object. None: to as much of the schema as can be
-    held, and of a schema of which nothing can, to its type; to an object where that is another.
+    `strict` True enforces the exact schema, False a JSON object. None enforces as much of the
+    schema as possible: at least its type, or an object where it has another type.
 
-    Raises InvalidConstraint for a schema that is to be held exactly and is of no object.
+    Raises InvalidConstraint if the exact schema is wanted and is none of an object.
     """
     if strict is False:
         schema = {"type": "object"}
@@ -147,9 +147,9 @@ def among_text(
     around: Around = LINES,
     alone: tuple[str, Calls] | None = None,
 ) -> dict[str, Any]:
-    """Free text in which whatever begins with `trigger` is one of `calls`, or several together.
+    """Make a tag of free text in which `trigger` always begins one or more of `calls`.
 
-    `alone`: another trigger, and such calls as begin with it and stand alone.
+    `alone`: another trigger, and its calls, of which only one may stand there.
     """
     first, _, behind = around
     tags = _tags(calls, end)
@@ -164,7 +164,7 @@ def among_text(
 
 
 def nothing_else(calls: Calls, end: str, last: bool, around: Around = LINES) -> dict[str, Any]:
-    """One of `calls` or, unless the first is the `last`, several together, and no text."""
+    """Make a tag of calls without text: one or more of `calls`; with `last`, only one."""
     return _tag(_together(calls, end, around, last))
 
 
@@ -176,13 +176,13 @@ def or_json(
     around: Around = LINES,
     before: str = "",
 ) -> dict[str, Any]:
-    """Only `calls`, or `before` and what fits `schema`. `last`: no call follows the first."""
+    """Make a tag of `calls` alone, or of `before` and JSON for `schema`. `last`: only one call."""
     answer = sequence(const(before), as_content(schema))
     return _tag(either(_together(calls, end, around, last), answer))
 
 
 def either_json(contents: Iterable[Content]) -> dict[str, Any]:
-    """One of `contents`, in each of which references count from its own root."""
+    """Make a tag of one of `contents`, each with references from its own root."""
     return _tag(either(*contents))
 
 
@@ -192,7 +192,7 @@ def _together(calls: Calls, end: str, around: Around, last: bool) -> dict[str, A
 
 
 def _several(calls: Calls, end: str, around: Around, last: bool) -> dict[str, Any]:
-    """At least one of `calls`, without what is around all of them."""
+    """Make a list of one or more of `calls`, without the texts around the whole list."""
     first, between, behind = around
     each = [(begin.removeprefix(first), content) for begin, content in calls]
     return {

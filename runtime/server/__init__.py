@@ -1,5 +1,5 @@
-"""The gateway process: programs and HTTP clients on one side, the engine on the other.
+"""The server process: programs and HTTP clients on one side, the engine on the other.
 
-`app` starts everything, `server` speaks ZeroMQ with programs, `http` answers HTTP; both use the
-`branches`, and these use `tokens` to turn text into ids and back.
+`app` starts everything, `programs` speaks ZeroMQ with programs, and `http` answers HTTP. Both let a
+`sequence` grow, whose text the `tokenizer` turns into ids and back.
 """

@@ -1,8 +1,8 @@
-"""The gateway process: `python -m rootlace.runtime.server`, started as somebody's child.
+"""The server process: `python -m rootlace.runtime.server`, started as a child process.
 
-Reads its configuration as one JSON line from standard input, prints one JSON line when it is ready
-(or why it cannot start), and ends when standard input closes or on SIGINT. On SIGTERM it lets what
-is running end first.
+Reads its configuration as one JSON line from standard input, and prints one JSON line when it is
+ready (or why it cannot start). Ends when standard input closes or on SIGINT. On SIGTERM running
+work may end first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The gateway as a whole: engine, tokenizer, and the servers in front of them."""
+"""The whole server: engines, tokenizers, and the servers in front of them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 1.0
-"""When what a start left is cleared away: a first request should not wait for it."""
+"""Time until the garbage of a start is collected, so that a first request need not wait."""
 COLLECTED_TOGETHER = 50_000
-"""Net new objects until those are looked at for garbage. Requests leave none, but hundreds of them
-under way are 100,000 objects: looked at 700 at a time, they cost a fifth of the server's time."""
+"""Net new objects until a garbage collection. Requests leave none, but hundreds of running ones are
+100,000 objects: searched 700 at a time, they cost a fifth of the server's time."""
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """Where a gateway answers. `http_address` is a URL without a path, or None."""
+    """Addresses of a server. `http_address` is a URL without a path, or None."""
 
     program_address: str
     http_address: str | None
@@ -54,12 +54,11 @@ async def serve(
 ) -> None:
     """Start engines and servers, call `ready`, and run until `stop` is set.
 
-    What is not about a model, such as ports and keys, is that of the first. Once `drain` is set,
-    new work is refused, and the end comes when what was running has ended, or `drain_seconds`
-    later. `engines` starts those of a single model that are somewhere else. Everything is stopped
-    again at the end, also when the task is cancelled. Raises a typed
-    error if something cannot start, and ServerUnavailable if the engine of a single model is gone
-    for good.
+    The first model's options decide what is not about a model, such as ports and keys. Once `drain`
+    is set, new work is refused, and the server ends with the running work, or `drain_seconds`
+    later. `engines` starts engines of a single model elsewhere. All is stopped at the end, also
+    when the task is cancelled. Raises a typed error if something cannot start, and
+    ServerUnavailable if a single model's engine is gone for good.
     """
     config = models[0].gateway
     if config.keys_file:
@@ -102,7 +101,7 @@ async def serve(
 
 
 def _open_store(folder: str) -> SessionStore | None:
-    """The store in a folder; locked, before anything is started. Raises InvalidRequest."""
+    """Open and lock the store in a folder, before anything starts. Raises InvalidRequest."""
     if not folder:
         return None
     from rootlace.runtime.server.session_store import SessionStore
@@ -138,7 +137,7 @@ async def _several(models: Sequence[RuntimeConfig]) -> AsyncIterator[ModelRegist
 
 
 def _import_servers() -> None:
-    """So that a first engine need not wait for a web server to be imported."""
+    """Import the servers early, so that a first engine need not wait for the import."""
     import rootlace.runtime.server.http.model_routes
     import rootlace.runtime.server.programs  # noqa: F401
 
@@ -147,8 +146,8 @@ def _import_servers() -> None:
 async def _answering(
     served: ServedModel | ModelRegistry, store: SessionStore | None
 ) -> AsyncIterator[tuple[ProgramServer, str | None]]:
-    """The servers for programs and for HTTP, in front of one model or of several, while the block
-    runs. Gives that for programs, and the address for HTTP, None where there is none."""
+    """Run the servers for programs and HTTP while the block runs, in front of one model or several.
+    Gives the server for programs, and the HTTP address, None where there is none."""
     from rootlace.runtime.server.http.connections import quiet_accepts
     from rootlace.runtime.server.http.model_routes import runner_for
     from rootlace.runtime.server.programs import ProgramServer
@@ -169,7 +168,7 @@ async def _answering(
 
 
 async def _listen(runner: AppRunner, config: GatewayConfig) -> str:
-    """Begin to answer; the URL."""
+    """Begin to answer HTTP, and return the URL."""
     from aiohttp.web import TCPSite
 
     await runner.setup()
@@ -191,8 +190,8 @@ async def serve_until(
     stop: asyncio.Event,
     drain: asyncio.Event,
 ) -> None:
-    """All of a gateway's process: as `serve`, with its logs set up; but if an event is set while
-    a model is loading, the loading ends at once. Looks for garbage again once it is ready."""
+    """Run `serve` as the whole process: set up logs, and collect garbage again once ready. An event
+    set while a model is loading ends the loading at once."""
     processes.set_up_logs(models[0].engine.logs, "gateway")
     processes.take_descriptors()
     is_ready = False
@@ -215,8 +214,7 @@ async def serve_until(
 
 
 def _settle() -> None:
-    """Collect garbage, and from now on seldom. What exists now stays alive: it is not looked at
-    again."""
+    """Collect garbage now, and seldom later; objects that exist now are never searched again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_TOGETHER, 10, 10)
@@ -224,7 +222,7 @@ def _settle() -> None:
 
 
 async def _first(*events: asyncio.Event) -> asyncio.Event:
-    """The first of the events that is set."""
+    """Return the first of the events that is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What a key may do, and has done."""
+"""API keys: file of keys, quotas, and the account of each key."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from rootlace.wire.sampling import Priority
 
 
 class Quota:
-    """Fills evenly up to `per_minute`, and is never refused what it has spent already.
+    """Token bucket that fills evenly up to `per_minute`; tokens already spent are never refused.
 
-    Tokens are known only once they are computed: what is taken may exceed what is there, and
-    nothing more is admitted until the debt is paid.
+    Tokens are counted only once they are computed. So `take` may exceed the level, and nothing more
+    is admitted until the debt is paid.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +42,7 @@ class Quota:
         self._then = clock()
 
     def seconds_to_wait(self) -> float:
-        """Until there is at least one; 0 if there is one now."""
+        """Return the seconds until the level reaches 1; 0 if the level is 1 or more now."""
         now = self._clock()
         filled = self._level + (now - self._then) * self.per_minute / 60
         self._level, self._then = min(filled, self.per_minute), now
@@ -54,7 +54,7 @@ class Quota:
 
 # Key file -----------------------------------------------------------------------------------------
 #
-# The file of API keys. It holds no key: only what tells whether a key is the right one.
+# The file holds no key, only digests to check keys with.
 
 
 _PREFIX = "rl"
@@ -65,11 +65,11 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A key. `digest` is the BLAKE2b of its secret part with `salt`, both in hexadecimal.
+    """Entry of a key. `digest` is the BLAKE2b of the secret part with `salt`, both in hexadecimal.
 
     The secret is 256 random bits, so guessing is hopeless and a slow hash would add nothing. `id`
-    is the part of the key by which its entry is found. What is bounded by `max_...`: the priority
-    that requests may ask for, the pins that live, and the batches that are unfinished.
+    is the part of the key that finds its entry. The `max_...` fields bound the priority of
+    requests, the live pins, and the unfinished batches.
     """
 
     name: Name
@@ -84,7 +84,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     max_batches: Count | None = None
 
     def opens_with(self, secret: str) -> bool:
-        """Whether `secret` is this key's; takes as long for one that is nearly right."""
+        """Compare `secret` with this key's in constant time."""
         return hmac.compare_digest(_digest(secret, self.salt), self.digest)
 
 
@@ -99,8 +99,8 @@ def new_key(
     namespace: str = "own",
     **bounds: int | None,
 ) -> tuple[str, KeyEntry]:
-    """A key and its entry; `bounds` are its fields `max_...`. Raises InvalidRequest for a name or
-    limit that may not be."""
+    """Make a key and its entry; `bounds` are `max_...` fields of the entry. Raises InvalidRequest
+    for a name or limit that is not allowed."""
     key_id, secret, salt = secrets.token_hex(6), secrets.token_hex(32), secrets.token_hex(16)
     given = {
         "name": name,
@@ -120,14 +120,14 @@ def new_key(
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Id and secret of a key; both empty where it is none of ours."""
+    """Split a key into id and secret; both are empty for a key of another form."""
     prefix, _, rest = key.partition("-")
     key_id, _, secret = rest.partition("-")
     return (key_id, secret) if prefix == _PREFIX else ("", "")
 
 
 def read_keys(path: str) -> tuple[KeyEntry, ...]:
-    """Raises InvalidRequest where the file cannot be read or two keys have one name."""
+    """Read the key file. Raises InvalidRequest if it is unreadable or two keys share a name."""
     try:
         keys = msgspec.json.decode(Path(path).read_bytes(), type=_File).keys
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -140,7 +140,7 @@ def read_keys(path: str) -> tuple[KeyEntry, ...]:
 
 
 def write_keys(path: str, keys: Iterable[KeyEntry]) -> None:
-    """Replace the file at once, so that nobody reads half of it; only its owner may read it."""
+    """Replace the file atomically, with mode 0600: no reader ever sees half of the file."""
     text = msgspec.json.format(msgspec.json.encode(_File(tuple(keys))), indent=1)
     target = Path(path)
     number, name = tempfile.mkstemp(prefix=target.name, dir=target.parent)
@@ -165,13 +165,13 @@ def _digest(secret: str, salt: str) -> str:
 _MARK = "@"
 
 CountTokens = Callable[[str, str, int], None]
-"""Called with a key's name, what was used, and how much."""
+"""Callback for usage: the key's name, the kind of usage, and the amount."""
 
 
 class Account:
-    """A key of the file: its part of the cache and its quotas.
+    """Account of an API key: its part of the cache and its quotas.
 
-    `removed`: the file has it no longer. `refresh` reads the file again if it has changed.
+    `removed`: the file has the key no longer. `refresh` reads the file again if it has changed.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class Account:
         self._clock = clock
         self._quotas: dict[str, Quota] = {}
         self.counted: Counter[str] = Counter()
-        """Requests, tokens and refusals since the server knows the key."""
+        """Requests, tokens and refusals of the key since this server first read the key."""
         self.change(entry)
 
     def change(self, entry: KeyEntry) -> None:
-        """The entry is new; a quota that is as before keeps its level."""
+        """Take a new entry; a quota with the same limit keeps its level."""
         self.entry = entry
         for unit, limit in (
             ("requests", entry.requests_per_minute),
@@ -205,14 +205,14 @@ class Account:
                 self._quotas[unit] = Quota(limit, self._clock)
 
     def admit(self) -> None:
-        """Count a request. Raises what `check` raises."""
+        """Check as `check` does, and count a request. Raises as `check` does."""
         self.check()
         if "requests" in self._quotas:
             self._quotas["requests"].take(1)
         self._note("requests", 1)
 
     def check(self) -> None:
-        """Raises QuotaExceeded if there is nothing left, Unauthorized if the key was removed."""
+        """Raise QuotaExceeded if a quota is used up, Unauthorized if the key was removed."""
         self._refresh()
         if self.removed:
             raise Unauthorized(f"the API key {self.name!r} was removed")
@@ -227,7 +227,7 @@ class Account:
                 raise error
 
     def check_priority(self, priority: int) -> None:
-        """Raises InvalidRequest for one that is higher than the key's."""
+        """Raise InvalidRequest for a priority above the key's `max_priority`."""
         most = self.entry.max_priority
         if most is not None and priority > most:
             raise InvalidRequest(
@@ -236,7 +236,7 @@ class Account:
             )
 
     def used(self, kind: str, tokens: int) -> None:
-        """So many tokens of a kind ("prompt" or "completion") were asked for or made."""
+        """Count and charge `tokens` of a kind: "prompt" or "completion"."""
         if "tokens" in self._quotas:
             self._quotas["tokens"].take(tokens)
         self._note(f"{kind}_tokens", tokens)
@@ -246,25 +246,24 @@ class Account:
         self._count(self.name, what, count)
 
     def namespace(self, salt: str) -> str:
-        """The cache's namespace for the key's `salt`: no other key's, unless both are shared."""
+        """Return the tree's namespace for a client's `salt`; only "shared" keys share one."""
         if self.entry.namespace == "own":
             return f"{_MARK}{self.name}/{salt}"
-        # No name is empty, so this is nobody's own.
+        # No key has an empty name, so no key owns this namespace.
         return f"{_MARK}/{salt}" if salt.startswith(_MARK) else salt
 
     def salt(self, namespace: str) -> str:
-        """What `namespace` made a namespace of."""
+        """Return the `salt` that `namespace` was called with."""
         own = self.entry.namespace == "own"
         return namespace.removeprefix(f"{_MARK}{self.name}/" if own else f"{_MARK}/")
 
 
 class Asker(NamedTuple):
-    """Who asks: the account, where a key of the file was given, and who takes turns with others.
+    """Caller of a request: its account (None without a key of the file), and its turns.
 
-    `source` is an address or a session, and a connection behind `#`. `client` is whose turn it is,
-    and whose share: the key's or, without one, that of the address. None of these looks like a
-    key's. `origin` is who within `client` asks: of a key the address and the connection, else the
-    latter.
+    `source` is an address or a session, then `#` and a connection. `client` takes turns and shares:
+    the key or, without a key, the address. No address looks like a key's `client`. `origin` tells
+    requests of one `client` apart: address and connection of a key's, else the connection.
     """
 
     account: Account | None
@@ -274,7 +273,7 @@ class Asker(NamedTuple):
 
     @classmethod
     def of(cls, account: Account | None, source: str) -> Asker:
-        """Of a key or a source."""
+        """Make the caller from its account or, without one, its source."""
         address, _, connection = source.partition("#")
         if account is None:
             return cls(None, source, address, (connection,) if connection else ())
@@ -284,27 +283,27 @@ class Asker(NamedTuple):
 
 _NOBODY = Asker.of(None, "batches")
 ASKER: ContextVar[Asker] = ContextVar("asker", default=_NOBODY)
-"""Who asks what the running task answers over HTTP; other tasks do not see it."""
+"""Caller of the HTTP request that the running task answers; other tasks have their own value."""
 
 
 def caller() -> Account | None:
-    """Whose HTTP request this is; None where no key of the file was given."""
+    """Return the account of the current HTTP request; None without a key of the file."""
     return ASKER.get().account
 
 
 def owner() -> str:
-    """The name of that account, "" for none: what belongs to one is not found by others."""
+    """Return the name of the caller's account, "" for none; stored objects are found by it."""
     account = caller()
     return "" if account is None else account.name
 
 
 def namespace_of(account: Account | None, salt: str | None) -> str:
-    """The cache's namespace for a client's `salt`."""
+    """Return the tree's namespace for a client's `salt`."""
     return account.namespace(salt or "") if account is not None else salt or ""
 
 
 def private(namespace: str) -> str:
-    """A namespace that nobody else can name, beside this one."""
+    """Return a random namespace below `namespace`, which no client can name."""
     return f"{namespace}~{secrets.token_hex(8)}"
 
 
@@ -315,10 +314,10 @@ log = logging.getLogger(__name__)
 
 
 class Keys:
-    """The operator's key, and those of a file, which is read again when it changes.
+    """The operator's key, and the keys of a file, which is read again when the file changes.
 
-    Raises InvalidRequest if the file cannot be read. A file that becomes unreadable later leaves
-    things as they are.
+    Raises InvalidRequest if the file cannot be read at first. If the file becomes unreadable later,
+    the accounts stay as they were.
     """
 
     def __init__(self, operator: str, path: str, count: CountTokens) -> None:
@@ -333,9 +332,9 @@ class Keys:
             self._read()
 
     def check(self, key: str) -> Account | None:
-        """Whose key this is; None for the operator's, or where none is needed.
+        """Return the account of a key; None for the operator's key, or where no key is needed.
 
-        Raises Unauthorized.
+        Raises Unauthorized if the key is missing or wrong.
         """
         if not self.needed:
             return None
@@ -351,7 +350,7 @@ class Keys:
         return account
 
     def named(self, name: str) -> Account:
-        """The key of that name. Raises Unauthorized if there is none any more."""
+        """Return the account named `name`. Raises Unauthorized if the key was removed."""
         self.refresh()
         for account in self._accounts.values():
             if account.name == name:
@@ -359,7 +358,7 @@ class Keys:
         raise Unauthorized(f"the API key {name!r} was removed")
 
     def refresh(self) -> None:
-        """Read the file if it is another than the last one that was looked at."""
+        """Read the file again if its inode, size or modification time changed."""
         state = self._state() if self._path else None
         if state == self._seen:
             return
@@ -396,10 +395,9 @@ class Keys:
 
 
 def read_program_key(path: str) -> bytes:
-    """The secret key (Z85, 40 characters) in the file at `path`, which is made where there is none.
+    """Read the secret key (Z85, 40 characters) at `path`; make the file where there is none.
 
-    Raises InvalidRequest for a file that cannot be read or made, that others may read, or that
-    holds something else.
+    Raises InvalidRequest if the file cannot be read or made, lets others read it, or holds no key.
     """
     try:
         _make(path)
@@ -417,12 +415,12 @@ def read_program_key(path: str) -> bytes:
 
 
 def public_part(secret: bytes) -> str:
-    """The public key of a secret one, in hexadecimal: clients find it behind `#` in the address."""
+    """Return the public key of a secret key in hexadecimal; in addresses it stands behind `#`."""
     return z85.decode(zmq.curve_public(secret)).hex()
 
 
 def _make(path: str) -> None:
-    """Write a new key, whole, which nobody else can read for a moment either."""
+    """Write a new key file atomically, never readable to others."""
     file = Path(path)
     if file.exists():
         return

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """`at` this time of the loop's clock, `seconds` after it was set."""
+    """Deadline of an operation: `at` on the loop's clock, `seconds` after it was set."""
 
     at: float
     seconds: float
@@ -32,11 +32,11 @@ class Deadline(msgspec.Struct, frozen=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One thing to do on a branch: an operation or, with op 0, an answer to another branch.
+    """Queued work of a branch: an operation or, with op 0, an answer to another branch.
 
-    `run` returns the terminal event, or None where op is 0. `always` work runs on a broken branch
-    too (closing, answering a waiting branch). `done` is called once, however it ends. At the
-    `deadline` it fails.
+    `run` returns the terminal event, or None where op is 0. `always` work also runs on a broken
+    branch (closing, answering a waiting branch). `done` is called once, however the work ends. At
+    the `deadline` the work fails.
     """
 
     op: int
@@ -47,10 +47,10 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Branch(TokenSequence):
-    """Runs its work in order, one piece at a time.
+    """Token sequence of a program: runs its queued work in order, one at a time.
 
-    Work runs in the caller as long as it does not have to wait for anything; from there on, a task
-    runs it that ends with the queue.
+    Work runs in the caller until it has to wait for something. From there on a task runs the queue
+    to its end.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Branch(TokenSequence):
         self.id = branch_id
         self.error: RootlaceError | None = None
         self.on_finished: Callable[[Branch, int, Event], None] | None = None
-        """Told of each operation's end, before its client is."""
+        """Callback for each operation's end, called before the client gets the event."""
         self._emit = emit
         self._queue: deque[Work] = deque()
         self._working = False
         self._task: asyncio.Task[None] | None = None
         self._waiting: asyncio.Future[object] | None = None
         self._overdue: DeadlineExceeded | None = None
-        """What the work under way fails with, once it has had its time."""
+        """Error of the running work once its deadline has passed."""
 
     def post(self, work: Work) -> None:
-        """Run `work` behind what is queued; now, if that is nothing."""
+        """Run `work` behind the queued work, at once if the queue is empty."""
         self._queue.append(work)
         if self._working:
             return
@@ -90,7 +90,7 @@ class Branch(TokenSequence):
         self._task = asyncio.get_running_loop().create_task(_resume(drain, waiting))
 
     def interrupt(self, error: RootlaceError) -> None:
-        """Break the branch now: the operation under way and all queued ones fail."""
+        """Break the branch now: the running operation and all queued ones fail."""
         self._break(error)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(self.cancelled())
@@ -111,7 +111,7 @@ class Branch(TokenSequence):
             self._waiting = None
 
     def cancelled(self) -> Cancelled:
-        """What every operation after the first failure fails with."""
+        """Return the error of every operation after the first failure."""
         return Cancelled(str(self.error))
 
     async def _drain(self) -> None:
@@ -139,8 +139,8 @@ class Branch(TokenSequence):
                 raise self.cancelled()
             return event
         except RootlaceError as error:
-            # Its traceback has the frames that have this branch: left to the garbage collector,
-            # refusals would cost a server under overload a fifth of its time.
+            # The traceback's frames refer to this branch. Left to the garbage collector, refusals
+            # would cost a server under overload a fifth of its time.
             failure = error.with_traceback(None)
         except Exception as error:
             log.exception("operation %d of branch %d", work.op, self.id)
@@ -151,7 +151,7 @@ class Branch(TokenSequence):
     async def _in_time(
         self, run: Callable[[], Awaitable[Event | None]], deadline: Deadline
     ) -> Event | None:
-        """What `run` gives, if it does before the deadline."""
+        """Return the result of `run`. Raises DeadlineExceeded if the deadline comes first."""
         loop = asyncio.get_running_loop()
         if loop.time() >= deadline.at:
             raise deadline.error()
@@ -173,9 +173,9 @@ class Branch(TokenSequence):
 
 
 async def _resume(begun: Coroutine[Any, Any, None], waiting: Any) -> None:
-    """The rest of a coroutine that has begun and waits for `waiting`, for a task to run.
+    """Run the rest of a coroutine that has begun and waits for `waiting`, as a task.
 
-    (Tasks that start at once by themselves came with Python 3.12.)
+    Tasks that start at once by themselves came with Python 3.12.
     """
     await _rest(begun, waiting)
 

@@ -1,4 +1,4 @@
-"""Notices prompts that would share a long prefix but for an early difference."""
+"""Detector of prompts that would share a long prefix but for an early difference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rootlace.wire.protocol import CacheReport
 
 # Finding ------------------------------------------------------------------------------------------
 #
-# What was noticed about prompts: where they differ, and what that costs.
+# Findings about prompts: where they differ, and what the difference costs.
 
 
 Kind = Literal["time", "id", "number", "text", "order"]
@@ -43,11 +43,11 @@ _WORDS: dict[Kind, str] = {
 
 
 class Finding(msgspec.Struct):
-    """Prompts that would share a long prefix but for an early difference.
+    """Group of prompts that would share a long prefix but for an early difference.
 
-    They are the same up to `position`, whose last text is `before`; there one has `ours` and one
-    has `theirs`; behind, they have about `tokens` tokens in common that were computed again,
-    in all `tokens_lost` of `times` prompts.
+    The prompts agree up to `position`, behind the text `before`; there they have `ours` or
+    `theirs`. Behind, they share about `tokens` tokens that were computed again, `tokens_lost` over
+    `times` prompts.
     """
 
     kind: Kind
@@ -62,7 +62,7 @@ class Finding(msgspec.Struct):
     says: str = ""
 
     def again(self, other: Finding) -> None:
-        """The same was noticed once more."""
+        """Count another prompt with the same finding."""
         self.times += 1
         self.tokens_lost += other.tokens
         self.tokens = other.tokens
@@ -71,7 +71,7 @@ class Finding(msgspec.Struct):
 
 
 def kind_of(ours: str, theirs: str) -> Kind:
-    """What two texts are that stand in the same place of two prompts."""
+    """Classify the difference of two prompts by its texts."""
     mine, others = _WHOLE_WORDS.findall(ours), _WHOLE_WORDS.findall(theirs)
     if mine != others and sorted(mine) == sorted(others):
         return "order"  # the keys of an object, say
@@ -82,7 +82,7 @@ def kind_of(ours: str, theirs: str) -> Kind:
 
 
 def describe(finding: Finding) -> str:
-    """The finding in words, with what to do."""
+    """Return the finding in words, with advice."""
     what = _WORDS[finding.kind]
     where = f"at token {finding.position:,}, behind {finding.before!r}"
     if finding.kind == "order":
@@ -113,9 +113,9 @@ def _prompts(finding: Finding, does: str, do: str) -> str:
 
 
 WINDOW = 16
-"""Tokens in a window: what is shorter is not noticed."""
+"""Tokens in a window: the shortest passage that is noticed."""
 EVERY = 8
-"""One window in so many is a fingerprint, on average."""
+"""Windows per fingerprint, on average."""
 RUN = 2 * EVERY - 1
 
 _BASE = 0x9E3779B97F4A7C15
@@ -133,18 +133,18 @@ def _powers(base: int, count: int) -> np.ndarray:
 
 
 class Fingerprints:
-    """Computes fingerprints of sequences of up to `longest` tokens. Two tables of powers, kept."""
+    """Computes fingerprints of sequences of up to `longest` tokens, from two tables of powers."""
 
     def __init__(self, longest: int) -> None:
         self._powers = _powers(_BASE, longest)
         self._inverse = _powers(_INVERSE, longest)
 
     def of(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Hashes (uint64) and the positions (int64, ascending) where their windows begin. The hash
-        of a window that occurred before in `tokens` is mixed with how often it did.
+        """Return hashes (uint64) and positions (int64, ascending) of the chosen windows. The hash
+        of a window that occurred before in `tokens` is mixed with how often it occurred.
 
-        `tokens` (int32) is cut at the longest length. The hash of a window is that of its tokens
-        alone: a polynomial in 64 bits, whose high bits are mixed into the low ones.
+        `tokens` (int32) is cut to the longest length. A window's hash depends on its tokens alone:
+        a polynomial in 64 bits, whose high bits are mixed into the low ones.
         """
         tokens = tokens[: len(self._powers)]
         if len(tokens) < WINDOW + RUN - 1:
@@ -154,10 +154,10 @@ class Fingerprints:
         hashes = _mixed((sums[WINDOW:] - sums[:-WINDOW]) * self._inverse[: len(sums) - WINDOW])
         edge = np.zeros(RUN - 1, np.uint64)
         least = np.concatenate((edge, _over_runs(np.minimum, hashes), edge))
-        # The least of any run that it is in.
+        # A window is chosen if it is the least of any run that contains it.
         chosen = np.flatnonzero(_over_runs(np.maximum, least) == hashes)
         times, gaps = _repeats(hashes[chosen], chosen)
-        # Where every token or two begins the same window again, only some count.
+        # Where the same window begins again every token or two, only some count.
         kept = times % np.maximum(EVERY // gaps, 1) == 0
         chosen, times = chosen[kept], times[kept].astype(np.uint64)
         again = _mixed(hashes[chosen] + times * np.uint64(_BASE))
@@ -167,7 +167,7 @@ class Fingerprints:
 def _over_runs(
     of: Callable[[np.ndarray, np.ndarray], np.ndarray], values: np.ndarray
 ) -> np.ndarray:
-    """`of` (minimum or maximum) over each `RUN` values that follow each other."""
+    """Apply `of` (minimum or maximum) to every `RUN` consecutive values."""
     for step in (1, 2, 4):
         values = of(values[:-step], values[step:])
     return of(values[: -(RUN - 8)], values[RUN - 8 :])
@@ -179,7 +179,7 @@ def _mixed(hashes: np.ndarray) -> np.ndarray:
 
 
 def _repeats(hashes: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each hash: how often it occurred before, and how far before the last time (int64)."""
+    """Count each hash's earlier occurrences, and measure the distance to the last (int64)."""
     order = np.argsort(hashes, kind="stable")
     first = np.ones(len(order), bool)
     first[1:] = hashes[order][1:] != hashes[order][:-1]
@@ -192,18 +192,18 @@ def _repeats(hashes: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.
 
 # Cache texts --------------------------------------------------------------------------------------
 #
-# What the engine says of the cache in token ids, with texts beside them.
+# Reports of the engine, which hold token ids, with texts added.
 
 
 SHOWN = 12
-"""So many tokens on either side of where a match ended are shown as text."""
+"""Tokens shown as text on either side of the end of a match."""
 
 
 def with_texts(
     report: CacheReport, prompt: np.ndarray, tokenizer: Tokenizer, advice: str = ""
 ) -> CacheReport:
-    """The report on `prompt` (int32), with the texts around where the match ended. A character
-    whose tokens were cut apart there shows as U+FFFD."""
+    """Return the report on `prompt` (int32) with the texts around the end of the match. A character
+    whose tokens were cut apart shows as U+FFFD."""
     at = report.matched
     if report.reason in ("whole", "scored", "disabled"):
         return report
@@ -221,7 +221,7 @@ def with_texts(
 
 
 def page_with_texts(page: TreePage, tokenizer: Tokenizer) -> TreePage:
-    """The page, with the texts of its nodes' ends."""
+    """Return the page with the texts at its nodes' ends."""
     nodes = tuple(
         msgspec.structs.replace(
             node,
@@ -237,18 +237,18 @@ def page_with_texts(page: TreePage, tokenizer: Tokenizer) -> TreePage:
 
 
 LONGEST = 16384
-"""Tokens of a prompt that are looked at."""
+"""Most tokens of a prompt that are compared."""
 LEAST = 64
-"""Fewer tokens computed again are not worth a word."""
+"""Fewest recomputed tokens that are reported."""
 _KEPT = 64
 _FINDINGS = 64
 _DIFFERENCE = 64
-"""Tokens of a difference that counts as one place."""
+"""Most tokens of a difference at one place."""
 _PER_SECOND = 10.0
 _BEFORE = 8
 
 _Owner = tuple[str, str]
-"""Whose prompts may share KV: a namespace and an adapter."""
+"""Namespace and adapter: prompts with both alike may share KV."""
 
 
 class _Prompt(msgspec.Struct, frozen=True):
@@ -257,9 +257,9 @@ class _Prompt(msgspec.Struct, frozen=True):
 
 
 class PromptLint:
-    """Compares each prompt with the last `_KEPT` ones, those of its namespace and adapter alone.
+    """Comparison of each prompt with the last `_KEPT` ones of its namespace and adapter.
 
-    Is to be told of prompts of which at least `LEAST` tokens were computed. Costs about 0.5 ms for
+    The caller passes prompts of which at least `LEAST` tokens were computed. Costs about 0.5 ms for
     a prompt of 4,096 tokens, at most `_PER_SECOND` times a second.
     """
 
@@ -268,22 +268,22 @@ class PromptLint:
         decode: Callable[[list[int]], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`decode` makes text of token ids."""
+        """`decode` turns token ids into text."""
         self._decode = decode
         self._clock = clock
         self._fingerprints: Fingerprints | None = None
         self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
         self._where: dict[tuple[_Owner, int], tuple[int, int]] = {}
-        """Of an owner and a fingerprint: the last prompt that has it, and where."""
+        """(last prompt, position) by owner and fingerprint."""
         self._order: deque[tuple[int, _Owner]] = deque()
         self._serial = 0
         self._allowance = _PER_SECOND
         self._spent_at = clock()
         self._findings: OrderedDict[tuple[str, str, str, int], Finding] = OrderedDict()
-        """By namespace, kind, what is before, and a fingerprint of what is shared behind."""
+        """By namespace, kind, the text before, and a fingerprint of the shared part behind."""
 
     def findings(self, namespace: str | None = None) -> list[Finding]:
-        """What was noticed, what cost most first; of one namespace, or of all."""
+        """Return the findings of one namespace or of all, the costliest first."""
         found = [
             finding
             for finding in self._findings.values()
@@ -294,7 +294,7 @@ class PromptLint:
     def observe(
         self, namespace: str, tokens: np.ndarray, cached: int, adapter: str = ""
     ) -> Finding | None:
-        """A prompt (int32) was computed, but for the first `cached` tokens; what is noticed now."""
+        """Compare a prompt (int32), of which `cached` tokens were cached; return any finding."""
         if not self._may():
             return None
         if self._fingerprints is None:
@@ -310,8 +310,8 @@ class PromptLint:
     def _compare(
         self, owner: _Owner, tokens: np.ndarray, cached: int, prints: list[int], at: list[int]
     ) -> tuple[Finding, int] | None:
-        """Of the prompt before that shares most behind the difference, with a fingerprint that
-        other prompts of their kind share, too."""
+        """Find the earlier prompt that shares most behind the difference. Returns the finding, and
+        a fingerprint that other prompts with the difference share, too."""
         shared = [
             (position, *where, print_)
             for print_, position in zip(prints, at, strict=True)
@@ -389,7 +389,7 @@ class PromptLint:
                     del self._where[owner, print_]
 
     def _may(self) -> bool:
-        """Whether there is time for one more prompt: a bucket that fills by the second."""
+        """Return whether one more prompt may be compared: a bucket that fills by the second."""
         now = self._clock()
         self._allowance = min(self._allowance + (now - self._spent_at) * _PER_SECOND, _PER_SECOND)
         self._spent_at = now
@@ -399,7 +399,7 @@ class PromptLint:
         return True
 
     def _word(self, tokens: np.ndarray, position: int) -> int:
-        """Where the word begins that the token at `position` is in, if that is near."""
+        """Return the beginning of the word that holds the token at `position`, if that is near."""
         for at in range(position, max(position - _BEFORE, 0), -1):
             here, before = self._text(tokens[at : at + 1]), self._text(tokens[at - 1 : at])
             if here[:1].isspace() or before[-1:].isspace():
@@ -411,11 +411,11 @@ class PromptLint:
 
 
 def _length(pairs: list[tuple[int, int]]) -> int:
-    """About how many tokens two prompts share that have equal windows at `pairs`, in order."""
+    """Estimate the tokens shared by two prompts with equal windows at `pairs`, in order."""
     length = WINDOW if pairs else 0
     for (ours, theirs), (next_ours, next_theirs) in itertools.pairwise(pairs):
         step = next_ours - ours
-        # Of windows in one passage the next is never far.
+        # Chosen windows of one passage are never far apart.
         near = step == next_theirs - theirs and step <= WINDOW + RUN
         length += step if near else WINDOW
     return length
@@ -424,7 +424,7 @@ def _length(pairs: list[tuple[int, int]]) -> int:
 def _resumes(
     ours: np.ndarray, theirs: np.ndarray, pair: tuple[int, int], position: int
 ) -> tuple[int, int]:
-    """Where the passage around a pair of equal windows begins in either."""
+    """Return where the passage around a pair of equal windows begins in each prompt."""
     a, b = pair
     back = min(a, b) - position
     if back:

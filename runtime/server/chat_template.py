@@ -36,7 +36,7 @@ _S, _U, _A, _V, _T = (f"\u2603{name}\u2603" for name in ("sys", "one", "two", "t
 
 
 def plain(bos: str = "") -> ChatFormat:
-    """The format of models without a template."""
+    """Return the format of models without a template."""
     return ChatFormat(
         opening=bos,
         roles={
@@ -51,7 +51,7 @@ def plain(bos: str = "") -> ChatFormat:
 def write(
     form: ChatFormat, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
 ) -> tuple[Part, ...]:
-    """A conversation in a format. Raises InvalidRequest for an unknown role or no text content."""
+    """Write a conversation. Raises InvalidRequest for an unknown role or content not text."""
     parts: list[Part] = []
     for index, message in enumerate(messages):
         role, content = message.get("role"), message.get("content") or ""
@@ -70,12 +70,12 @@ def write(
 
 
 def derive(render: Render, bos: str) -> ChatFormat | None:
-    """The format behind a template; None where it cannot be taken apart this way.
+    """Derive the format behind a template; None where that is impossible.
 
-    The begin of `assistant` is the template's generation prompt, which may differ from how it
-    writes an answer that is history (a thinking model's opens its thoughts). Templates that put
-    the system message inside the first user turn have no exact per-role form: there the system
-    message is written as a user turn of its own.
+    The begin of `assistant` is the template's generation prompt. It may differ from how the
+    template writes an earlier answer (a thinking model's prompt opens its thoughts). Some templates
+    put the system message inside the first user turn, and have no exact per-role form. There the
+    system message is written as a user turn of its own.
     """
     try:
         return _derive(render, bos)
@@ -108,9 +108,9 @@ def _derive(render: Render, bos: str) -> ChatFormat:
 
 
 def _system(render: Render, head: str, user: RoleFormat, bos: str) -> tuple[str, str, RoleFormat]:
-    """Opening, default system text, and the system role's format.
+    """Derive the opening, the default system text, and the system role's format.
 
-    `head` is what the template writes before a conversation without a system message.
+    `head` is the text that the template writes before a conversation without a system message.
     """
     once = not user.begin.startswith(bos)  # SmolLM2's begins every message
     opening = bos if head.startswith(bos) and once else ""
@@ -166,7 +166,7 @@ def _without_suffix(text: str, suffix: str) -> str:
 
 # Lookalikes ---------------------------------------------------------------------------------------
 #
-# What in the content of a conversation looks like a special token, or could become one.
+# Content of a conversation that looks like a special token, or could become one.
 
 
 _USUAL = frozenset(
@@ -176,15 +176,15 @@ _USUAL = frozenset(
         *("description", "properties", "required", "object", "array", "items", "string", "enum"),
     }
 )
-"""Names and values that come with nearly every conversation. What clients write is not kept."""
+"""Names and values in nearly every conversation. Only these are cached, not clients' own texts."""
 
 
 class Lookalikes:
-    """Marks what is content: a mark stands behind the first character of all that looks special.
+    """Marker of content: puts a mark behind the first character of all that looks special.
 
-    That is a special token, in whatever case; at the ends of a text, but for white space, a part of
-    one that what is written beside it could complete; and a text that is the inner part of one, if
-    it is not among the `words` that a template looks for itself.
+    Three things look special: a special token in any case of letters; at a text's ends (white space
+    aside) a part of a token that neighbouring text could complete; and a text that is the inner
+    part of a token, unless the template itself looks for it (`words`).
     """
 
     def __init__(self, special: Iterable[str], words: Collection[str] = ()) -> None:
@@ -200,7 +200,7 @@ class Lookalikes:
         self._usual = lru_cache(1024)(self._text)
 
     def marked(self, value: Any, mark: str) -> Any:
-        """`value` with the mark in all its texts, and the names of its items."""
+        """Return `value` with marks in all its texts and names of items."""
         if isinstance(value, str):
             return self._text(value, mark)
         if isinstance(value, dict):
@@ -217,8 +217,8 @@ class Lookalikes:
         return value
 
     def remarked(self, before: str, after: str, mark: str) -> str:
-        """The text `after`, which a template made of `before`: special tokens that are only there
-        were put together of content."""
+        """Mark `after`, which a template's replacement made of `before`, if `after` has special
+        tokens that `before` lacks: these were put together of content."""
         made = Counter(self._whole.findall(after))
         return self._text(after, mark) if made - Counter(self._whole.findall(before)) else after
 
@@ -228,7 +228,7 @@ class Lookalikes:
         while match := self._whole.search(text, at):
             at = _first_of(match) + 1  # one may begin within another
             places.add(at - 1)
-        # What is only looked for at the ends is looked for there alone: texts may be long.
+        # Parts of tokens are looked for at the ends alone, since texts may be long.
         longest = min(self._longest, end - begin)
         lengths = range(longest, 0, -1)
         if _folded(text[begin : begin + longest]).startswith(self._tails) and any(
@@ -249,7 +249,7 @@ class Lookalikes:
 
 
 def split(text: str, mark: str) -> tuple[Text, ...]:
-    """A template's text, in which the character before each mark is ordinary text."""
+    """Split a template's text into parts: the character before each mark is ordinary text."""
     parts, position = [], 0
     while (at := text.find(mark, position)) >= 0:
         # The character before the mark interrupts the special run, and with it the token.
@@ -263,8 +263,8 @@ def split(text: str, mark: str) -> tuple[Text, ...]:
 
 
 def _one_of(contents: Collection[str]) -> str:
-    """A pattern of these, the longest that fits: of a tree of their characters, so that each place
-    of a text is looked at for as long as one of them may stand there."""
+    """Return a pattern of the contents, longest match first. The pattern is a tree of characters: a
+    place of a text is read only as long as one may match."""
     tree: dict[str, Any] = {}
     for content in contents:
         node = tree
@@ -285,18 +285,18 @@ def _pattern(node: dict[str, Any]) -> str:
 
 
 def _looks_special(part: str) -> bool:
-    """A single letter or digit looks like no token."""
+    """Return whether a part could begin or end a token: a single letter or digit could not."""
     part = part.strip()
     return len(part) > 1 or bool(part and not part.isalnum())
 
 
 def _folded(text: str) -> str:
-    """So that texts are equal which differ in case alone, or would after `upper`."""
+    """Fold a text so that texts which differ in case alone, or would after `upper`, are equal."""
     return text.upper().casefold()
 
 
 def _first_of(match: re.Match[str]) -> int:
-    """The first place of it that is no white space."""
+    """Return the first place of the match that is no white space."""
     found = match.group()
     return match.start() + len(found) - len(found.lstrip() or found)
 
@@ -305,15 +305,15 @@ def _first_of(match: re.Match[str]) -> int:
 
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-# A variable of this name: no template can write it.
+# Name of a variable that no template can write.
 _MARK = "the mark of content"
 
 
 class ChatTemplate:
-    """A Jinja chat template with the globals that transformers gives it.
+    """Jinja chat template, with the globals that transformers provides.
 
-    `special` are the special tokens' contents; `bos` is what the tokenizer's post-processor puts
-    before a text. Without a template a plain "USER: ..." format is used.
+    `special` holds the special tokens' contents; `bos` is the text that the tokenizer's
+    post-processor puts first. Without a template a plain "USER: ..." format is used.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class ChatTemplate:
         bos: str = "",
         tool_use: ChatTemplate | None = None,
     ) -> None:
-        """`tool_use`: the template of conversations with tools, if the model has one of its own.
+        """`tool_use`: a separate template for conversations with tools, if the model has one.
         Raises InvalidRequest where the template has a syntax error."""
         self.source = source
         self.tool_use = tool_use
@@ -345,7 +345,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, source: ModelSource, special: Iterable[str], bos: str) -> ChatTemplate:
-        """That of a model."""
+        """Read a model's chat template."""
         config = source.tokenizer_config()
         tokens = dict(_named_tokens(config))
         named = source.chat_templates()
@@ -363,12 +363,12 @@ class ChatTemplate:
         continue_final: bool = False,
         **more: Any,
     ) -> tuple[Part, ...]:
-        """A conversation as parts for one `Append`; with `continue_final` it ends with the last
-        message's content, which the model is to go on with.
+        """Render a conversation as parts for one `Append`. With `continue_final` it ends with the
+        last message's content, for the model to continue.
 
-        The template's text is special, and so is content that looks like no special token; of what
-        does (`Lookalikes`) the first character is ordinary text, so that it is not recognised.
-        `reasoning_content` of a message is its `thinking`, too, unless the template refuses that.
+        Template text and harmless content are special text. Content that looks special
+        (`Lookalikes`) has an ordinary first character, so no special token is recognised in it. A
+        message's `reasoning_content` is also its `thinking`, unless the template refuses that.
         `more` are further variables of the template. Raises InvalidRequest where the template
         refuses the conversation, or values are nested too deeply.
         """
@@ -393,7 +393,7 @@ class ChatTemplate:
         try:
             text = self._render(**marked)
         except InvalidRequest:
-            # gpt-oss's refuses thoughts of a message that calls and says something, too.
+            # gpt-oss's template refuses thoughts of a message that has both calls and content.
             refused = [
                 message
                 for message in marked["messages"]
@@ -411,8 +411,8 @@ class ChatTemplate:
         return split(text, mark)
 
     def _wants_parts(self) -> bool:
-        """Whether the template writes content that is a list of parts, and none that is a text: so
-        have it models that see images (LLaVA, Idefics 3, SmolVLM)."""
+        """Return whether the template takes content as a list of parts, and not as a text. Models
+        that see images have such templates (LLaVA, Idefics 3, SmolVLM)."""
         for self._in_parts in (False, True):
             with contextlib.suppress(InvalidRequest):
                 found = _text(self._render, [_message("user", _U)])
@@ -436,7 +436,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it only passes it on."""
+    """Tag `{% generation %}`, which marks text for training: here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (the name and type are Jinja's)
 
@@ -446,7 +446,7 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """What a template may do. Where it replaces a part of a text, content stays content."""
+    """Sandbox of a template. Where a template replaces parts of a text, content stays content."""
 
     def __init__(self, source: str, special: Iterable[str]) -> None:
         """Raises jinja2.TemplateError where the template has a syntax error."""
@@ -463,7 +463,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def replace(
         self, context: Context, text: Any, old: Any, new: Any, count: int | None = None
     ) -> str:
-        """Jinja's filter, and the method of a text."""
+        """Replace text as Jinja's filter and the method of a text do, and mark made-up tokens."""
         before = str(text)
         after = before.replace(str(old), str(new), -1 if count is None else count)
         mark = context.get(_MARK)
@@ -477,7 +477,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _words(template: nodes.Template) -> set[str]:
-    """What a template looks for in messages: names of items, and texts."""
+    """Return the names of items and texts that a template looks for in messages."""
     found = {node.attr for node in template.find_all(nodes.Getattr)}
     consts = (node.value for node in template.find_all(nodes.Const))
     return found | {value for value in consts if isinstance(value, str)}
@@ -501,7 +501,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The special tokens that have names, also those which only a model has (`image_token`)."""
+    """Give the special tokens that have names, also names of one model alone (`image_token`)."""
     named = config.get("extra_special_tokens")
     own = named if isinstance(named, dict) else {}
     usual = {name: token for name, token in config.items() if name.endswith("_token")}
@@ -512,7 +512,7 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Content given as a list of text parts becomes one string."""
+    """Join content given as a list of text parts into one string."""
     content = message["content"]
     if all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return {**message, "content": "".join(part.get("text", "") for part in content)}
@@ -520,13 +520,13 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """Thoughts by both names that templates have for them, as transformers gives them."""
+    """Give thoughts both names that templates use for them, as transformers does."""
     thoughts = message.get("reasoning_content")
     return message if thoughts is None else {"thinking": thoughts, **message}
 
 
 def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Content that is a text becomes a list of one part."""
+    """Turn content that is a text into a list of one part."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         return message
@@ -534,7 +534,7 @@ def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unused_character(given: Any) -> str:
-    """Raises InvalidRequest where every character of private use is in `given`."""
+    """Find a character of private use that `given` lacks. Raises InvalidRequest without one."""
     used = set(json.dumps(given, ensure_ascii=False, default=str))
     for character in map(chr, chain(*_PRIVATE_USE)):
         if character not in used:

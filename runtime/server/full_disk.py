@@ -1,4 +1,4 @@
-"""What the files of `--state` do on a full disk: start, log so once, and try again later."""
+"""Full disks under `--state`: the server starts, logs the fault once, and retries later."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of the errors that a disk without room gives."""
+"""Error numbers of a disk without room."""
 RETRY_SECONDS = 2.0
-"""How often writing is tried again where the disk is full."""
+"""Time between attempts to write to a full disk."""
 LEAST_ROOM = 1 << 20
 """Bytes that can be written to a new file where there is room."""
 
 
 class Retry:
-    """When writing to a file is tried again after a failure; the log has the first failure only."""
+    """Schedule of attempts to write a file; only the first failure is logged."""
 
     def __init__(self, path: Path, kept: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`kept` names, in the log, what the file keeps."""
+        """`kept` names the file's contents in the log."""
         self._path = path
         self._kept = kept
         self._clock = clock
         self.at: float | None = None
-        """Not before that is writing tried again; None where the last attempt succeeded."""
+        """Earliest time of the next attempt; None if the last attempt succeeded."""
 
     @property
     def due(self) -> bool:
-        """Whether writing may be tried now."""
+        """Return whether writing may be tried now."""
         return self.at is None or self._clock() >= self.at
 
     @property
     def seconds(self) -> float:
-        """Until writing may be tried."""
+        """Return the seconds until writing may be tried."""
         return 0.0 if self.at is None else max(self.at - self._clock(), 0.0)
 
     def hurry(self) -> None:
-        """Let the next attempt be now."""
+        """Allow the next attempt now."""
         if self.at is not None:
             self.at = self._clock()
 
@@ -66,10 +66,9 @@ class Retry:
 
 
 def is_full(error: Exception, folder: Path) -> bool:
-    """Whether the system or SQLite found no room in `folder`.
+    """Return whether the system or SQLite found no room in `folder`.
 
-    SQLite has an error of its own where the disk is full, but neither for a quota nor for want of
-    inodes.
+    SQLite has its own error for a full disk, but none for a quota or a lack of inodes.
     """
     if isinstance(error, OSError):
         return error.errno in FULL
@@ -90,8 +89,8 @@ def is_full(error: Exception, folder: Path) -> bool:
 def open_file(
     path: Path, prepare: Callable[[sqlite3.Connection], None], retry: Retry
 ) -> sqlite3.Connection | None:
-    """A file of SQLite which `prepare` made ready for reading and writing; None where the disk is
-    too full for that. Raises sqlite3.Error, OSError, and what `prepare` raises."""
+    """Open a SQLite file for reading and writing, after `prepare`; None where the disk is too full.
+    Raises sqlite3.Error, OSError, and the errors of `prepare`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
@@ -111,17 +110,17 @@ def open_file(
 def file_to_read(
     path: Path, opened: sqlite3.Connection | None
 ) -> Iterator[sqlite3.Connection | None]:
-    """The file at `path`, also where `open_file` had no room to open it; None for a new one.
+    """Give the file at `path`, even if `open_file` had no room to open it; None for a new file.
     Raises sqlite3.Error."""
     if opened is not None or not path.exists():
         yield opened
         return
     with contextlib.closing(connect(path)) as file:
-        # The index of the log is in memory then, where else it has a file.
+        # The log's index then lies in memory, otherwise in a file.
         file.execute("pragma locking_mode = exclusive")
         yield file if file.execute("select name from sqlite_master").fetchall() else None
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Threads may share it where they take turns."""
+    """Connect so that threads may share the connection by turns."""
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -1,4 +1,4 @@
-"""One `Generate`: n engine requests, their samples, and what becomes part of the branch.
+"""One `Generate`: n engine requests, their samples, and the part that joins the branch.
 
 Sections: sample, generation.
 """
@@ -59,13 +59,13 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "abort": "abort"}
 
 
 class Sample:
-    """Turns the engine's updates of one request into chunks and an output.
+    """One sample: turns the engine's updates of one request into chunks and an output.
 
-    `context` are the ids of the prompt. `token_ids` holds every sampled token, the one that ended
+    `context` holds the ids of the prompt. `token_ids` holds every sampled token, the one that ended
     the sample included; `kept` says what becomes part of the branch.
 
-    Text is decoded no earlier than needed: token by token if there are stop strings, chunk by chunk
-    if there are chunks, else at the end.
+    Text is decoded no earlier than needed: token by token with stop strings, chunk by chunk if
+    chunks are sent, else at the end.
     """
 
     def __init__(
@@ -78,17 +78,16 @@ class Sample:
         thoughts: ThoughtTokens | None = None,
         tells_drafts: bool = False,
     ) -> None:
-        """`searches` are those of `params.stop_regex`; nothing stops within `thoughts`.
-
-        `tells_drafts`: log-probabilities name the source of drafted tokens."""
+        """`searches` are those of `params.stop_regex`; nothing stops within `thoughts`. With
+        `tells_drafts`, log-probabilities name the source of drafted tokens."""
         self.index = index
         self._tells_drafts = tells_drafts
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.forced_at: list[int] = []
-        """Which of `token_ids` the constraint forced."""
+        """Indices of `token_ids` that the constraint forced."""
         self.drafted_at: list[tuple[int, int]] = []
-        """Which of `token_ids` were drafted, and the index of the source of each."""
+        """(index of `token_ids`, index of `DRAFT_SOURCES`) for each drafted token."""
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._params = params
@@ -102,10 +101,10 @@ class Sample:
             self._watch = Watch(thoughts, tokenizer.token_bytes)
             self._place = self._watch.start
         self._undecided: list[str] = []
-        """What may be the beginning of thoughts, or of an answer."""
+        """Text that may be the beginning of thoughts or of an answer."""
         self._texts: list[str] = []
         self._decoded = 0
-        """How many of `token_ids` have their text in `_texts`, or held back in the detokenizer."""
+        """Number of `token_ids` with their text in `_texts` or held back in the detokenizer."""
         self._ends: list[int] = []
         """With stop strings: characters decoded after each token, -1 within a character."""
         self._length = 0
@@ -113,7 +112,7 @@ class Sample:
         self._chunked_ids = 0
 
     def feed(self, update: EngineOutput) -> None:
-        """Take new tokens. Once `finish` is set, later updates do not count."""
+        """Add new tokens. Updates after `finish` is set do not count."""
         if update.scores is not None:
             self._take_scores(update)
         if self._stops is not None:
@@ -147,12 +146,12 @@ class Sample:
             self._end_checked(_FINISHES.get(update.finish, "length"), update, stops)
 
     def _trims_last(self, update: EngineOutput) -> bool:
-        """Whether the update's last token is a stop token, which is left out of the text."""
+        """Return whether the update's last token is a stop token, which the text leaves out."""
         stopped_by_token = update.finish == "stop" and update.matched is not None
         return stopped_by_token and bool(update.token_ids) and not self._params.no_stop_trim
 
     def feed_chunk(self, update: EngineOutput, op: int) -> Chunk | None:
-        """`feed`, and what `take_chunk` gives then; short where nothing but new text comes."""
+        """Return `take_chunk` after `feed`; shorter if nothing but new text came."""
         ids = update.token_ids
         if (
             update.finish is not None
@@ -174,7 +173,7 @@ class Sample:
         return Chunk(op, self.index, text, ids)
 
     def take_chunk(self, op: int) -> Chunk | None:
-        """What is new since the last chunk; None while there is no new text to show."""
+        """Return text and tokens since the last chunk; None while there is no new text to show."""
         if self._stops is None and self.finish is None:
             self._decode(len(self.token_ids))
         text = "".join(self._texts[self._chunked_texts :])
@@ -187,12 +186,12 @@ class Sample:
         return Chunk(op, self.index, text, tuple(ids), tuple(logprobs))
 
     def has(self, characters: int, tokens: int) -> bool:
-        """Whether so much was fed, decoded for chunks."""
+        """Return whether at least `characters` and `tokens` were fed and decoded for chunks."""
         known = sum(map(len, self._texts))
         return 0 <= characters <= known and 0 <= tokens <= len(self.token_ids)
 
     def told(self, characters: int, tokens: int) -> None:
-        """The client has so much of what was fed; the next chunk has what is behind."""
+        """Begin the next chunk behind `characters` and `tokens`, which the client has already."""
         text = "".join(self._texts)
         self._texts = [text[:characters], text[characters:]]
         self._chunked_texts = 1
@@ -212,7 +211,7 @@ class Sample:
         )
 
     def kept(self) -> tuple[list[int], str]:
-        """The ids that join the branch, and the text behind them that becomes pending."""
+        """Return the ids that join the branch, and the text behind them that becomes pending."""
         if isinstance(self.matched, str):
             assert self._stops is not None
             cut = self._stops.cut
@@ -233,7 +232,7 @@ class Sample:
             self.logprobs.append(token_logprob(tokenizer, score, at in update.forced, source))
 
     def _decode(self, count: int) -> None:
-        """Decode the first `count` tokens, as far as their text is certain."""
+        """Decode the first `count` tokens as far as later tokens cannot change their text."""
         if count > self._decoded:
             new = self.token_ids[self._decoded : count]
             self._decoded = count
@@ -277,21 +276,21 @@ def token_logprob(
 # Generation ---------------------------------------------------------------------------------------
 
 
-# Bounds the cost per token of looking for stop strings.
+# Bounds the cost per token of the search for stop strings.
 MAX_STOP_LENGTH = 1024
 MAX_PROMPT_LOGPROBS = 2**19
-"""Alternatives included: the wire's encoder takes 40 ms for them, in which nothing else runs."""
-# How many tokens the engine reports at a time where nobody streams and there is no stop string. If
-# the engine dies, up to that many are lost and sampled again by the next one.
+"""Alternatives included: the wire's encoder takes 40 ms for them, and blocks the event loop."""
+# Tokens per update of the engine where nobody streams and there is no stop string. If the engine
+# dies, up to that many are lost, and the next engine samples them again.
 QUIET_TOKENS = 32
-# The least time between two points of what is told of a generation's progress.
+# Least seconds between two points of a generation's reported progress.
 PROGRESS_SECONDS = 0.01
 CHARACTERS_PER_TOKEN = 16
-"""Of a prediction no more is looked at than so many for each token that the context may have."""
+"""Characters of a prediction read per token of the context window; the rest is ignored."""
 
 
 class Generation:
-    """Runs one operation. The first sample continues the branch; sample i has seed + i."""
+    """One `Generate` operation. The first sample continues the branch; sample i has seed + i."""
 
     def __init__(
         self,
@@ -301,7 +300,7 @@ class Generation:
         emit: Callable[[Event], None] = lambda chunk: None,
         log: GenerationLog | None = None,
     ) -> None:
-        """`log` is told what the engine tells, and has what an earlier server was told."""
+        """`log` records the engine's updates, and holds those of an earlier server."""
         self._log = log
         self._model = model
         self._sequence = sequence
@@ -315,13 +314,13 @@ class Generation:
         self._tells = op.tell_cached
         self._prompt_tokens = 0
         self._accepted, self._rejected = [0] * len(DRAFT_SOURCES), [0] * len(DRAFT_SOURCES)
-        """Tokens computed ahead, by source."""
+        """Tokens computed ahead, by the index of their source in `DRAFT_SOURCES`."""
         self._started = 0.0
         self._first_token: float | None = None
         self._progress: list[tuple[float, int]] = []
 
     def run(self) -> Awaitable[Generated]:
-        """The terminal event. Raises a typed error where the operation fails."""
+        """Compute the terminal event. Raises a typed error where the operation fails."""
         spans = self._model.spans
         return self._generate() if spans is None else self._traced(spans)
 
@@ -350,7 +349,7 @@ class Generation:
         self._prompt_tokens = len(prompt)
         prediction = await self._predicted() if op.prediction else NO_TOKENS
         params, rows = self._engine_params(len(prompt))
-        # The other samples of one prompt find what the first one computes.
+        # The other samples of the prompt find in the cache what the first one computes.
         report = model.report_scope() if op.cache_report else ""
         thoughts = None if op.thoughts is None else self._thoughts(op.thoughts, state.ids[-1])
         self._samples = [
@@ -368,7 +367,7 @@ class Generation:
         requests = Requests(model.engine, sequence.asker, paid)
         sequence.stop = requests.stop
         sequence.paid = 0
-        # Where a stop string may come, each token counts: the engine is to stop at once.
+        # Where a stop string may come, the engine reports each token, so that it can stop at once.
         stops = bool(op.params.stop or searches)
         emit_every = 1 if op.stream or stops else QUIET_TOKENS
         emit_seconds = model.config.stream_interval if op.stream and not stops else 0.0
@@ -409,7 +408,7 @@ class Generation:
         return generated
 
     def _thoughts(self, given: Thoughts, last: int) -> ThoughtTokens:
-        """Those that the operation admits, behind the token `last`."""
+        """Tokenize the texts of the thoughts that the operation admits, behind the token `last`."""
         model = self._model
         begin, end, gap, then, close = (
             tuple(model.tokenizer.encode_pieces((Piece(text, True),), last)) if text else ()
@@ -431,15 +430,15 @@ class Generation:
         return tuple([token_logprob(tokenizer, one) for one in update.prompt_token_scores()])
 
     async def _predicted(self) -> np.ndarray:
-        """The tokens of the predicted text, as many as any output may have."""
+        """Tokenize the predicted text: int32 [tokens], no more than the context window has."""
         model, most = self._model, self._model.model_info.context_length
         text = self._op.prediction[: CHARACTERS_PER_TOKEN * most]
         ids = await model.tokenize(len(text), model.tokenizer.encode_pieces, (Piece(text),))
         return np.array(ids[:most], np.int32)
 
     def _go_on(self, log: GenerationLog) -> bool:
-        """Take what an earlier server was told, and send what the client does not have of it.
-        False if that was nothing. Raises StateLost where the client has more."""
+        """Replay updates of an earlier server, and send chunks that the client lacks. Returns
+        whether there were updates. Raises StateLost where the client has more than the log."""
         before = log.before
         for index, update in before:
             self._take(self._samples[index], update, replayed=True)
@@ -457,7 +456,7 @@ class Generation:
         return bool(before)
 
     def _send(self, chunk: Chunk) -> None:
-        """Send a chunk; the first one says what was found of the prompt."""
+        """Send a chunk; the first one carries prompt length and cached tokens."""
         if self._tells and self._facts is not None:
             self._tells = False
             cached = self._facts.cached_tokens
@@ -467,8 +466,8 @@ class Generation:
         self._emit(chunk)
 
     def _take(self, sample: Sample, update: EngineOutput, replayed: bool = False) -> int | None:
-        """Take one update; one that an earlier server was told already is `replayed`. When the
-        sample is complete: how many tokens came behind its end."""
+        """Take one update; `replayed` marks one that an earlier server received already. Returns,
+        when the sample is complete, how many of the update's tokens came behind its end."""
         if self._log is not None and not replayed:
             self._log.told(sample.index, update)
         before = len(sample.token_ids)
@@ -488,13 +487,14 @@ class Generation:
                     told.pop()
                 told.append((now - self._started, len(sample.token_ids)))
         if sample.index == 0:
-            # The first update and the last one say what became of the request.
+            # The first update and the last one carry the facts of the request.
             self._facts = update.facts or self._facts
             if update.prompt_targets is not None:
-                # They come in one update, and again if the engine died and the request is replayed.
+                # The scores come in one update, and again if the engine died and the request is
+                # replayed.
                 self._prompt_scores = update
         if update.accepted or update.rejected:
-            # A stop string may be found before the last of the tokens that came together.
+            # A stop string may end before the last of the tokens of one update.
             taken = len(sample.token_ids) - before
             for at, source in update.accepted:
                 counts = self._accepted if at < taken else self._rejected
@@ -510,8 +510,8 @@ class Generation:
         return len(update.token_ids) - (len(sample.token_ids) - before)
 
     def _engine_params(self, prompt: int) -> tuple[SamplingParams, int]:
-        """The parameters for the engine: no None where it needs a number, no stop strings; and how
-        many log-probabilities of the prompt's tokens are asked for. Raises InvalidRequest."""
+        """Return the engine's parameters (no None for a number, no stop strings), and the count of
+        prompt log-probabilities that are wanted. Raises InvalidRequest."""
         given, vocabulary = self._op.params, self._model.model_info.vocab_size
         for index, stop in enumerate(given.stop):
             if len(stop) > MAX_STOP_LENGTH:
@@ -547,7 +547,7 @@ class Generation:
                 f"{rows} log-probabilities of the prompt are more than {MAX_PROMPT_LOGPROBS}: begin"
                 " later in it, or ask for fewer alternatives"
             )
-        # No token is in a top_p of 0 by the sum of those before it, but the likeliest is to be.
+        # By the sum before it, a top_p of 0 leaves no token, though the likeliest one should stay.
         greedy = {"temperature": 0.0, "top_p": 1.0} if given.top_p == 0 else {}
         params = msgspec.structs.replace(
             given,
@@ -565,7 +565,7 @@ class Generation:
         return params, rows
 
     def _timing(self) -> Timing:
-        """Until now. Where no token came, that is when the first one did."""
+        """Return the times until now. Without any token, `first_token` equals `total`."""
         total = time.monotonic() - self._started
         first = total if self._first_token is None else self._first_token - self._started
         queued = 0.0 if self._facts is None else self._facts.queued
@@ -610,7 +610,7 @@ class Generation:
 
 
 def observe(metrics: Metrics, timing: Timing, tokens: int) -> None:
-    """A request has ended; each of its samples got `tokens` on average."""
+    """Observe the times of an ended request; `tokens` is the mean per sample."""
     metrics.whole.observe(timing.total)
     metrics.queued.observe(timing.queued)
     if tokens > 0:

@@ -1,4 +1,4 @@
-"""Several models behind one gateway: which are loaded, and who asks for which."""
+"""Registry of a server's models: loads a model when it is asked for, and unloads idle ones."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from rootlace.wire.errors import (
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
-"""How long a model that could not be loaded is not tried again: twice as long with each failure."""
+"""First and longest time until a failed load is retried; it doubles with each failure."""
 LOOK_SECONDS = 1.0
-"""How often a model that nobody uses is looked for."""
+"""Time between searches for idle models."""
 CLEARED_SECONDS = 1.0
-"""When the memory of a model is cleared away behind its end: others may still be answered then."""
+"""Delay before an unloaded model's memory is cleared: others may still be answered then."""
 
 
 class ModelSlot:
-    """One model: loaded, loading or not. `users` are the requests that are being answered."""
+    """Slot of one model: loaded, loading or neither. `users` counts the requests being answered."""
 
     def __init__(self, name: str, config: RuntimeConfig) -> None:
         self.name = name
@@ -47,23 +47,23 @@ class ModelSlot:
         self.users = 0
         self.used = time.monotonic()
         self.failure: RootlaceError | None = None
-        """Why it could not be loaded, until it is."""
+        """Error of the last load, until a load succeeds."""
         self._failures = 0
         self._retry_at = 0.0
 
     @property
     def idle(self) -> bool:
-        """Whether nobody would notice if it were gone. A program that is connected would."""
+        """Return whether nobody uses the model. A connected program uses it."""
         return self.gateway is None or not (self.users or self.gateway.session_count)
 
     def check_retry(self) -> None:
-        """Raises the last failure again while it is too early to try."""
+        """Raise the last failure again while it is too early to retry."""
         wait = self._retry_at - time.monotonic()
         if self.failure is not None and wait > 0:
             raise type(self.failure)(f"{self.failure} (it is tried again in {math.ceil(wait)} s)")
 
     def note_loaded(self, failure: RootlaceError | None) -> None:
-        """It was loaded, or it could not be."""
+        """Note that the model was loaded (None), or the error of the attempt."""
         self.failure = failure
         self._failures = 0 if failure is None else self._failures + 1
         wait = FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 20)
@@ -71,10 +71,10 @@ class ModelSlot:
 
 
 class ModelRegistry:
-    """The models of a server by name; the first is what a request gets that names none.
+    """Models of a server by name; requests that name no model get the first.
 
-    An engine that dies for good takes its own model away, and no other; the next request for it
-    loads it again.
+    An engine that dies for good takes its own model away and no other; the next request for the
+    model loads it again.
     """
 
     def __init__(self, configs: Sequence[RuntimeConfig]) -> None:
@@ -93,8 +93,8 @@ class ModelRegistry:
         return [room.name for room in self.all]
 
     def room(self, asked: str | None) -> ModelSlot:
-        """The room of a model's name (`NAME` or `NAME:ADAPTER`), path, or of none, which is the
-        first's. Raises ModelNotFound."""
+        """Return the slot for a model's name (`NAME` or `NAME:ADAPTER`) or path, the first for
+        none. Raises ModelNotFound."""
         if not asked or asked == "default" or asked.startswith("default:"):
             return self.all[0]
         for room in self.all:
@@ -104,17 +104,16 @@ class ModelRegistry:
         raise not_found(asked, self.names)
 
     def loaded(self, asked: str) -> ServedModel | None:
-        """The model's gateway, if it is loaded. Raises ModelNotFound."""
+        """Return the model, if it is loaded. Raises ModelNotFound."""
         room = self.room(asked)
         room.used = time.monotonic()
         return room.gateway
 
     async def load(self, asked: str) -> ServedModel:
-        """The model's gateway, loaded if it was not. Raises what `open_room` does, or did lately,
-        but ServerUnavailable, which names no path, for a model that cannot be read: it is no fault
-        of who asks.
+        """Return the model, loaded if it was not. Raises as `open_room` does, or did lately. A
+        model that cannot be read is no fault of the caller: ServerUnavailable, without a path.
 
-        Whoever stops waiting for it leaves it loading: others may wait, too.
+        A caller that stops waiting leaves the model loading: others may wait, too.
         """
         room = self.room(asked)
         try:
@@ -147,7 +146,7 @@ class ModelRegistry:
             self._close(room)
 
         try:
-            # Each sees what memory is left by the one before, and by those that were unloaded.
+            # Each load sees the memory left by earlier loads and by unloaded models.
             async with self._one_at_a_time:
                 if self._closing:
                     await asyncio.wait(self._closing)
@@ -171,8 +170,8 @@ class ModelRegistry:
     async def use(
         self, asked: str | None, timeout: float | None = None
     ) -> AsyncIterator[ServedModel]:
-        """The model's gateway, which stays loaded while the block runs. Raises DeadlineExceeded
-        where it is not loaded within the `timeout`."""
+        """Give the model, which stays loaded while the block runs. Raises DeadlineExceeded if it is
+        not loaded within `timeout` seconds."""
         room = self.room(asked)
         room.users += 1
         try:
@@ -186,15 +185,15 @@ class ModelRegistry:
             room.used = time.monotonic()
 
     def unload(self, asked: str | None) -> None:
-        """Unload a model, unless somebody uses it."""
+        """Unload a model unless it is in use."""
         room = self.room(asked)
         if room.gateway is not None and room.idle:
             log.info("unloading %s, as a request asks", room.name)
             self._close(room)
 
     async def start(self) -> None:
-        """Load all models, one after the other, so that each sees what memory is left; or, on
-        demand, none. Raises what loading one raises."""
+        """Load all models one after the other, so that each sees the memory left; with `on-demand`,
+        none. Raises as `open_room` does."""
         if self.config.load == "start":
             for room in self.all:
                 await self._opened(room)
@@ -202,7 +201,7 @@ class ModelRegistry:
             self._watching = asyncio.create_task(self._unload_idle(self.config.idle_unload))
 
     async def stop(self) -> None:
-        """Unload all."""
+        """Unload all models."""
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -227,7 +226,7 @@ class ModelRegistry:
                     self._close(room)
 
     def _close(self, room: ModelSlot) -> None:
-        """From now on the room is empty; its engine ends in the background."""
+        """Empty the slot now; its engine ends in the background."""
         gateway, room.gateway = room.gateway, None
         if gateway is not None:
             task = asyncio.create_task(close_room(gateway))
@@ -240,15 +239,15 @@ class ModelRegistry:
 
 
 def _clear() -> None:
-    """Collect what unloaded models leave, also of those that were there when a start ended: garbage
-    collections do not look at these by themselves, and seldom at the others."""
+    """Free the memory of unloaded models, objects frozen after a start included: garbage
+    collections skip these, and seldom search the others."""
     gc.unfreeze()
     gc.collect()
     processes.give_back_memory()
 
 
 def _note_failure(loading: asyncio.Task[ServedModel]) -> None:
-    """Those who wait are told; perhaps nobody waits any more."""
+    """Log the failure of a load: perhaps no request waits for it any more."""
     if not loading.cancelled() and (error := loading.exception()) is not None:
         trace = None if isinstance(error, RootlaceError) else error
         log.warning("a model could not be loaded: %s", error, exc_info=trace)

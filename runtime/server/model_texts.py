@@ -1,5 +1,4 @@
-"""What a gateway reads of a model's files: its tokenizer, how conversations are written, and how
-requests are sampled that do not say so themselves."""
+"""Files of a model that concern text: tokenizer, chat template, and default sampling."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ _NAMES = {
     alias: name for name in (*TUNED, "max_tokens") for alias in (name, *PARAMETERS[name].aliases)
 }
 
-# Keys of generation_config.json that ask for nothing here: what a text begins and ends with, how
-# transformers computes and returns it, and its default of `do_sample`, which other servers leave
-# out of account as well: temperature 0 is greedy.
+# Keys of generation_config.json without effect here. They concern a text's begin and end, how
+# transformers computes and returns it, and its default of `do_sample`. Other servers ignore
+# `do_sample` as well: temperature 0 is greedy.
 _ELSEWHERE = frozenset(
     {
         *("transformers_version", "_from_model_config", "_name_or_path", "trust_remote_code"),
@@ -51,7 +50,7 @@ _ELSEWHERE_BEGIN, _ELSEWHERE_END = ("output_",), ("_token_id",)
 
 
 class ModelTexts(msgspec.Struct, frozen=True):
-    """A model's files on texts and tokens, read. `sampling`: the defaults of sampling parameters,
+    """Parsed files of a model on texts and tokens. `sampling`: the defaults of sampling parameters,
     and where each comes from."""
 
     source: ModelSource
@@ -74,7 +73,7 @@ class ModelTexts(msgspec.Struct, frozen=True):
         )
 
     def log_sampling(self, name: str) -> None:
-        """Say how requests for the model `name` are sampled that do not say so themselves."""
+        """Log the default sampling of requests for the model `name`."""
         values, origins = self.sampling
         if values:
             said = (f"{key} {value:g} ({origins[key]})" for key, value in values.items())
@@ -90,14 +89,14 @@ class ModelTexts(msgspec.Struct, frozen=True):
 
 
 def load_chat(source: ModelSource, tokenizer: Tokenizer) -> ChatTemplate:
-    """The model's chat template, knowing the tokenizer's special tokens."""
+    """Read the model's chat template with the tokenizer's special tokens."""
     special = [token.content for token in tokenizer.added.values() if token.special]
     bos = "".join(tokenizer.content(id_) or "" for id_ in tokenizer.bos_ids)
     return ChatTemplate.read(source, special, bos)
 
 
 def load_eos_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that end a text: those that the model's files name, and the tokenizer's own."""
+    """Return the ids that end a text: those of the model's files, and the tokenizer's own."""
     given = source.eos_token_id()
     ids = {given} if isinstance(given, int) else set(given or ())
     token = tokenizer.config.get("eos_token")
@@ -109,9 +108,9 @@ def load_eos_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
 def load_sampling(
     source: ModelSource, config: GatewayConfig
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The defaults of sampling parameters and where each comes from: of the options first, then of
-    the model's files, or of the file that the options name. What these have and cannot be applied
-    is logged; for the options, InvalidRequest is raised."""
+    """Return the defaults of sampling parameters, and where each comes from. Options come first,
+    then the model's files or the file named by an option. A file's value that cannot be applied is
+    logged; an option's raises InvalidRequest."""
     origin, own = "", dict[str, Any]()
     if config.generation_config != "none":
         if config.generation_config != "auto":
@@ -124,7 +123,7 @@ def load_sampling(
 
 
 def check_sampling(config: GatewayConfig) -> None:
-    """Raises InvalidRequest for options that name no defaults."""
+    """Raise InvalidRequest for options that name no defaults."""
     dict(_asked(config.default_sampling))
     if config.generation_config not in OWN_CONFIGS:
         _folder_of(config.generation_config)
@@ -142,7 +141,7 @@ def _folder_of(given: str) -> Path:
 
 
 def _recommended(origin: str, given: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """What a file recommends, by our names; what has no effect is logged."""
+    """Give a file's recommendations by our names; log the keys without effect."""
     for key, value in given.items():
         name = _NAMES.get(key)
         if name is None:
@@ -161,7 +160,7 @@ def _recommended(origin: str, given: Mapping[str, Any]) -> Iterator[tuple[str, f
 
 
 def _asked(given: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """The defaults that the option names."""
+    """Give the defaults that the option names. Raises InvalidRequest for an unknown one."""
     for item in ",".join(given).split(","):
         if not item.strip():
             continue

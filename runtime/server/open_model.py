@@ -27,11 +27,11 @@ async def open_room(
     meanwhile: Callable[[], object] = lambda: None,
     start: Callable[[], Coroutine[Any, Any, Engine]] | None = None,
 ) -> ServedModel:
-    """Start the engine and read what the gateway needs of the model. `on_exit`: of `EngineClient`.
+    """Start the engine, and read the model's files meanwhile. `on_exit`: of `EngineClient`.
 
-    `meanwhile` is called in another thread while the engine starts, which takes longer. Nothing is
-    left behind where it raises, or is cancelled. Close the room with `close_room`. `start` gives
-    engines that are somewhere else.
+    `meanwhile` is called in another thread while the engine starts, which takes longer. After an
+    exception or a cancelled call nothing is left running. `start` gives engines that run elsewhere.
+    End the model with `close_room`.
     """
     # The model's texts, and what reads them, while the engine loads its weights.
     begin = start or partial(_start, engine_config, config, on_exit)

@@ -1,7 +1,7 @@
-"""The TCP connections of programs, as the system has them.
+"""TCP connections of programs, with bounds that ZeroMQ lacks.
 
-ZeroMQ bounds a frame, but neither how many frames a message has, all of which it keeps until the
-last one has come, nor how many connections there are. It tells their descriptors.
+ZeroMQ bounds the size of a frame, but not the number of a message's frames or of connections. It
+keeps frames until the message's last one has come. It reveals their descriptors.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from rootlace.wire.sockets import MessageReader
 log = logging.getLogger(__name__)
 
 SPARE = 64
-"""So many more connections there may be than clients: who is refused hears why."""
+"""Connections allowed beyond the most clients, so that a refused client hears why."""
 UNKNOWN_BYTES = 2 * 2**20
-"""What a peer may send that has no session: a hello is smaller."""
+"""Most bytes from a peer without a session: a hello is smaller."""
 SLACK_BYTES = 2**20
-"""What encryption and the heads of frames add to a message."""
+"""Bytes that encryption and frame headers may add to a message."""
 MESSAGES = 16
-"""Unfinished ones of the largest size, of all peers together."""
+"""Most unfinished messages of the largest size, of all peers together."""
 
 _EVENT = struct.Struct("=HI")
 _RECEIVED = struct.Struct("=Q")
 _RECEIVED_AT = 128
-"""Of `tcpi_bytes_received` in Linux's `struct tcp_info` (linux/tcp.h)."""
+"""Offset of `tcpi_bytes_received` in Linux's `struct tcp_info` (linux/tcp.h)."""
 _INFO_BYTES = 256
 _NOWHERE = struct.pack("=H14x", socket.AF_UNSPEC)
-"""Who connects there is disconnected: connect(2)."""
+"""Address that disconnects a socket which connects to it: connect(2)."""
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass
 class _Peer:
-    """`known`: it has a session, of the last `identity` that it gave; for how many seconds it had
-    none, it is `strange`. `whole`: so many bytes had come when it was last looked at with a message
-    that was whole, which it has sent since the look before if it was `heard`."""
+    """Peer on a connection. `known`: its last `identity` has a session. `strange`: seconds without
+    a session. `heard`: a whole message came since the last look. `whole`: bytes received by the
+    last look with a whole message."""
 
     name: object = None
     identity: bytes = b""
@@ -61,14 +61,14 @@ class _Peer:
 
     @property
     def unfinished(self) -> int:
-        """Bytes at least of a message that is not whole."""
+        """Lower bound on the bytes of an unfinished message."""
         return self.received - self.whole
 
 
 class ProgramPeers:
-    """Those of one bound socket. Ends connections on which more comes of a message than one may
-    have, or which have no session for as long as a client may be silent; and the oldest that have
-    none where there are `SPARE` more than clients may be, or a quarter of all descriptors."""
+    """Peers of one bound socket. Ends connections with more bytes of a message than a message may
+    have, or without a session for `client_timeout`. Beyond `SPARE` more than the most clients, or a
+    quarter of all descriptors, the oldest connection without a session ends."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class ProgramPeers:
         self._has_session = has_session
         self._peers: dict[int, _Peer] = {}
         self._before: dict[int, bytes] = {}
-        """By descriptor, the identity of the last connection that had it and is gone, of which
-        messages may still come."""
+        """Identity of the last connection that had a descriptor and is gone: its messages may still
+        come."""
         self._rare = RareLog(log)
         self._bound = bound
-        # Where events are not read, ZeroMQ waits in the middle of one as soon as so many are there,
-        # and `disable_monitor` waits for it. With 0 here, there is no bound.
+        # If events are not read, ZeroMQ blocks within one once the queue is full, and
+        # `disable_monitor` waits for it. 0 means no bound here.
         events = f"inproc://program-peers-{id(bound)}"
         bound.monitor(events, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._monitor = bound.context.socket(zmq.PAIR)
@@ -98,23 +98,23 @@ class ProgramPeers:
         self._reader = MessageReader(self._monitor, self._note)
 
     def heard(self, descriptor: int, identity: bytes) -> None:
-        """A whole message came from there, and was handled."""
+        """Note that a whole message from a connection was handled."""
         if descriptor not in self._peers:
-            # That it was accepted was told before, but maybe not read yet.
+            # The connection's acceptance was reported before, but perhaps not read yet.
             with contextlib.suppress(zmq.Again):
                 while True:
                     self._note(self._monitor.recv_multipart(zmq.NOBLOCK))
         peer = self._peers.get(descriptor)
         if peer is None:  # it has gone since
             return
-        # ZeroMQ gives no identity twice, but a client that chose its own may come back with it.
+        # ZeroMQ gives no identity twice, but a client with an identity of its own may come back.
         if identity[:1] == b"\0" and identity == self._before.get(descriptor):
             return
         peer.heard, peer.identity, peer.known = True, identity, self._has_session(identity)
 
     def look(self, seconds: float) -> None:
-        """Look at all of them; the last time was so many seconds ago. Ends early where no
-        descriptor is left to look with."""
+        """Check all peers; the last check was `seconds` ago. Ends early without a descriptor to
+        check with."""
         for descriptor in list(self._peers):
             try:
                 connection, name = self._open(descriptor)
@@ -134,7 +134,7 @@ class ProgramPeers:
                 return
 
     def close(self) -> None:
-        """To be called before the socket is closed."""
+        """Stop watching; called before the socket is closed."""
         self._reader.close()
         self._bound.disable_monitor()
         self._monitor.close()
@@ -173,7 +173,7 @@ class ProgramPeers:
         return None
 
     def _end_at(self, descriptor: int, reason: str) -> bool:
-        """False where no descriptor is left to do it with."""
+        """End a connection; return False if no descriptor is left for it."""
         try:
             connection, _ = self._open(descriptor)
         except OSError as error:
@@ -186,7 +186,7 @@ class ProgramPeers:
         return True
 
     def _end(self, descriptor: int, connection: socket.socket, reason: str) -> None:
-        """ZeroMQ finds the connection closed, and forgets what it has of it."""
+        """End a connection; ZeroMQ then finds it closed, and frees its messages."""
         self._rare.warn("a connection of a program is closed: %s", reason)
         self._forget(descriptor)
         _abort(connection)
@@ -197,8 +197,8 @@ class ProgramPeers:
             self._before[descriptor] = peer.identity
 
     def _open(self, descriptor: int) -> tuple[socket.socket, object]:
-        """A connection of ZeroMQ's, under a descriptor of ours, and its peer's name. Raises OSError
-        if it is not one any more, or if no descriptor is left."""
+        """Duplicate a descriptor of ZeroMQ's, and return the connection and its peer's name. Raises
+        OSError if it is not a connection any more, or if no descriptor is left."""
         copy = os.dup(descriptor)
         try:
             connection = socket.socket(fileno=copy)
@@ -217,7 +217,7 @@ class ProgramPeers:
 
 
 def _abort(connection: socket.socket) -> None:
-    """End a connection at once. After a `shutdown`, ZeroMQ would read on as long as more comes."""
+    """End a connection at once. After a mere `shutdown`, ZeroMQ would read on while bytes come."""
     if sys.platform == "linux":
         ctypes.CDLL(None).connect(connection.fileno(), _NOWHERE, len(_NOWHERE))
     with contextlib.suppress(OSError):
@@ -225,7 +225,7 @@ def _abort(connection: socket.socket) -> None:
 
 
 def _received(connection: socket.socket) -> int:
-    """All bytes that ever came; 0 where the system does not tell."""
+    """Return the bytes received in all; 0 where the system does not tell."""
     if sys.platform != "linux":
         return 0
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)

@@ -1,4 +1,4 @@
-"""The ZeroMQ side of the gateway: connections of programs."""
+"""ZeroMQ connections of programs: frames to operations, events to frames."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from rootlace.wire.sockets import MessageReader
 # Program socket -----------------------------------------------------------------------------------
 
 
-# Frames for one client that wait in ZeroMQ's queue. What is more waits in the server's.
+# Most frames for one client in ZeroMQ's queue. Further frames wait in the server's.
 SEND_HWM = 1000
 
 
 class ProgramSocket:
-    """`on_message` is given the frames of each message, the sender's identity first, and the
-    sender's address, "" where there is none. `has_session` says whether an identity has one."""
+    """ROUTER socket. `on_message` gets each message's frames, the sender's identity first, and the
+    sender's address ("" if unknown). `has_session` tells whether an identity has a session."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ProgramSocket:
         self._peers: ProgramPeers | None = None
 
     def bind(self, config: GatewayConfig, secret: bytes | None = None) -> str:
-        """Returns the address that clients connect to (port 0 becomes a real one).
+        """Bind, and return the address that clients connect to (port 0 becomes a real port).
 
         With a `secret` key of CURVE (Z85), connections are encrypted, and the public key stands
         behind `#` in the address. Raises InvalidRequest where the address cannot be bound.
@@ -74,7 +74,7 @@ class ProgramSocket:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, SEND_HWM)
         socket.setsockopt(zmq.IPV6, "[" in address)
-        # Larger ones are cut off by ZeroMQ; up to here they get an answer that says why.
+        # ZeroMQ cuts off larger messages; up to this size the client gets an error that says why.
         socket.setsockopt(zmq.MAXMSGSIZE, 2 * config.max_message_bytes)
         try:
             socket.bind(address)
@@ -92,7 +92,7 @@ class ProgramSocket:
         return bound if secret is None else f"{bound}#{public_part(secret)}"
 
     def look(self, seconds: float) -> None:
-        """Look after connections; the last time was so many seconds ago."""
+        """Look after the connections; the last look was `seconds` ago."""
         if self._peers is not None:
             self._peers.look(seconds)
 
@@ -107,7 +107,7 @@ class ProgramSocket:
             self._peers.heard(descriptor, frames[0].bytes)
 
     def send(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
-        """Send without waiting. Returns what went wrong: a full queue, or a peer that is gone."""
+        """Send without waiting. Returns the error if the queue is full or the peer is gone."""
         assert self._socket is not None and self._reader is not None
         try:
             self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
@@ -132,18 +132,18 @@ class ProgramSocket:
 
 log = logging.getLogger(__name__)
 
-# A client that does not read is dropped when ZeroMQ's queue for it is full and more than this
-# waits in ours.
+# A client that does not read is dropped once ZeroMQ's queue is full and this many bytes wait here.
 MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
-# Per-client time slice: one frame may hold a second of work, and other clients must not wait that
-# long. A client with more than this many bytes waiting is worked off at once, to bound memory.
+# Per-client time slice: one frame may hold a second of work, and other clients must not wait for
+# all of it. Beyond this many waiting bytes a client is worked off at once, to bound memory.
 SLICE_SECONDS = 0.005
 MAX_WAITING_BYTES = 16 * 2**20
 
-# What a frame holds is made all at once: so little before anybody is known, so many operations, and
-# each by itself, as it takes its turn, in a frame of more bytes.
+# A frame is decoded at once, so size is bounded: bytes of the first message, from an unknown peer,
+# and operations per frame. Operations of a frame larger than LARGE_BYTES are decoded one by one,
+# each in its turn.
 MAX_HELLO_BYTES = 2**20
 MAX_OPS = 2**18
 LARGE_BYTES = 2**20
@@ -153,11 +153,11 @@ _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _op = msgspec.msgpack.Decoder(Op)
 _anything = msgspec.msgpack.Decoder()
 NUMBER_BYTES = 9
-"""No number takes more."""
+"""Most bytes of a MessagePack number."""
 
 
 class _Numbers(msgspec.Struct):
-    """What is read of an operation that cannot be decoded; nothing is made of the rest."""
+    """Fields read of an operation that cannot be decoded; the rest stays undecoded."""
 
     op: msgspec.Raw = msgspec.Raw()
     branch: msgspec.Raw = msgspec.Raw()
@@ -167,7 +167,7 @@ _numbers = msgspec.msgpack.Decoder(_Numbers)
 
 
 class _Malformed(NamedTuple):
-    """An operation that could not be decoded: its number and branch, as far as they can be read."""
+    """An operation that could not be decoded, with its number and branch as far as readable."""
 
     op: int
     branch: int | None
@@ -177,9 +177,9 @@ class _Malformed(NamedTuple):
 class Connection:
     """A peer that said hello.
 
-    `waiting` are operations the session has not been given yet, `backlog` frames that could not be
-    sent yet. `heard`: whether the peer sent something since it was last looked for, `silent`: for
-    how many seconds it did not; `spoke`: when it was last sent something.
+    `waiting` holds operations that the session has not been given yet, `backlog` frames that could
+    not be sent yet. `heard`: whether the peer sent something since the last watch. `silent`:
+    seconds without a message from the peer. `spoke`: time of the last message to the peer.
     """
 
     def __init__(self, identity: bytes, now: float) -> None:
@@ -196,16 +196,16 @@ class Connection:
 
 
 class ProgramServer:
-    """Binds a ROUTER socket, turns frames into operations and events into frames.
+    """Server of programs: turns frames of a ROUTER socket into operations, and events into frames.
 
-    A peer is dropped, and everything of it freed, when a send finds it gone, when it is silent for
-    `client_timeout`, or when it does not read what it is sent.
+    A peer is dropped and its branches freed when a send finds it gone, when it is silent for
+    `client_timeout`, or when it does not read.
     """
 
     def __init__(
         self, gateway: ServedModel | ModelRegistry, store: SessionStore | None = None
     ) -> None:
-        """Of `Rooms`, programs choose one when they connect. What they do is kept in `store`."""
+        """Programs choose a model of a `ModelRegistry` by `Hello`. `store` keeps sessions."""
         self._gateway = gateway
         self._store = store
         self._config = gateway.config
@@ -221,11 +221,11 @@ class ProgramServer:
 
     @property
     def busy(self) -> bool:
-        """Whether a program runs or waits for an answer."""
+        """Return whether a program runs or waits for an answer."""
         return any(connection.session.busy for connection in self._connections.values())
 
     def start(self) -> str:
-        """Bind; returns the address that clients connect to (port 0 becomes a real one).
+        """Bind, and return the address that clients connect to (port 0 becomes a real port).
 
         Raises InvalidRequest where the address cannot be bound, or for a wrong `program_key`.
         """
@@ -283,8 +283,8 @@ class ProgramServer:
             self._answer(identity, [Failed.of(0, error)])
 
     def _greet(self, identity: bytes, frame: bytes, address: str) -> None:
-        """The first message of a peer. Without a key it shares with all of its address. Raises what
-        the handshake fails with."""
+        """Handle the first message of a peer. Raises the error of a failed handshake. Without a
+        key, the peer shares a client's turns with all peers of its address."""
         ops: list[Op] = []
         if len(frame) > MAX_HELLO_BYTES:
             most = MAX_HELLO_BYTES >> 10
@@ -310,7 +310,7 @@ class ProgramServer:
             raise self._gateway.drain.refusal()
         if identity in self._greeting:
             return
-        # Those that wait for their model will be connected.
+        # Peers that wait for their model count: they will be connected.
         connected = len(self._connections) + len(self._greeting)
         if connected >= (most := self._config.max_connections):
             raise Overloaded(f"at most {most} clients may be connected")
@@ -361,7 +361,7 @@ class ProgramServer:
         self._deliver(connection, [welcome])
 
     def _operate(self, connection: Connection, frame: bytes) -> None:
-        """Take the operations of a frame. A malformed one fails alone."""
+        """Queue the operations of a frame. A malformed operation fails alone."""
         if (count := _count(frame)) > MAX_OPS:
             raise InvalidRequest(
                 f"the message has {count} operations; at most {MAX_OPS} are allowed"
@@ -419,7 +419,7 @@ class ProgramServer:
             self._drop(connection, f"{connection.backlog_bytes} bytes wait to be read")
 
     def _try(self, connection: Connection, frame: bytes) -> bool:
-        """Send without waiting; False if the peer's queue is full or the peer is gone."""
+        """Send without waiting; return False if the peer's queue is full or the peer is gone."""
         error = self._socket.send(connection.identity, frame)
         if error is None:
             connection.spoke = time.monotonic()
@@ -429,7 +429,7 @@ class ProgramServer:
         return False
 
     def _answer(self, identity: bytes, events: list[Event]) -> None:
-        """Send events to a peer, which may be unknown: then they are lost if it does not read."""
+        """Send events to a peer. An unknown peer that does not read loses them."""
         connection = self._connections.get(identity)
         if connection is not None:
             self._deliver(connection, events)
@@ -437,7 +437,7 @@ class ProgramServer:
             self._socket.send(identity, encode(events))
 
     async def _retry(self) -> None:
-        """Send what waits for clients that were slow; an idle server does not wake up for it."""
+        """Send the backlog of slow clients; an idle server does not wake up for this task."""
 
         def catch_up(connection: Connection) -> None:
             while connection.backlog and self._try(connection, connection.backlog[0]):
@@ -457,11 +457,10 @@ class ProgramServer:
     # ------------------------------------------------------------ life and death
 
     async def _watch(self) -> None:
-        """Once a second, drop clients that are silent, and send the waiting ones an empty message.
+        """Drop silent clients once a second, and send the waiting ones an empty message.
 
-        It tells the client that the server lives, and sending it fails if the client is gone.
-        Silence is counted in naps: a pause of this process, in which nobody was listened to, is not
-        taken for one of its clients.
+        The message shows the client that the server lives, and its sending fails if the client is
+        gone. Silence is counted in naps: while this process pauses, no client counts as silent.
         """
 
         def ping(connection: Connection) -> None:
@@ -481,7 +480,7 @@ class ProgramServer:
                 _attempt(partial(ping, connection))
 
     def _tell_and_drop(self, connection: Connection, reason: str) -> None:
-        """Drop a client that may still be there; if its queue is full, it is not told."""
+        """Drop a client, and tell the client unless its queue is full."""
         error = ServerUnavailable(f"the server dropped this connection: {reason}")
         last: list[Event] = [Failed.of(0, error)]
         self._socket.send(connection.identity, encode(last))
@@ -501,7 +500,7 @@ class ProgramServer:
 
 
 def _attempt(act: Callable[[], object]) -> bool:
-    """What fails of it is logged: what comes behind it is to be done all the same."""
+    """Call `act`; log its exception, since later calls must run all the same. Returns success."""
     try:
         act()
     except Exception:
@@ -511,7 +510,7 @@ def _attempt(act: Callable[[], object]) -> bool:
 
 
 def _count(frame: bytes) -> int:
-    """Of how many elements a frame says that its list is; 0 if it is none."""
+    """Read from a frame's header how many elements its list has; 0 if the frame is no list."""
     kind = frame[:1]
     if b"\x90" <= kind <= b"\x9f":
         return kind[0] & 0x0F
@@ -519,7 +518,7 @@ def _count(frame: bytes) -> int:
 
 
 def _split(frame: bytes) -> list[msgspec.Raw]:
-    """A frame's operations, to be decoded one by one, for it is large or one is malformed.
+    """Split a frame that is large or has a malformed operation into undecoded operations.
 
     Raises ProtocolError for a frame that is not a list.
     """
@@ -538,7 +537,7 @@ def _decode(raw: msgspec.Raw) -> Op | _Malformed:
 
 
 def _identify(raw: msgspec.Raw) -> tuple[int, int | None]:
-    """Number and branch of an operation that could not be decoded, as far as they can be read."""
+    """Read number and branch of an operation that could not be decoded, as far as possible."""
     try:
         found = _numbers.decode(raw)
         return _number(found.op) or 0, _number(found.branch)

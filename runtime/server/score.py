@@ -63,18 +63,18 @@ from rootlace.wire.sampling import PLAIN, Cache, Handling
 
 # Vectors ------------------------------------------------------------------------------------------
 #
-# Vectors of texts: hidden states that a model's head never sees, or its scores of labels.
+# Vectors of texts: final hidden states before the model's head, or scores of labels.
 
 
 Input = Sequence[Part]
-"""The parts of one text; it quotes no branch."""
+"""Parts of one text; an input quotes no branch."""
 
 KNOWN: dict[str, Pooling] = {"last": "last", "mean": "mean"}
 
 
 @dataclass
 class Vector:
-    """`values` float32 [hidden size], or [labels]."""
+    """Embedding of one input: `values` float32 [hidden size], or [labels] of a classifier."""
 
     values: np.ndarray
     prompt_tokens: int
@@ -94,15 +94,14 @@ async def find_vectors(
     handling: Handling = PLAIN,
     names: Sequence[str] = (),
 ) -> tuple[list[Vector], Usage]:
-    """A vector for each input, and the tokens of all. Those of one call are computed together, and
-    with whatever else the engine does; a caller that is cancelled ends them, and so does the
-    timeout of `handling`.
+    """Compute a vector for each input, and count the tokens of all.
 
-    An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
-    and behind one is there. `namespace`: what `asker` calls it. `pooling` None: what the model was
-    trained for. With `dimensions` the first so many numbers are kept; with `normalise` what is kept
-    has the length 1. Raises the typed error of the first input that fails, which calls it as
-    `names` do.
+    The inputs are computed in one batch with the engine's other work. Cancelling the caller ends
+    them, and so does the timeout of `handling`. An input that ends with text is tokenized as a
+    whole text, with the post-processor's tokens around. `namespace` is the name that `asker` uses.
+    `pooling` None: the model's own. `dimensions` keeps the first numbers; `normalise` scales the
+    kept ones to length 1. Raises the typed error of the first input that fails, named as in
+    `names`.
     """
     model.check_adapter(adapter)
     asker, alone = asker or Asker.of(None, ""), not handling.cache.share
@@ -157,7 +156,7 @@ def _take_vectors(vector: Vector, update: EngineOutput) -> None:
 
 
 async def _prompt(model: ServedModel, parts: Input) -> np.ndarray:
-    """int32: the tokens of an input."""
+    """Tokenize an input: int32 [tokens]. Raises InvalidRequest for an empty or invalid input."""
     length = sum(len(part.text) for part in parts if isinstance(part, Text))
     await check_text_fits(model, 0, length)
     ids = await model.tokenize(length, _ids, model, parts)
@@ -192,7 +191,7 @@ def _ids(model: ServedModel, parts: Input) -> list[int]:
 
 
 async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
-    """What a session answers. Raises what `find_vectors` does."""
+    """Answer an `Embed` of a session. Raises as `find_vectors` does."""
     found, usage = await find_vectors(
         model,
         [(one,) for one in op.inputs],
@@ -210,18 +209,18 @@ async def embed(model: ServedModel, op: Embed, asker: Asker) -> Embedded:
 
 MAX_CHOICES = 4096
 MAX_CHARACTERS = 16 * 2**20
-"""Of all choices, each behind the text that may still become other tokens with it."""
+"""Most characters of all choices, each counted with the pending text before it."""
 MAX_TOKENS = 16 * 2**20
-"""Of all choices, each with the whole prompt: what the engine is sent."""
+"""Most tokens of all choices, each counted with the whole prompt: the size of the messages."""
 MAX_SCORED = 2**18
-"""Tokens of all choices behind what they have in common."""
+"""Most tokens of all choices behind their common prefix."""
 
 _random = random.SystemRandom()
 
 
 @dataclass(eq=False)
 class _Scored:
-    """One prompt, int32, whose last tokens are scored: the tokens from `start` on."""
+    """Prompt, int32, with scored tokens from index `start` on."""
 
     ids: np.ndarray
     start: int
@@ -229,7 +228,7 @@ class _Scored:
     facts: RequestFacts = field(default_factory=RequestFacts)
 
     def logprobs(self, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
-        """Raises InternalError where one is missing."""
+        """Return the scores. Raises InternalError where one is missing."""
         scores = [] if self.scores is None else self.scores.prompt_token_scores()
         if len(scores) != len(self.ids) - self.start:
             raise InternalError(
@@ -239,7 +238,7 @@ class _Scored:
 
 
 class Selection:
-    """Runs one operation."""
+    """One `Select` operation."""
 
     def __init__(self, model: ServedModel, sequence: TokenSequence, op: Select) -> None:
         self._model = model
@@ -247,7 +246,7 @@ class Selection:
         self._op = op
 
     async def run(self) -> Selected:
-        """The terminal event. Raises a typed error where the operation fails."""
+        """Compute the terminal event. Raises a typed error where the operation fails."""
         op, sequence, started = self._op, self._sequence, time.monotonic()
         self._check()
         await settle(self._model, sequence)
@@ -259,7 +258,7 @@ class Selection:
         rows = sum(len(s.ids) - s.start for s in scored)
         best, scores, logprobs = await call_for(rows, self._best, scored, alone)
         if op.temperature > 0:
-            # By the place, too: two choices with one seed are drawn independently.
+            # The seed includes the position: two choices with one seed are drawn independently.
             seed = f"{op.seed} {scored[0].start}"
             numbers = _random if op.seed is None else random.Random(seed)
             best = draw(scores, op.temperature, numbers.random())
@@ -267,7 +266,7 @@ class Selection:
         sequence.state.begin = sequence.state.begin is not False
         sequence.state.pending += (Piece(choice),)
         sequence.state.gained.append(Piece(choice))
-        # The prompt is that of all choices, and what one found another may have computed.
+        # All choices share the prompt: one choice's request may find what another one computed.
         prompt = scored[0].start
         usage = Usage(
             prompt_tokens=prompt,
@@ -297,7 +296,7 @@ class Selection:
                 raise InvalidRequest(f"select: choice {index} is empty", f"choices[{index}]")
 
     async def _conditional(self) -> list[_Scored]:
-        """The branch with each choice, tokenized jointly, and where they begin to differ."""
+        """Tokenize the branch with each choice, and find the first token where they differ."""
         state, choices = self._sequence.state, self._op.choices
         length = (state.pending_length() + 1) * len(choices) + sum(map(len, choices))
         _check_size(length, MAX_CHARACTERS, "characters, text that has no tokens yet included")
@@ -344,7 +343,7 @@ class Selection:
     def _best(
         self, scored: Sequence[_Scored], alone: Sequence[_Scored]
     ) -> tuple[int, list[float], tuple[tuple[TokenLogprob, ...], ...]]:
-        """The best choice, the scores of all, and the log-probabilities that they are made of."""
+        """Return the best choice, the scores of all, and the log-probabilities behind them."""
         tokenizer = self._model.tokenizer
         logprobs = tuple(one.logprobs(tokenizer) for one in scored)
         by_itself = [one.logprobs(tokenizer) for one in alone]
@@ -375,9 +374,9 @@ def choose(
     conditional: Sequence[Sequence[float | None]],
     unconditional: Sequence[Sequence[float | None]] = (),
 ) -> tuple[int, list[float]]:
-    """The best choice and every choice's score, from log-probabilities per scored token.
+    """Return the best choice and every choice's score, from log-probabilities per scored token.
 
-    None (a token that nothing precedes) counts as 0. Of equals the first wins.
+    None (a token that nothing precedes) counts as 0. Of equal scores the first wins.
     """
     values = [[value or 0.0 for value in row] for row in conditional]
     if method == "unconditional_likelihood_normalized":
@@ -393,7 +392,7 @@ def choose(
 
 
 def draw(scores: Sequence[float], temperature: float, uniform: float) -> int:
-    """The choice at `uniform` (in [0, 1)) of the cumulated softmax of scores / temperature."""
+    """Return the choice at `uniform`, in [0, 1), of the cumulated softmax(scores / temperature)."""
     largest = max(scores)
     weights = [math.exp((score - largest) / temperature) for score in scores]
     left = uniform * math.fsum(weights)

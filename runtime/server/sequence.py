@@ -60,13 +60,13 @@ NO_OUTPUT = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 @dataclass
 class SequenceState:
-    """What a sequence holds; a fork is a copy of it.
+    """Contents of a sequence; a fork is a copy.
 
     `ids` are int32, four bytes a token, copied by a fork (a memcpy: 16 KiB for 4,096 tokens).
-    `pending` is text whose tokens may still change; strings are shared between forks. `begin` says
-    whether the sequence starts as the tokenizer's post-processor would have it (None: not decided
-    yet). `gained` is what was added since the branch was opened, as text or as ids; ids become text
-    only if another branch quotes them (`gained_text`).
+    `pending` is text whose tokens may still change; forks share its strings. `begin`: whether the
+    sequence starts as the tokenizer's post-processor has it (None: not decided yet). `gained` holds
+    additions since the branch was opened, as text or ids. Ids become text only if another branch
+    quotes them (`gained_text`).
     """
 
     ids: array[int] = field(default_factory=partial(array, "i"))
@@ -76,8 +76,8 @@ class SequenceState:
 
     @property
     def before(self) -> tuple[int | None, bool]:
-        """What tokenizing goes on from: the last token, and whether a sequence begins as `begin`
-        says."""
+        """Return where tokenizing goes on: the last token (or None), and `begin` for a sequence
+        without tokens."""
         return self.ids[-1] if self.ids else None, self.begin is not False
 
     def pending_length(self) -> int:
@@ -92,9 +92,9 @@ class SequenceState:
 
 @dataclass(eq=False)
 class TokenSequence:
-    """A growing sequence of tokens, and on whose behalf it grows.
+    """Growing sequence of tokens, with its namespace, program, adapter and caller.
 
-    `private`: the namespace is that of this sequence and its forks alone.
+    `private`: the namespace belongs to this sequence and its forks alone.
     """
 
     namespace: str
@@ -103,20 +103,20 @@ class TokenSequence:
     asker: Asker
     private: bool
     paid: int = 0
-    """Tokens that were charged for prefills, and are not charged again."""
+    """Tokens already charged by prefills, not to be charged again."""
     closed: bool = False
     stop: Callable[[], None] | None = None
-    """Ends a running generation, which then has what came so far."""
+    """Ends a running generation, which then returns the tokens so far."""
     state: SequenceState = field(default_factory=SequenceState)
 
     def wait(self, future: asyncio.Future[T]) -> Awaitable[T]:
-        """What the running operation awaits in the place of a future."""
+        """Wait for a future of the running operation; a branch overrides how."""
         return future
 
     def request(
         self, ids: np.ndarray, params: SamplingParams, handling: Handling, **more: Any
     ) -> EngineRequest:
-        """A request of this sequence for the tokens `ids` (int32); `more` are its other fields."""
+        """Make a request of this sequence for `ids` (int32); `more` are further fields."""
         return EngineRequest(
             0,
             ids,
@@ -129,7 +129,7 @@ class TokenSequence:
         )
 
     def check_handling(self, handling: Handling) -> None:
-        """Raises InvalidRequest for a pin of what is not shared, or a priority beyond the key's."""
+        """Raise InvalidRequest for a pin of a private sequence, or a priority beyond the key's."""
         if self.private and handling.cache.pin:
             raise InvalidRequest("what is not shared ends with its branch: it has no pin")
         if self.asker.account is not None:
@@ -140,15 +140,15 @@ class TokenSequence:
 
 
 _MORE = -1
-"""In the place of those that are still to be added."""
+"""Stands in `_running` for requests still to be added."""
 
 
 class Requests:
-    """Submits requests, passes on their updates, and waits for all. If one fails, all end.
+    """Engine requests of one operation: submits them, passes on updates, waits for all.
 
-    Their tokens are charged to the account of `asker`, also those of requests that do not end well,
-    but not what came behind an answer's end, nor what was computed for a wrong prediction. `paid`:
-    so many tokens of the first prompt were charged before.
+    If one fails, all end. Tokens are charged to the account of `asker`, also those of failed
+    requests. Tokens behind an answer's end and of wrong predictions are free. `paid` tokens of the
+    first prompt were charged before.
     """
 
     def __init__(self, engine: Engine, asker: Asker, paid: int = 0) -> None:
@@ -161,8 +161,8 @@ class Requests:
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(self, request: EngineRequest, on_update: Callable[[EngineOutput], int | None]) -> None:
-        """Submit a request, which gets its number here. To end it early, `on_update` returns how
-        many tokens of the update are not wanted. Raises ClientSuspended."""
+        """Submit a request under a new number. To end the request early, `on_update` returns how
+        many tokens of the update are unwanted. Raises ClientSuspended."""
         rid = self._engine.next_rid()
         self._running.add(rid)
         account = self._account
@@ -174,7 +174,7 @@ class Requests:
             self._engine.submit(request, partial(self._pass_on, on_update))
         except BaseException:
             self._running.discard(rid)
-            self._abort()  # those before it, which nobody will wait for
+            self._abort()  # nobody will wait for the requests added before
             raise
         if self._account is not None:
             self._account.used("prompt", len(request.token_ids) - self._paid)
@@ -185,8 +185,8 @@ class Requests:
         asked: Iterable[tuple[EngineRequest, Callable[[EngineOutput], int | None]]],
         wait: Callable[[asyncio.Future[None]], Awaitable[None]],
     ) -> None:
-        """`add` each, and let others have their turns in between, by `wait`. Where it raises, all
-        are aborted; where one fails meanwhile, no more are added, and `finish` raises."""
+        """Add each request, giving others turns in between by `wait`. If adding raises, all are
+        aborted; if one fails meanwhile, no more are added, and `finish` raises."""
         self._running.add(_MORE)
         try:
             turn = Turn()
@@ -204,7 +204,7 @@ class Requests:
     async def finish(
         self, wait: Callable[[asyncio.Future[None]], Awaitable[None]] | None = None
     ) -> None:
-        """Wait until every request has ended, by `wait`. Raises the error of the first that failed.
+        """Wait by `wait` until every request has ended. Raises the error of the first that failed.
 
         If the wait ends early (a failure, the branch interrupted), the rest is aborted.
         """
@@ -216,7 +216,7 @@ class Requests:
                 self._abort()
 
     def stop(self) -> None:
-        """End all requests; each has a last update with the tokens that came until then."""
+        """End all requests; each gets a last update with its tokens so far."""
         self._stopped = True
         self._engine.abort(self._running - {_MORE})
 
@@ -260,7 +260,7 @@ class Requests:
 
 
 class OpenSequences:
-    """The sequences that one program or HTTP request has open: counted, and let go together.
+    """Open sequences of one program or HTTP request: counted, and released together.
 
     `end` tells the owner that the model is unloaded.
     """
@@ -272,8 +272,8 @@ class OpenSequences:
         asker: Asker,
         stays_wanted: bool = False,
     ) -> None:
-        """An `asker` without a connection is told from others by a number. `stays_wanted`: what its
-        programs leave in the cache counts as that of no program."""
+        """An `asker` without a connection gets a number as its connection. With `stays_wanted`, the
+        cache keeps blocks of ended programs as if of no program."""
         self.number = next(model.numbers)
         if "#" not in asker.source:
             own = f"{asker.source}#{self.number}" if asker.source else f"session {self.number}"
@@ -290,7 +290,7 @@ class OpenSequences:
     def begin(
         self, namespace: str = "", adapter: str = "", share: bool = True, program: str = ""
     ) -> TokenSequence:
-        """An empty sequence. Raises Overloaded, and InvalidRequest for an unknown adapter."""
+        """Open an empty sequence. Raises Overloaded, and InvalidRequest for an unknown adapter."""
         model = self._model
         self.check_share()
         if model.branch_count >= (most := model.config.max_branches):
@@ -308,8 +308,8 @@ class OpenSequences:
         return sequence
 
     def check_share(self) -> None:
-        """Raises Overloaded where of the last eighth of all branches, which is for clients that
-        have opened less than the mean, this one would take some."""
+        """Raise Overloaded if only the last eighth of all branches is free and this client has its
+        share: that eighth is for clients with fewer branches than the mean."""
         model = self._model
         count, most = model.branch_count, model.config.max_branches
         if not model.plenty_branches <= count < most:
@@ -321,12 +321,12 @@ class OpenSequences:
             )
 
     def program(self, name: str) -> str:
-        """The engine's name of a program that the client calls `name`; "" of none. See
-        `program_name`."""
+        """Return the engine's name for the client's program `name`; "" for "". `program_name`
+        inverts."""
         return f"{self.number}:{name}" if name else ""
 
     def namespace(self, name: str, share: bool) -> str:
-        """That of the tree for what the client calls `name`; one of its own unless `share`."""
+        """Return the tree's namespace for the client's `name`; a new private one unless `share`."""
         account = self.asker.account
         namespace = name if account is None else account.namespace(name)
         return namespace if share else private(namespace)
@@ -342,7 +342,7 @@ class OpenSequences:
             self._private[sequence.namespace] += 1
 
     def release(self, sequence: TokenSequence) -> None:
-        """Let a sequence go; with the last of its program and namespace, these in the engine."""
+        """Release a sequence; with the last of a program or private namespace, release that too."""
         if sequence not in self.open:
             return
         model, client = self._model, self.asker.client
@@ -365,7 +365,7 @@ class OpenSequences:
                 model.engine.forget_namespace(sequence.namespace)
 
     def close(self) -> None:
-        """Let all go."""
+        """Release all sequences."""
         for sequence in list(self.open):
             self.release(sequence)
         self._model.owners.discard(self)
@@ -373,13 +373,13 @@ class OpenSequences:
 
 
 def program_name(program: str) -> str:
-    """What the client called a program, by the engine's name of it."""
+    """Return the client's name of a program from the engine's name."""
     return program.partition(":")[2]
 
 
 def report_for(account: Account | None, report: CacheReport) -> CacheReport:
-    """A report as an account is told it: the number in the engine's name of a program counts what
-    all keys open."""
+    """Return a report as an account may see it, without the number in a program's name: the number
+    counts programs of all keys."""
     if account is None:
         return report
     return msgspec.structs.replace(report, lost_to=program_name(report.lost_to))
@@ -401,10 +401,10 @@ async def append(
     op: Append,
     quotes: Sequence[asyncio.Future[Any]] = (),
 ) -> Event:
-    """Add text (it stays pending), ids, or what quoted branches gained.
+    """Add text (as pending text), ids, or the gained text of quoted branches.
 
     Raises InvalidRequest for ids outside the vocabulary, text that is not Unicode or a quote of an
-    unknown branch, ContextLengthExceeded for what can never fit.
+    unknown branch, ContextLengthExceeded for a sequence that can never fit.
     """
     state = sequence.state
     waiting = iter(quotes)
@@ -429,7 +429,7 @@ async def append(
 
 
 async def settle(model: ServedModel, sequence: TokenSequence, everything: bool = False) -> None:
-    """Tokenize pending text: what later text cannot change, or `everything` (for `Generate`)."""
+    """Tokenize the stable part of pending text, or `everything` (for `Generate`)."""
     state = sequence.state
     previous, begins = state.before
     if not state.pending and not (everything and previous is None and begins):
@@ -466,7 +466,7 @@ async def prefill(model: ServedModel, sequence: TokenSequence, op: Prefill) -> E
 
 
 async def explain(model: ServedModel, sequence: TokenSequence, op: Explain) -> Explained:
-    """How far the branch is cached, pending text included; the branch stays as it is."""
+    """Report how far the branch is cached, pending text included, without changing the branch."""
     state = sequence.state
     pending = await model.tokenize(
         state.pending_length(), model.tokenizer.encode_pieces, state.pending, *state.before
@@ -482,7 +482,7 @@ async def explain(model: ServedModel, sequence: TokenSequence, op: Explain) -> E
 
 
 def gained_text(model: ServedModel, state: SequenceState) -> tuple[Piece, ...]:
-    """What the branch gained since it was opened, as text."""
+    """Return the branch's additions since it was opened, as text."""
     pieces = []
     for gained in state.gained:
         if isinstance(gained, Piece):
@@ -493,8 +493,8 @@ def gained_text(model: ServedModel, state: SequenceState) -> tuple[Piece, ...]:
 
 
 def check_fits(model: ServedModel, prompt: int, room: int, known: str = "") -> None:
-    """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt; `known` says how well
-    the prompt's length is known."""
+    """Raise ContextLengthExceeded unless `room` tokens fit behind a prompt of `prompt` tokens. The
+    message puts `known` before the prompt's length."""
     limit = model.max_prompt
     if prompt + room <= limit:
         return
@@ -510,7 +510,7 @@ def check_fits(model: ServedModel, prompt: int, room: int, known: str = "") -> N
 async def check_text_fits(
     model: ServedModel, tokens: int, characters: int, known: str = ""
 ) -> None:
-    """As `check_fits`, for the fewest tokens that so many characters behind `tokens` can be."""
+    """Call `check_fits` with the fewest tokens that `tokens` and `characters` of text can make."""
     if tokens + characters > model.max_prompt:
         longest = await asyncio.to_thread(getattr, model.tokenizer, "longest_token")
         fewest = tokens + characters // longest
@@ -536,7 +536,7 @@ async def _add_ids(model: ServedModel, sequence: TokenSequence, ids: tuple[int, 
         added = array("i", ids)
     except OverflowError:
         added = None
-    # Negative ids are large ones without a sign.
+    # As unsigned numbers, negative ids exceed every vocabulary.
     if added is None or (added and np.frombuffer(added, np.uint32).max() >= vocabulary):
         bad = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
         raise InvalidRequest(f"{bad} is not a token id (the vocabulary has {vocabulary})")

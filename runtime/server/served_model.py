@@ -38,18 +38,18 @@ from rootlace.wire.protocol import ModelInfo, Scope
 
 
 def name_of(config: GatewayConfig) -> str:
-    """That which was chosen, or that of the model's folder."""
+    """Return the chosen name (`served_name`), else the name of the model's folder."""
     path = config.model
     return config.served_name or path.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or path
 
 
 def model_names(info: ModelInfo) -> list[str]:
-    """The model, and the model with each of its adapters behind it (`MODEL:ADAPTER`)."""
+    """List the model's name, then one `MODEL:ADAPTER` for each adapter."""
     return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
 
 
 def check_name(info: ModelInfo, asked: str | None) -> str:
-    """The one of `model_names` that is asked for. Raises ModelNotFound for another model."""
+    """Return the one of `model_names` that is asked for. Raises ModelNotFound for another model."""
     if not asked or asked in (info.name, info.path, "default"):
         return info.name
     for adapter in info.adapters:
@@ -71,17 +71,17 @@ log = logging.getLogger(__name__)
 
 
 class Deliveries:
-    """Calls those who have something to deliver, once in a turn of the event loop.
+    """Batch of delivery callbacks: calls each of them once in a turn of the event loop.
 
-    A step of the engine has events for hundreds of sessions: a callback each would cost as much as
-    the events.
+    A step of the engine has events for hundreds of sessions. A loop callback for each session would
+    cost as much as the events.
     """
 
     def __init__(self) -> None:
         self._due: list[Callable[[], None]] = []
 
     def soon(self, deliver: Callable[[], None]) -> None:
-        """Call `deliver` in the next turn; what it raises is logged."""
+        """Call `deliver` in the next turn of the loop; an exception of `deliver` is logged."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._run)
         self._due.append(deliver)
@@ -107,7 +107,7 @@ INLINE_CHARACTERS = 1024
 
 
 class Engine(Protocol):
-    """What the gateway needs of `rootlace.runtime.engine.client.EngineClient`."""
+    """Interface of `rootlace.runtime.engine.client.EngineClient` that the server uses."""
 
     @property
     def info(self) -> Ready: ...
@@ -118,7 +118,7 @@ class Engine(Protocol):
     def next_rid(self) -> int: ...
 
     def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
-        """Raises ClientSuspended."""
+        """Submit a request. Raises ClientSuspended."""
 
     def abort(self, rids: Iterable[int]) -> None: ...
 
@@ -138,7 +138,7 @@ class Engine(Protocol):
 
 
 class Owner(Protocol):
-    """A program or an HTTP request; `end` is told why the model goes."""
+    """A program or an HTTP request; `end` gets the error that says why the model goes."""
 
     end: Callable[[RootlaceError], None]
 
@@ -146,8 +146,8 @@ class Owner(Protocol):
 class ServedModel:
     """Engine, tokenizer and chat template of one model, its limits, and counters.
 
-    `eos_ids` end a generation unless it ignores them. `owners`, `branch_count` and `branches_of`
-    are kept by `OpenSequences`. `program_address` is where programs connect, once that is known.
+    `eos_ids` end a generation unless the request ignores them. `OpenSequences` keeps `owners`,
+    `branch_count` and `branches_of`. Programs connect to `program_address`, once that is known.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ServedModel:
         eos_ids: Iterable[int] = (),
         house: ServerState | None = None,
     ) -> None:
-        """`house`: what it shares with other models, if there are any."""
+        """`house`: the state shared with other models of the server, if there are any."""
         self.config = config
         self.engine = engine
         self.tokenizer = tokenizer
@@ -185,21 +185,21 @@ class ServedModel:
         self.keys, self.drain, self.spans = own.keys, own.drain, own.spans
         self.metrics = own.metrics if house is None else Metrics()
         self.last_token = -math.inf
-        """When the engine last gave a token, by `time.monotonic`."""
+        """Time of the engine's last token, by `time.monotonic`."""
         self.own_pooling = "last"
-        """What vector of a text the model was trained for, as `ModelSource` says it."""
+        """Pooling that the model was trained for, as `ModelSource` names it."""
         self.deliveries = Deliveries()
         self.numbers = itertools.count(1)
-        """Of programs and HTTP requests."""
+        """Numbers for programs and HTTP requests."""
         self.owners: set[Owner] = set()
-        """Programs and HTTP requests that have this model's sequences."""
+        """Programs and HTTP requests that have sequences of this model."""
         self.branch_count = 0
         self.plenty_branches = plenty(config.max_branches)
         self.branches_of: Counter[str] = Counter()
-        """By client."""
+        """Open branches per client."""
         self.program_address: str | None = None
         self.answering: object = None
-        """Its HTTP endpoints, where there are several models: they go with it."""
+        """The model's HTTP endpoints where the server has several models: unloading drops both."""
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
 
     @property
@@ -208,33 +208,33 @@ class ServedModel:
 
     @property
     def session_count(self) -> int:
-        """Programs that are connected and HTTP requests that compute."""
+        """Count connected programs and HTTP requests that compute."""
         return len(self.owners)
 
     @cached_property
     def max_prompt(self) -> int:
-        """The longest sequence: the context window, or the KV cache where it is smaller."""
+        """Most tokens of a sequence: the smaller of context window and KV cache."""
         return min(self.model_info.context_length, self.model_info.capacity_tokens)
 
     def loaded(self, asked: str) -> ServedModel:
-        """Itself, the only model there is. Raises ModelNotFound for another one."""
+        """Return this model, the only one. Raises ModelNotFound if `asked` names another."""
         check_name(self.model_info, asked)
         return self
 
     async def load(self, asked: str) -> ServedModel:
-        """The same."""
+        """Return this model, as `loaded` does."""
         return self.loaded(asked)
 
     def check_adapter(self, name: str) -> None:
-        """Raises InvalidRequest unless there is an adapter of this name, or none is asked for."""
+        """Raise InvalidRequest unless `name` is empty or names a loaded adapter."""
         known = self.model_info.adapters
         if name and name not in known:
             there = f"there are {', '.join(known)}" if known else "there are none"
             raise InvalidRequest(f"the adapter {name!r} is not loaded: {there}")
 
     async def status(self, account: Account | None = None) -> dict[str, Any]:
-        """Counters of the engine and of the gateway; for a key, its own alone: from the others' it
-        could see what other keys do."""
+        """Return counters of engine and server; for a key, the key's own counters alone. Counters
+        of the others would show a key what other keys do."""
         if account is not None:
             return {**account.counted, "branches": self.branches_of[Asker.of(account, "").client]}
         return {
@@ -244,32 +244,32 @@ class ServedModel:
         }
 
     def shown_path(self, account: Account | None) -> str:
-        """The model's path for the operator; for a key its name, for paths tell of the machine."""
+        """Return the model's path, or for a key its name: paths tell of the machine."""
         return self.model_info.path if account is None else self.model_info.name
 
     async def flush(self) -> None:
-        """Forget every cached prefix that no running request uses."""
+        """Evict every cached prefix that no running request uses."""
         await self.engine.flush()
 
     def report_scope(self) -> Scope:
-        """What a report may say of the cache. Raises InvalidRequest if that is nothing."""
+        """Return the scope of cache reports. Raises InvalidRequest if reports are off."""
         scope = self.config.cache_reports
         if scope == "off":
             raise InvalidRequest("this server does not explain its cache (cache_reports is off)")
-        # What other keys hold is not for whoever has one.
+        # No key may see what other keys have cached.
         return "own" if self.config.keys_file else scope
 
     async def tokenize(
         self, characters: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call the tokenizer on that many characters: here if they are few, else in a thread."""
+        """Call the tokenizer on `characters` of text: here if they are few, else in a thread."""
         if characters <= INLINE_CHARACTERS:
             return call(*args, **kwargs)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
     def close(self) -> None:
-        """End every program and request; the engine is the caller's to stop."""
+        """End every program and request; the caller stops the engine."""
         error = ServerUnavailable(f"the model {self.model_info.name} was unloaded")
         for owner in list(self.owners):
             owner.end(error)

@@ -1,4 +1,4 @@
-"""What all models of a server share, and how much work at once leaves others their part.
+"""State shared by all models of a server, and bounds that leave other clients their share.
 
 Sections: drain, house, shares, rare log, time, large.
 """
@@ -19,31 +19,31 @@ from rootlace.wire.errors import DeadlineExceeded, ServerUnavailable
 
 
 def nothing(*_: object) -> None:
-    """Called in the place of what would be told."""
+    """Do nothing: a callback where nobody wants to be called."""
 
 
 # Drain --------------------------------------------------------------------------------------------
 #
-# The end of a server that lets what is running end first.
+# Drain: a stopping server lets running work end first.
 
 
 _LOOK_SECONDS = 0.02
 
 
 class Drain:
-    """Whether new work is refused, and how many HTTP requests are being answered."""
+    """State of the drain: whether new work is refused, and how many HTTP requests run."""
 
     def __init__(self) -> None:
         self.begun = False
         self.requests = 0
 
     def refusal(self) -> ServerUnavailable:
-        """What new work fails with once the drain has begun."""
+        """Return the error of new work once the drain has begun."""
         return ServerUnavailable("the server is stopping and takes no new work")
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """While the block runs, an HTTP request is being answered. Raises `refusal`."""
+        """Count an HTTP request while the block runs. Raises `refusal` once the drain has begun."""
         if self.begun:
             raise self.refusal()
         self.requests += 1
@@ -53,8 +53,8 @@ class Drain:
             self.requests -= 1
 
     async def run(self, busy: Callable[[], bool], seconds: float, stop: asyncio.Event) -> None:
-        """Refuse new work, and wait until no request is left and nothing else is `busy`, until
-        `seconds` are over, or until `stop` is set."""
+        """Refuse new work, and wait until no request is left and `busy` is false, but for `seconds`
+        at most, or until `stop` is set."""
         self.begun = True
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -66,7 +66,7 @@ class Drain:
 
 
 class ServerState:
-    """`metrics` are those of requests and keys; each model has its own of what it computes."""
+    """Keys, drain, spans and request metrics of all models; each model has further metrics."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.metrics = Metrics()
@@ -77,18 +77,18 @@ class ServerState:
 
 # Shares -------------------------------------------------------------------------------------------
 #
-# How what is bounded for all is shared by those who take of it.
+# Fair shares of a bounded resource.
 
 
 def kept_for_others(own: int, owners: int, taken: int, most: int, more: int = 1) -> bool:
-    """Whether `more` for one that has `own` would be of the last eighth of `most`, which is for
-    those that have less than the mean. Of all, `taken` are taken, by `owners`; whether there are
-    `more` left at all is not asked."""
+    """Return whether `more` for an owner with `own` would come from the last eighth of `most`, for
+    owners below the mean. `owners` hold `taken` in all. Does not check the bound: `taken + more`
+    may exceed `most`."""
     return taken + more > plenty(most) and own * max(owners, 1) >= taken
 
 
 def plenty(most: int) -> int:
-    """As long as no more are taken, `kept_for_others` need not be asked."""
+    """Return the number up to which `kept_for_others` is false for everybody."""
     return most - most // 8
 
 
@@ -99,7 +99,7 @@ SECONDS = 60.0
 
 
 class RareLog:
-    """Logs one line a minute at most, with how often there was something to say."""
+    """Logger of at most one line a minute, with the number of calls since the last line."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -120,7 +120,7 @@ class RareLog:
 
 @asynccontextmanager
 async def in_time(seconds: float | None) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded where the block takes longer; None: it may take any time."""
+    """Raise DeadlineExceeded where the block takes longer than `seconds`; None: no bound."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -132,27 +132,27 @@ async def in_time(seconds: float | None) -> AsyncIterator[None]:
 
 # Large --------------------------------------------------------------------------------------------
 #
-# Much work at once, for which no other client should have to wait: done elsewhere, or in parts.
+# Large work, so that no other client waits: run in a thread, or in parts.
 
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 INLINE_ROWS = 2048
-"""Of one or two microseconds each; a thread's round trip costs less than more of them."""
+"""Most rows handled in place: at one or two microseconds a row, more cost more than a thread."""
 TURN_SECONDS = 0.005
-"""Work that is many small pieces lets others have a turn of the event loop after so long."""
+"""Time after which work of many small pieces gives others a turn of the event loop."""
 
 
 async def call_for(rows: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call what has so many rows to work on: here if they are few, else in a thread."""
+    """Call `call`, which works on `rows` rows: here if they are few, else in a thread."""
     if rows <= INLINE_ROWS:
         return call(*args, **kwargs)
     return await asyncio.to_thread(call, *args, **kwargs)
 
 
 class Turn:
-    """A turn of the event loop, of work that is many small pieces."""
+    """Turn of the event loop for work of many small pieces."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -160,19 +160,19 @@ class Turn:
         self._waiting = asyncio.Lock()
 
     async def wait(self) -> None:
-        """Wait for a turn that has time left, one task after another: of thousands that wait, one
-        is woken in a turn."""
+        """Wait for a turn with time left, one task after another: of thousands of waiting tasks,
+        one wakes per turn."""
         async with self._waiting:
             while self.over:
                 await self.next()
 
     @property
     def over(self) -> bool:
-        """Whether others should have theirs."""
+        """Return whether the time of this turn has passed."""
         return self._clock() >= self._end
 
     def next(self) -> asyncio.Future[None]:
-        """Done in the next one, which begins then."""
+        """Return a future that is done in the loop's next turn, which becomes the current one."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         loop.call_soon(self._begin, turn)

@@ -1,4 +1,4 @@
-"""A client's session: which branches it has, and which operation goes where."""
+"""A client's session: its branches, and the dispatch of operations to them."""
 
 from __future__ import annotations
 
@@ -58,24 +58,24 @@ from rootlace.wire.protocol import (
 # Backlog ------------------------------------------------------------------------------------------
 
 
-# This many messages of the largest size.
+# Waiting operations may take as much memory as this many messages of the largest size.
 _MESSAGES = 4
-# The memory of a waiting operation beside its text.
+# Memory of a waiting operation beside its text, in bytes.
 _OPERATION_BYTES = 1024
 
 Sized = Append | Prefill | Generate | Select | Explain | Embed
 
 
 class Backlog:
-    """The bytes of the operations that wait."""
+    """Bytes of the operations that wait, with a bound."""
 
     def __init__(self, max_message_bytes: int) -> None:
         self._bound = _MESSAGES * max_message_bytes
         self._waiting = 0
 
     def add(self, op: Sized) -> partial[None]:
-        """Count `op`; what is returned is to be called when it has ended. Raises Overloaded where
-        too much waits already."""
+        """Count `op`; the caller calls the returned function when `op` has ended. Raises Overloaded
+        if the waiting operations would exceed the bound."""
         size = _size(op)
         if self._waiting + size > self._bound:
             raise Overloaded(
@@ -89,7 +89,7 @@ class Backlog:
 
 
 def _size(op: Sized) -> int:
-    """Roughly how many bytes a waiting operation takes."""
+    """Estimate the bytes that a waiting operation takes."""
     size = _OPERATION_BYTES
     if isinstance(op, Append | Embed):
         for part in op.parts if isinstance(op, Append) else op.inputs:
@@ -108,15 +108,15 @@ def _size(op: Sized) -> int:
 log = logging.getLogger(__name__)
 
 MAX_REFUSED = 4096
-"""Branches of a session that could not be opened, and are known; the oldest are forgotten."""
+"""Most branches of a session remembered as refused, oldest forgotten first."""
 
 _Snapshot = asyncio.Future[Any]
 
 
 class Session:
-    """Takes operations, gives events. Belongs to the event loop that made it.
+    """A client's session: takes operations, gives events. Belongs to the event loop that made it.
 
-    Every operation gets exactly one terminal event; those of one branch come in the order of its
+    Every operation gets exactly one terminal event; events of one branch come in the order of its
     operations. A client's mistakes raise nothing. After `close` there are no more events.
     """
 
@@ -129,8 +129,8 @@ class Session:
         source: str = "",
         log: SessionLog | None = None,
     ) -> None:
-        """`on_events` gets what happened, at most once per turn of the loop. `log` is told what
-        happens, and has what was there before."""
+        """`on_events` gets new events at most once per turn of the loop. `log` records the session,
+        and holds what an earlier server recorded."""
         self.client = client
         self.log = log
         self.closed = False
@@ -147,17 +147,17 @@ class Session:
         self._events: list[Event] = []
         self._backlog = Backlog(model.config.max_message_bytes)
         self._refused: dict[int, str] = {}
-        """Why branches could not be opened, not even as broken ones, because there are too many."""
+        """Reasons why branches were refused, not even opened as broken ones: there are too many."""
         if log is not None:
             self._restore(log)
 
     @property
     def busy(self) -> bool:
-        """Whether the client has branches or waits for an answer."""
+        """Return whether the client has branches or waits for an answer."""
         return bool(self._alive.open or self._tasks)
 
     def handle(self, ops: list[Op]) -> None:
-        """Start operations, in order. Returns at once, and raises nothing for what they hold."""
+        """Start operations, in order. Returns at once, and raises nothing for a client's faults."""
         for op in ops:
             if self.closed:
                 return
@@ -171,7 +171,7 @@ class Session:
                 self._emit(Failed.of(op.op, error))
 
     def reject(self, op: int, branch: int | None, error: RootlaceError) -> None:
-        """Fail an operation that could not be decoded, and break the branch it was meant for."""
+        """Fail an operation that could not be decoded, and break the branch that it names."""
         target = self._branches.get(branch) if branch is not None else None
         if target is None or op <= 0:
             self._emit(Failed.of(max(op, 0), error))
@@ -179,7 +179,7 @@ class Session:
             target.post(Work(op, partial(_raise, error)))
 
     def end(self, error: RootlaceError) -> None:
-        """Close, which the client did not ask for; its last event says why."""
+        """Close without a wish of the client; the last event says why."""
         if not self.closed:
             self._events.append(Failed.of(0, error))
             self._deliver()
@@ -363,7 +363,7 @@ class Session:
             branch.on_finished = self.log.finished
 
     def _restore(self, log: SessionLog) -> None:
-        """Open what the log has."""
+        """Open the branches that the log holds."""
         for kept, state in log.branches():
             branch = Branch(
                 kept.branch,
@@ -391,7 +391,7 @@ class Session:
         return Done(op.op)
 
     def _quote(self, op: int, at: int, branch_id: int) -> _Snapshot:
-        """The text that a branch will have gained after the operations it has been sent so far."""
+        """Return a future of a branch's gained text after the operations sent so far."""
         branch, log = self._branches.get(branch_id), self.log
         known = None if log is None else log.quote(op, at)
         if known is None and branch is None:
@@ -405,11 +405,11 @@ class Session:
         return self._snapshot(branch, False, taken)
 
     def _snapshot(self, branch: Branch, fork: bool, taken: Callable[[Any], None]) -> _Snapshot:
-        """The branch's state (for a `fork`) or gained text after what is queued now, or its error.
-        `taken` is told of it at once.
+        """Return a future of the branch's state (`fork`) or gained text after the queued
+        operations.
 
-        An error is the future's result, not its exception: perhaps nobody awaits it, and asyncio
-        complains of exceptions that are never retrieved.
+        `taken` receives the value at once. An error is the future's result, not its exception: the
+        future may never be awaited, and asyncio complains of exceptions that are never retrieved.
         """
         future: _Snapshot = self._loop.create_future()
         branch.post(Work(0, partial(self._answer, branch, fork, future, taken), always=True))
@@ -420,7 +420,7 @@ class Session:
     ) -> None:
         value: SequenceState | tuple[Piece, ...] | RootlaceError
         if fork and branch.error is None and not future.done():
-            # Tokenize what is settled once, not once per child.
+            # Tokenize settled text once here, not once per child.
             try:
                 await growth.settle(self._model, branch)
             except RootlaceError as error:
@@ -485,7 +485,7 @@ async def _flush(model: ServedModel, op: int) -> Event:
 
 
 async def _unpin(model: ServedModel, op: Unpin, account: Account | None) -> Event:
-    # Where nobody is told apart, the id is enough.
+    # Without keys the id is enough: clients are not told apart.
     namespace = None if account is None else namespace_of(account, op.namespace)
     if not await model.engine.ask(messages.Unpin, op.pin, namespace):
         raise InvalidRequest(f"there is no pin {op.pin!r}")
@@ -508,7 +508,7 @@ async def _raise(error: RootlaceError) -> Event:
 
 
 async def _adopt(branch: Branch, snapshot: _Snapshot, op: int) -> Event:
-    """A child takes its parent's state."""
+    """Give a child its parent's state."""
     state = await branch.wait(snapshot)
     if isinstance(state, RootlaceError):
         raise state

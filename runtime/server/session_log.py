@@ -1,4 +1,4 @@
-"""What the store is told of one client's session, and what it knew of that before."""
+"""Log of one client's session: records for the store, and the records of an earlier server."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from rootlace.wire.protocol import (
 log = logging.getLogger(__name__)
 
 MAX_UNHEARD = 1 << 18
-"""So many answers are kept for a client that never says that it has them."""
+"""Most answers kept for a client that never confirms any."""
 
 Progress = dict[int, tuple[int, int]]
-"""Of one generation's samples: characters and tokens of the chunks that the client has."""
+"""(characters, tokens) of the chunks that the client has, by sample of one generation."""
 
 
 class GenerationLog(msgspec.Struct, frozen=True):
-    """One `Generate`: what the engine told of its samples before, what the client has of that, and
-    what is to be called when the engine tells more of a sample."""
+    """Log of one `Generate`: (sample, update) pairs of an earlier server, the client's progress in
+    them, and a callback that records a new update."""
 
     before: list[tuple[int, EngineOutput]]
     progress: Progress
@@ -54,28 +54,28 @@ class GenerationLog(msgspec.Struct, frozen=True):
 
 
 class SessionLog:
-    """Made by `attach`. Whatever a client does, its log raises nothing."""
+    """Log of a session, made by `attach`. No fault of a client makes its methods raise."""
 
     def __init__(
         self, store: SessionStore, kept: KeptSession, chunks: Iterable[tuple[int, int, int, int]]
     ) -> None:
         self.kept = kept
         self.flush = store.flush
-        """To be called before a client gets to know what happened."""
+        """Commits the records; called before a client learns of the changes."""
         self._store = store
         self._active = True
         self._chunks: dict[int, Progress] = {}
         for op, index, characters, tokens in chunks:
             self._chunks.setdefault(op, {})[index] = characters, tokens
         self._grown: dict[Branch, tuple[int, int]] = {}
-        """How many ids and gained pieces of a branch the store has."""
+        """(ids, gained pieces) of each branch in the store."""
         self._opening: dict[Branch, Open] = {}
         """Branches that the store does not have yet."""
 
     # ------------------------------------------------------------ what was before
 
     def branches(self) -> Iterator[tuple[KeptBranch, SequenceState]]:
-        """The branches that were open, and what each held."""
+        """Give the branches that were open, and the state of each."""
         for kept in self.kept.branches.values():
             ids, gained = array("i"), []
             for segment in map(self.kept.segments.__getitem__, kept.segments):
@@ -87,11 +87,11 @@ class SessionLog:
             yield kept, SequenceState(ids, kept.pending, kept.begin, gained)
 
     def restored(self, branch: Branch) -> None:
-        """The branch is as the store has it."""
+        """Note that the branch equals its record in the store."""
         self._grown[branch] = len(branch.state.ids), len(branch.state.gained)
 
     def answers(self, op: Op) -> list[Event]:
-        """What the client does not have of an operation that ended; nothing, if it did not."""
+        """Return events that the client lacks of an ended operation; none of a running one."""
         answer = self.kept.answers.get(op.op)
         if answer is None:
             return []
@@ -103,14 +103,14 @@ class SessionLog:
         return ended
 
     def quote(self, op: int, at: int) -> tuple[Piece, ...] | RootlaceError | None:
-        """What the `at`th quote of an append found, if it was taken."""
+        """Return the result of quote `at` of an append; None if the quote was not taken."""
         quoted = self.kept.quoted.get(op, {}).get(at)
         if quoted is None:
             return None
         return from_code(*quoted.error) if quoted.error is not None else quoted.pieces
 
     def generation(self, op: int) -> GenerationLog:
-        """What is known of a generation that begins, or goes on."""
+        """Return the records of a generation that begins or goes on."""
         before: list[tuple[int, EngineOutput]] = []
         for row in self.kept.told.get(op, ()):
             (update,) = decode_from_engine(row.update)
@@ -121,11 +121,11 @@ class SessionLog:
     # ------------------------------------------------------------ what happens
 
     def opening(self, branch: Branch, op: Open) -> None:
-        """A branch is to be opened."""
+        """Note that a branch is to be opened."""
         self._opening[branch] = op
 
     def opened(self, branch: Branch, parent: Branch | None = None) -> None:
-        """A branch is there; with a `parent`, its state is that one's."""
+        """Record a branch that was opened; with a `parent`, as a fork of it."""
         op = self._opening.pop(branch, None)
         if op is None:
             return  # it failed meanwhile
@@ -139,7 +139,7 @@ class SessionLog:
         self._grown[branch] = (0 if parent is None else len(parent.state.ids)), 0
 
     def finished(self, branch: Branch, op: int, event: Event) -> None:
-        """An operation of a branch ended."""
+        """Record the end of a branch's operation."""
         self.opened(branch)
         if branch.closed:
             self._grown.pop(branch, None)
@@ -150,43 +150,43 @@ class SessionLog:
         self._keep(self.kept.finish, branch.id, op, encode([event]), branch.closed)
 
     def broke(self, branch: Branch) -> None:
-        """Where a branch is broken, keep why."""
+        """Record a broken branch's error."""
         if branch.error is not None and branch.id in self.kept.branches:
             why = branch.error.code, str(branch.error)
             self._keep(self.kept.break_branch, branch.id, why)
 
     def quoted(self, op: int, at: int, found: tuple[Piece, ...] | RootlaceError) -> None:
-        """The `at`th quote of an append was taken."""
+        """Record the result of quote `at` of an append."""
         if isinstance(found, RootlaceError):
             self._keep(self.kept.add, Quoted(op, at, error=(found.code, str(found))))
         else:
             self._keep(self.kept.add, Quoted(op, at, found))
 
     def emitted(self, event: Event) -> None:
-        """The client is sent an event."""
+        """Record that an event is sent to the client."""
         if event.op > 0 and not isinstance(event, Chunk):
             self._keep(self.kept.add, Sent(event.op))
             if self._active and len(self.kept.sent) > MAX_UNHEARD:
                 self._give_up("says of no answer that it came")
 
     def heard(self, count: int) -> None:
-        """The client has so many answers."""
+        """Record that the client has `count` answers."""
         count = min(count, self.kept.client.heard + len(self.kept.sent))
         if count > self.kept.client.heard:
             self._keep(self.kept.hear, count)
 
     def is_of(self, key: str, owner: str) -> bool:
-        """Whether it is that of the client of this name."""
+        """Return whether the session has the name `key` and belongs to the API key of `owner`."""
         return (self.kept.client.key, self.kept.client.owner) == (key, owner)
 
     def end(self) -> None:
-        """The client does not come back."""
+        """Delete the session's records: the client does not come back."""
         if self._active:
             self._active = False
             self._store.end(self.kept)
 
     def detach(self) -> None:
-        """The session is over; its client may come back."""
+        """End the session's use; its client may come back."""
         if self._active:
             self._active = False
             self._store.detach(self.kept)
@@ -225,9 +225,9 @@ class SessionLog:
 def attach(
     store: SessionStore | None, hello: Hello, owner: str, model: str = ""
 ) -> SessionLog | None:
-    """The log of a client of `model` that says hello; None where nothing is kept of it.
+    """Return the log of a client of `model` that says hello; None where no session is kept.
 
-    Raises StateLost where it comes back, and what it had is not there.
+    Raises StateLost where the client comes back and its records are gone.
     """
     if store is None or not hello.session:
         if hello.heard is not None:
@@ -261,7 +261,7 @@ def attach(
 
 
 def _rest(ended: Generated, has: Progress, cached: int | None) -> Iterator[Chunk]:
-    """What a client does not have of a stream. `cached`: what its first chunk says of that."""
+    """Give the chunks that a client lacks; the first one tells `cached` tokens."""
     for index, output in enumerate(ended.outputs):
         characters, tokens = has.get(index, (0, 0))
         text, ids = output.text[characters:], output.token_ids[tokens:]

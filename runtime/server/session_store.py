@@ -1,4 +1,4 @@
-"""The folder of `--state`: a database of what programs' sessions hold, for the next server.
+"""Database in the folder of `--state`: the sessions of programs, kept for the next server.
 
 A session of a client, in memory and as rows of `programs.sqlite`:
 
@@ -9,7 +9,7 @@ A session of a client, in memory and as rows of `programs.sqlite`:
       Answer 8, Sent 8       a terminal event, which is on its way to the client
       Told 9, Told 9         two outputs of the engine for the generation that runs
 
-Memory holds what the rows hold. A change of memory marks its rows, and `flush` commits the marked
+Memory holds the same as the rows. A change in memory marks its rows, and `flush` commits the marked
 rows in one transaction. So a full disk costs nothing but time: the rows stay marked.
 """
 
@@ -35,27 +35,26 @@ from rootlace.wire.protocol import Done, Event, encode
 
 # Rows ---------------------------------------------------------------------------------------------
 #
-# Branches and operations have the client's ids, of which it uses none twice.
+# Branches and operations have the client's ids; a client uses no id twice.
 
 VERSION = 2
 APPLICATION = int.from_bytes(b"Rtlc")
-"""What `pragma application_id` says of a file of ours."""
+"""`pragma application_id` of Rootlace's files."""
 
 Error = tuple[str, str]
-"""Code and message."""
+"""Error code and message."""
 
 
 class _Row(msgspec.Struct, array_like=True, kw_only=True):
-    """`place` is the row's key, in the order of creation; `session` is the key of its `Client`."""
+    """Row. `place` is its key, in order of creation; `session` is the key of its `Client`."""
 
     place: int = 0
     session: int = 0
 
 
 class Client(_Row, tag=1):
-    """A client gave itself the name `key`, uses the API key of `owner`, and has `heard` answers.
-
-    `model` names the model whose token ids the client's branches hold."""
+    """Client named `key` by itself, with the API key of `owner` and `heard` answers. `model` names
+    the model whose token ids the client's branches hold."""
 
     key: str
     owner: str
@@ -64,7 +63,7 @@ class Client(_Row, tag=1):
 
 
 class KeptBranch(_Row, tag=2):
-    """A branch that operation `op` opened. For `pending` and `begin` see `BranchState`."""
+    """Branch opened by operation `op`. For `pending` and `begin` see `SequenceState`."""
 
     branch: int
     op: int
@@ -78,7 +77,7 @@ class KeptBranch(_Row, tag=2):
     begin: bool | None = None
     paid: int = 0
     broken: Error | None = None
-    """Why every later operation fails."""
+    """Error of the broken branch, which fails every later operation."""
 
 
 class Segment(_Row, tag=3):
@@ -90,20 +89,20 @@ class Segment(_Row, tag=3):
 
 
 class Answer(_Row, tag=4):
-    """The terminal event of an operation, as a frame of the wire, until the client has it."""
+    """Terminal event of an operation, as a frame of the wire, until the client has it."""
 
     op: int
     event: bytes
 
 
 class Sent(_Row, tag=5):
-    """The client was sent the answer to an operation, and has not said that it has it."""
+    """Answer sent to the client and not confirmed yet, by its operation."""
 
     op: int
 
 
 class Told(_Row, tag=6):
-    """The engine's `update` (a message of its pipe) for sample `index` of a running generation."""
+    """Engine's `update` (a message of its pipe) for sample `index` of a running generation."""
 
     op: int
     index: int
@@ -111,7 +110,7 @@ class Told(_Row, tag=6):
 
 
 class Quoted(_Row, tag=7):
-    """What the `at`th quote of a running append found, or why there is nothing to find."""
+    """Result of quote `at` of a running append, or the error of a failed quote."""
 
     op: int
     at: int
@@ -127,11 +126,11 @@ _decoder = msgspec.msgpack.Decoder(Row)
 # Sessions -----------------------------------------------------------------------------------------
 
 SEGMENT_BYTES = 4096
-"""A segment that is smaller grows in place, so that a branch has few."""
+"""Size below which a segment grows in place, so that a branch has few segments."""
 
 
 class KeptSession:
-    """What a server keeps of one client. Methods raise KeyError for a branch that is not there."""
+    """Records of one client's session. Methods raise KeyError for an unknown branch."""
 
     def __init__(self, store: SessionStore, client: Client) -> None:
         self._store = store
@@ -139,24 +138,24 @@ class KeptSession:
         self.branches: dict[int, KeptBranch] = {}
         self.segments: dict[int, Segment] = {}
         self.holders: Counter[int] = Counter()
-        """How many branches have a segment, by its place."""
+        """Number of branches that have a segment, by the segment's place."""
         self.answers: dict[int, Answer] = {}
         self.told: dict[int, list[Told]] = {}
         self.quoted: dict[int, dict[int, Quoted]] = {}
         self.sent: deque[Sent] = deque()
         self.sizes: dict[int, int] = {}
-        """Bytes of each row."""
+        """Bytes of each row, by place."""
         self.detached: float | None = None
-        """When the connection was lost; None while there is one. Not kept."""
+        """Time when the connection was lost; None while connected. Not in the file."""
 
     def add(self, row: Row) -> None:
-        """Keep a new row."""
+        """Add a new row."""
         row.session = self.client.place
         self._store.put(self, row)
         self.take(row)
 
     def take(self, row: Row) -> None:
-        """Take a row that the file has into memory."""
+        """Take a row of the file into memory."""
         if isinstance(row, Told):
             self.told.setdefault(row.op, []).append(row)
         elif isinstance(row, Sent):
@@ -173,7 +172,7 @@ class KeptSession:
             self.holders.update(row.segments)
 
     def open(self, branch: KeptBranch, parent: int | None = None) -> None:
-        """Keep a new branch. A fork holds what `parent` holds now, and its operation succeeded."""
+        """Add a new branch. A fork copies the state of `parent`, and its `Open` succeeded."""
         if branch.branch in self.branches:
             raise KeyError(branch.branch)
         if parent is not None:
@@ -193,8 +192,8 @@ class KeptSession:
         begin: bool | None,
         paid: int,
     ) -> None:
-        """Add ids (int32) and what was gained to a branch. `pending`, `begin` and `paid` replace
-        what the branch has."""
+        """Add ids (int32) and gained pieces to a branch. `pending`, `begin` and `paid` replace the
+        branch's values."""
         branch = self.branches[number]
         if ids or gained:
             last = self.segments[branch.segments[-1]] if branch.segments else None
@@ -215,7 +214,7 @@ class KeptSession:
         self._store.put(self, branch)
 
     def finish(self, number: int, op: int, event: bytes, closed: bool) -> None:
-        """Keep the terminal event of an operation of a branch, which may be closed by it."""
+        """Add the terminal event of a branch's operation; `closed` removes the branch."""
         branch = self.branches[number]
         self.add(Answer(op, event))
         for row in (*self.told.pop(op, ()), *self.quoted.pop(op, {}).values()):
@@ -230,15 +229,15 @@ class KeptSession:
                     self._drop(self.segments.pop(place))
 
     def break_branch(self, number: int, why: Error) -> None:
-        """Every later operation of the branch will fail."""
+        """Record the error that fails every later operation of the branch."""
         branch = self.branches[number]
         if branch.broken != why:
             branch.broken = why
             self._store.put(self, branch)
 
     def hear(self, count: int, resumed: bool = False) -> None:
-        """The client has the first `count` of all answers that it was sent. Where it has `resumed`,
-        the others were lost with its connection."""
+        """Drop the first `count` answers, which the client has. With `resumed`, the client lost the
+        other sent ones with its connection: they count as unsent."""
         while self.client.heard < count and self.sent:
             sent = self.sent.popleft()
             self._drop(sent)
@@ -252,7 +251,7 @@ class KeptSession:
         self._store.put(self, self.client)
 
     def num_bytes(self) -> int:
-        """About what the session takes in memory."""
+        """Estimate the session's memory in bytes."""
         return 512 + sum(self.sizes.values())
 
     def _drop(self, row: Row | None) -> None:
@@ -265,14 +264,14 @@ class KeptSession:
 
 SYNC_SECONDS = 1.0
 RECLAIM_SECONDS = 600.0
-"""How long what an absent client had is kept for its return."""
+"""Time that an absent client's session is kept for its return."""
 MAX_DETACHED = 1024
 MAX_DETACHED_BYTES = 256 << 20
-"""Bounds of what absent clients have."""
+"""Bounds on the sessions of absent clients, in number and bytes."""
 
-# The system has what is committed, so the death of a process loses nothing. The disk has what was
-# synced: a power cut may lose the commits since the last checkpoint, which a thread makes a second
-# after the first of them. The file is whole in either case.
+# A commit reaches the operating system, so the death of a process loses nothing. Only a sync
+# reaches the disk: a power cut may lose the commits since the last checkpoint. A thread makes a
+# checkpoint a second after the first commit. The file is whole in either case.
 _SETTINGS = """
 pragma journal_mode = wal;
 pragma synchronous = normal;
@@ -292,10 +291,10 @@ commit;
 
 
 class SessionStore:
-    """The folder's only user. Raises InvalidRequest where the folder cannot be used, another server
-    uses it, or its file is damaged or foreign.
+    """Only user of the folder. Raises InvalidRequest where the folder cannot be used, another
+    server uses it, or its file is damaged or foreign.
 
-    `later(seconds, call)` is the event loop's: without it the file is synced by `close` alone.
+    `later(seconds, call)` is the event loop's; without it, only `close` syncs the file.
     """
 
     def __init__(
@@ -308,16 +307,16 @@ class SessionStore:
         self._later = later
         self._clock = clock
         self._changed: dict[int, bytes | None] = {}
-        """Rows to be committed, by place; None for one to be deleted."""
+        """Rows to commit, by place; None deletes a row."""
         self._retry = Retry(self._path, "programs", clock)
         self._sync_due = False
         self._sessions: dict[int, KeptSession] = {}
         self._last_place = 0
         self._held = contextlib.ExitStack()
-        """What `close` closes: the folder's lock, and the file."""
+        """Resources that `close` frees: the folder's lock, and the file."""
         self._lock: IO[bytes] | None = None
         self._file: sqlite3.Connection | None = None
-        """None where the disk was too full to open it."""
+        """None while the disk is too full to open the file."""
         try:
             self._take_folder(read=True)
         except BaseException:
@@ -331,11 +330,11 @@ class SessionStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
     def find(self, key: str) -> KeptSession | None:
-        """The session of the client of this name."""
+        """Return the session of the client named `key`."""
         return self._of_key.get(key)
 
     def begin(self, key: str, owner: str, model: str = "") -> KeptSession:
-        """Keep a new client."""
+        """Begin a new client's session; an old one of that name ends."""
         if (known := self.find(key)) is not None:
             self.end(known)
         client = Client(key, owner, model)
@@ -344,18 +343,18 @@ class SessionStore:
         return session
 
     def end(self, session: KeptSession) -> None:
-        """Delete a session: nobody will ask for it."""
+        """Delete a session."""
         if self._of_key.get(session.client.key) is session:
             del self._of_key[session.client.key]
             self.remove(session.sizes)
 
     def detach(self, session: KeptSession) -> None:
-        """The client is gone, and may come back."""
+        """Note that the client has gone and may come back."""
         session.detached = self._clock()
 
     def forget_old(self) -> None:
-        """Forget clients that do not come back. While the others are too many, or have too much,
-        forget the first that went of the owner who has most: nobody pushes out others' clients."""
+        """Forget clients away for too long and, while the rest exceed the bounds, the oldest of the
+        owner with the largest share: no owner displaces another's clients."""
         absent: dict[str, deque[tuple[int, KeptSession]]] = {}
         gone = [(s.detached, s) for s in self._of_key.values() if s.detached is not None]
         for since, session in sorted(gone, key=lambda one: one[0]):
@@ -380,12 +379,12 @@ class SessionStore:
         session.sizes[row.place] = len(data)
 
     def remove(self, places: Iterable[int]) -> None:
-        """Mark rows that are to be deleted."""
+        """Mark rows for deletion."""
         self._changed.update(dict.fromkeys(places))
 
     def flush(self) -> None:
-        """Commit what changed: to be called before a client is told of it. Where the disk is full,
-        log so once and go on; the changes wait."""
+        """Commit the marked rows; called before a client learns of the changes. On a full disk, log
+        it once and go on: the rows stay marked."""
         if not self._changed or not self._retry.due:
             return
         try:
@@ -404,15 +403,15 @@ class SessionStore:
             self._later(SYNC_SECONDS, self._sync)
 
     def close(self) -> None:
-        """Commit everything, and let another server have the folder."""
+        """Commit everything, and free the folder for another server."""
         self._retry.hurry()
         self.flush()
         self._thread.shutdown()
         self._held.close()
 
     def _take_folder(self, read: bool) -> None:
-        """Lock the folder and open its file; `read` what the file has. Where the disk is too full
-        for that, do so later: an old file is read all the same. Raises InvalidRequest."""
+        """Lock the folder and open its file; `read` takes its rows into memory. If the disk is too
+        full to open the file, retry later, but read an old file now. Raises InvalidRequest."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -466,7 +465,7 @@ class SessionStore:
 
     def _read(self, file: sqlite3.Connection) -> None:
         """Take the rows into memory. Raises ValueError, LookupError, TypeError, sqlite3.Error or
-        msgspec.DecodeError for what was not written so."""
+        msgspec.DecodeError for damaged rows."""
         for place, checksum, data in file.execute("select * from rows order by place"):
             row = _decoder.decode(data)
             if zlib.crc32(data) != checksum or row.place != place:
@@ -496,13 +495,13 @@ class SessionStore:
 
 
 def _share(sessions: Collection[tuple[int, KeptSession]]) -> float:
-    """How much of what absent clients may have these have, by number or by bytes."""
+    """Return the share of the bounds on absent clients that sessions take, by number or bytes."""
     size = sum(size for size, _ in sessions)
     return max(len(sessions) / MAX_DETACHED, size / MAX_DETACHED_BYTES)
 
 
 def _checkpoint(path: Path) -> None:
-    """Sync the log, and move what it has into the file, while others commit. Where that fails, the
-    log keeps it."""
+    """Sync the log and move its commits into the file, beside other commits. After a failure the
+    log keeps them."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path)) as file:
         file.execute("pragma wal_checkpoint(passive)")

@@ -31,11 +31,11 @@ from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 
 # Stop search --------------------------------------------------------------------------------------
 #
-# The first match of a pattern in a text that grows.
+# Search for the first match of a pattern in a growing text.
 #
-# It is where `re.search` first finds one: of all beginnings of the text that have a match, the
-# shortest, and there the match that begins first. So what is found does not depend on the pieces in
-# which the text comes, and an end that is still open counts as one: `$` and `\b` hold there.
+# A match is found where `re.search` finds one first: in the shortest beginning of the text that has
+# a match, the match that begins first. So matches do not depend on the pieces in which the text
+# comes. The text's open end counts as an end: `$` and `\b` hold there.
 #
 # The pattern's positions (Thompson 1968) are followed for all places where a match may have begun
 # at a time, those that began first before the others, and each position for the first place alone:
@@ -46,17 +46,17 @@ from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 
 
 MAX_POSITIONS = 64
-"""Bounds what a character may cost: a position is a character of the pattern, or a look at the text
-around; repeated ones count as often as they may occur."""
+"""Bound on the cost of a character. A position is a character of the pattern or a look-around;
+repeated ones count as often as they may occur."""
 
 _MAX_REMEMBERED = 4096
-"""So many steps, and positions of the states that they lead to, together."""
+"""Bound on remembered steps plus positions of the states that they lead to."""
 _ACCEPT = 0
 _NONE = -1
 
 
 class Found(NamedTuple):
-    """The text has a match from `begin` to `end` once `seen` characters of it are there."""
+    """Match from `begin` to `end`, known once `seen` characters of the text are there."""
 
     seen: int
     begin: int
@@ -64,15 +64,15 @@ class Found(NamedTuple):
 
 
 class _Reads(msgspec.Struct, frozen=True):
-    """One character of `ranges`, then `following`."""
+    """Node that reads one character of `ranges`, then goes on at `following`."""
 
     ranges: Ranges
     following: int
 
 
 class _Condition(msgspec.Struct, frozen=True):
-    """`following` where the character before (`behind`) or after is one of set number `number`, or,
-    `negative`, is none of them; at the text's ends there is no character."""
+    """Node that goes on at `following` if the character before (`behind`) or after is in set number
+    `number` (`negative`: is not). At the text's ends there is no character."""
 
     number: int
     behind: bool
@@ -81,12 +81,12 @@ class _Condition(msgspec.Struct, frozen=True):
 
 
 _Node = _Reads | _Condition | list[int]
-"""A list continues as any of its nodes."""
+"""A list goes on at any of its nodes."""
 
 
 class _State:
-    """The positions under way, by the places where they began, first place first; and which of the
-    pattern's sets the last character is in, as bits. Compared by identity."""
+    """Positions under way, grouped by where they began, first place first. `behind`: bits of the
+    pattern's sets that hold the last character. Compared by identity."""
 
     __slots__ = ("behind", "ended", "groups")
 
@@ -94,13 +94,13 @@ class _State:
         self.groups = groups
         self.behind = behind
         self.ended: int | None = None
-        """The group that has a match if the text ends here, once that is known; `len(groups)` is
-        one that begins here."""
+        """Group with a match if the text ends here, None until computed. `len(groups)` is a match
+        that begins here."""
 
 
 class _Step(NamedTuple):
-    """`kept` are the old groups that the new ones come from, the last of them being one that began
-    before the character; `passed` is the group that had matched before it, or `_NONE`."""
+    """`kept`: for each new group, the old group that it comes from; the last old group began before
+    the character. `passed`: the group that matched before the character, or `_NONE`."""
 
     state: _State
     kept: tuple[int, ...]
@@ -108,11 +108,10 @@ class _Step(NamedTuple):
 
 
 class Search:
-    """A pattern to be looked for, in the syntax of Python's `re`.
+    """Pattern to search for, in the syntax of Python's `re`.
 
-    Raises InvalidConstraint for what cannot be looked for: what `parse` refuses, look-ahead over
-    more than one character, a pattern that matches the empty text, and one of more than
-    `MAX_POSITIONS` positions.
+    Raises InvalidConstraint for a pattern that `parse` refuses, look-ahead over more than one
+    character, a pattern that matches the empty text, and more than `MAX_POSITIONS` positions.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -133,11 +132,11 @@ class Search:
             raise InvalidConstraint("regex: the pattern matches the empty text")
 
     def beginning(self, behind: str = "") -> _State:
-        """Nothing is under way, and the character `behind` comes before."""
+        """Return the state with nothing under way, behind the character `behind`."""
         return self._state((), self._known(behind))
 
     def ended(self, state: _State) -> int:
-        """The group that has a match if the text ends here, or `_NONE`."""
+        """Return the group that has a match if the text ends here, or `_NONE`."""
         if state.ended is None:
             seen: set[int] = set()
             found = (
@@ -149,7 +148,7 @@ class Search:
         return state.ended
 
     def step(self, state: _State, char: str) -> _Step:
-        """From `state` over `char`."""
+        """Return the step from `state` over `char`."""
         known = self._steps.get((state, char))
         if known is None:
             known = self._made(state, char)
@@ -181,7 +180,7 @@ class Search:
         return self._states.setdefault((groups, behind), _State(groups, behind))
 
     def _known(self, char: str) -> int:
-        """The sets that `char` is in; at an end of the text it is empty, and in none."""
+        """Return the sets that hold `char`, as bits; none for "", at an end of the text."""
         if not char:
             return 0
         return sum(1 << n for n, ranges in enumerate(self._sets) if contains(ranges, ord(char)))
@@ -189,8 +188,8 @@ class Search:
     def _open(
         self, group: tuple[int, ...], behind: int, ahead: int, seen: set[int]
     ) -> tuple[list[_Reads], bool]:
-        """What reads, of all that `group` continues as and that is not yet `seen`, and whether it
-        can be the end."""
+        """Return the reading nodes reached from `group` and not yet `seen`, and whether `group` may
+        be the match's end."""
         reading, accepted, stack = [], False, [*group]
         while stack:
             number = stack.pop()
@@ -211,7 +210,7 @@ class Search:
     # ------------------------------------------------------------ building
 
     def _build(self, regex: Regex, following: int) -> int:
-        """The node at which `regex`, then `following`, begins."""
+        """Add nodes for `regex`, then `following`; return the node where `regex` begins."""
         match regex:
             case Literal(text):
                 for char in reversed(text):
@@ -255,28 +254,28 @@ class Search:
 
 
 class Finder:
-    """Looks for the first match of `search` in one text."""
+    """Search for the first match of `search` in one text."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
         self._state = search.beginning()
         self._begins: list[int] = []
-        """Where each group of the state began."""
+        """Beginning of each group of the state, in characters."""
         self._length = 0
 
     @property
     def open(self) -> int:
-        """From here on the text may become part of a match."""
+        """Return the place from which the text may become part of a match."""
         return self._begins[0] if self._begins else self._length
 
     def skip(self, text: str) -> None:
-        """Add text that no match begins or ends in."""
+        """Add text in which no match begins or ends."""
         if text:
             self._state, self._begins = self.search.beginning(text[-1]), []
             self._length += len(text)
 
     def feed(self, text: str) -> Found | None:
-        """Add text. Once something was found, there is no more to feed."""
+        """Add text; return the match if one is found. After a match there is no more to feed."""
         search, state, begins = self.search, self._state, self._begins
         for at, char in enumerate(text, self._length):
             step = search.step(state, char)
@@ -300,7 +299,7 @@ class Finder:
 
 
 def _one_of(item: Regex) -> Ranges:
-    """The characters that a look-ahead over one character looks for."""
+    """Return the characters of a look-ahead over one character."""
     options = item.options if isinstance(item, Either) else (item,)
     found: list[tuple[int, int]] = []
     for option in options:
@@ -314,8 +313,9 @@ def _one_of(item: Regex) -> Ranges:
 
 
 def _check_ends(pattern: str, tree: Regex) -> None:
-    """`$` matches before a last newline, too. Where it ends the pattern, the text had a match
-    before that newline came, unless the pattern looks for the newline itself."""
+    """Refuse `$` where the search cannot decide it: `$` also matches before a last newline. At the
+    pattern's end the match came before that newline, unless the pattern looks for the newline.
+    Raises InvalidConstraint."""
     if AT_LAST_NEWLINE not in nodes(tree):
         return
     if AT_LAST_NEWLINE in nodes(parse(pattern, at_begin=False)):
@@ -332,7 +332,7 @@ MAX_LENGTH = 1024
 
 
 async def searches_of(patterns: Sequence[str]) -> tuple[Search, ...]:
-    """Raises InvalidRequest, naming the pattern, for what cannot be looked for."""
+    """Compile stop patterns. Raises InvalidRequest, naming the pattern, for one not supported."""
     if not patterns:
         return ()
     for index, pattern in enumerate(patterns):
@@ -368,13 +368,13 @@ _search = lru_cache(maxsize=32)(Search)
 
 
 class StopChecker:
-    """Watches a growing text for stop strings and for the patterns of `searches`.
+    """Search for stop strings and the patterns of `searches` in a growing text.
 
-    The match is the one that is complete first (the longest of those that are with the same
-    character), so the result does not depend on how the text arrives; a pattern is complete where
-    `re.search` finds it in the text so far. `cut` is then how much of the whole text is kept: up to
-    the match, or with `keep` (`no_stop_trim`) its end. Text that may still become part of a match
-    is held back; with `keep` no pattern holds any.
+    The match that is complete first wins; of matches complete with the same character, the longest.
+    So the result does not depend on how the text arrives. A pattern is complete where `re.search`
+    finds it in the text so far. `cut` is the length of the kept text: up to the match, or with
+    `keep` (`no_stop_trim`) its end. Text that may become part of a match is held back; with `keep`,
+    patterns hold back none.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class StopChecker:
         self.cut = 0
 
     def feed(self, text: str) -> str:
-        """Add text; returns what is now certain to be kept."""
+        """Add text; return the text that is now certain to be kept."""
         if self.matched is not None:
             return ""
         matches: list[tuple[Found, str]] = []
@@ -411,7 +411,7 @@ class StopChecker:
         return kept
 
     def skip(self, text: str) -> str:
-        """Add text in which stop strings do not count."""
+        """Add text in which stop strings do not count; return all text up to its end."""
         before = self.flush()
         if self._strings is not None:
             self._strings.skip(text)
@@ -422,20 +422,20 @@ class StopChecker:
         return before + text
 
     def flush(self) -> str:
-        """At the end, the text that was held back."""
+        """Return the text held back at the end."""
         held, self._held = "".join(self._held), []
         self._released = self._length
         return held
 
     def _certain(self) -> int:
-        """Up to here nothing can become part of a match."""
+        """Return the length of text that cannot become part of a match."""
         ends = [] if self._strings is None else [self._strings.open]
         if not self._keep:
             ends += [finder.open for finder in self._finders]
         return min(ends, default=self._length)
 
     def _release(self, end: int) -> str:
-        """The text up to character `end` that was not released yet."""
+        """Return the text up to character `end` that was not released yet."""
         count = end - self._released
         if not count:
             return ""
@@ -446,27 +446,27 @@ class StopChecker:
 
 
 class _Strings:
-    """Looks for the first of some strings in one text."""
+    """Search for the first of some strings in one text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._first_letters = frozenset(stop[0] for stop in self._stops)
         self._tail = ""
-        """The last text, as far as it may become part of a match."""
+        """Last part of the text, as far as it may become part of a match."""
         self._length = 0
 
     @property
     def open(self) -> int:
-        """From here on the text may become part of a match."""
+        """Return the place from which the text may become part of a match."""
         return self._length - len(self._tail)
 
     def skip(self, text: str) -> None:
-        """Add text that no match begins or ends in."""
+        """Add text in which no match begins or ends."""
         self._tail = ""
         self._length += len(text)
 
     def feed(self, text: str) -> tuple[Found, str] | None:
-        """Add text. Once something was found, there is no more to feed."""
+        """Add text; return the match if one is found. After a match there is no more to feed."""
         before = self.open
         self._length += len(text)
         if not self._tail and self._first_letters.isdisjoint(text):

@@ -1,7 +1,7 @@
-"""What the gateway measures, for Prometheus, and a span for every generation, for OpenTelemetry.
+"""Metrics of the server for Prometheus, and spans of generations for OpenTelemetry.
 
-Counters of the engine are added when it is asked. Spans have the attributes of OpenTelemetry's
-GenAI conventions; its packages are those of the extra `otel`, imported where spans are asked for.
+The engine's counters are added when asked for. Spans have the attributes of OpenTelemetry's GenAI
+conventions; packages of the extra `otel` are imported only for spans.
 
 Sections: metrics, spans.
 """
@@ -33,14 +33,14 @@ _PREFIX = "rootlace_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
 
-# What is so many now; everything else in the status is counted since the start.
+# Gauges of the status; all other values are counters since the start.
 _GAUGES = (
     *("waiting", "running", "compiling", "nodes", "tree_tokens", "blocks_pinned", "pins"),
     *("sessions", "branches", "prefixes_known", "prefixes_below"),
     *("disk_blocks", "disk_working", "disk_full", "disk_failed"),
     *("host_blocks", "handed_blocks", "handed_working", "indexed_tokens", "index_bytes"),
 )
-# Counters that are one with a label: its name, what it says, the label, and the counter's names.
+# Counters shown as one metric with a label: (name, help, label, the counters by value).
 _LABELLED = (
     (
         "tokens",
@@ -73,7 +73,7 @@ _BLOCKS = {state: f"blocks_{state}" for state in ("free", "used", "evictable")}
 
 
 class Metrics:
-    """Histograms of what requests waited for, and counters, in a registry of their own."""
+    """Histograms of the requests' waiting times, and counters, in a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -98,20 +98,20 @@ class Metrics:
         )
 
     def key_used(self, key: str, kind: str, amount: int) -> None:
-        """`key` is its name."""
+        """Count usage of the API key named `key`."""
         self._keys.labels(key, kind).inc(amount)
 
     def of_requests(self) -> list[Metric]:
-        """What is counted whatever model it is about."""
+        """Return the metrics that concern no single model."""
         return [*self.http.collect(), *self._keys.collect()]
 
     def of_model(self) -> list[Metric]:
-        """What a model's requests waited for."""
+        """Return the histograms of one model's requests."""
         histograms = (self.first, self.between, self.whole, self.queued)
         return [family for one in histograms for family in one.collect()]
 
     def text(self, status: Mapping[str, Any] | None) -> bytes:
-        """Everything in Prometheus's format; `status` are the counters, None if nobody answers."""
+        """Write all metrics in Prometheus's format; `status` None: no engine answers."""
         return generate_latest(self._registry) + _written(_of_status(status))
 
     def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> Histogram:
@@ -119,11 +119,11 @@ class Metrics:
 
 
 Model = tuple[Metrics | None, Mapping[str, Any] | None]
-"""Its metrics, None if it is not loaded, and its counters, None if nobody answers."""
+"""Metrics of a model, None if not loaded, and its counters, None if its engine does not answer."""
 
 
 def text_of_all(house: Metrics, models: Mapping[str, Model]) -> bytes:
-    """Everything of several models, by the label `model`, in Prometheus's format."""
+    """Return the metrics of several models in Prometheus's format, with the label `model`."""
     of_models = {
         model: [*(metrics.of_model() if metrics else ()), *_of_status(status)]
         for model, (metrics, status) in models.items()
@@ -132,7 +132,7 @@ def text_of_all(house: Metrics, models: Mapping[str, Model]) -> bytes:
 
 
 class _Families(Collector):
-    """Families that are there already."""
+    """Collector of finished families."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
@@ -148,8 +148,8 @@ def _written(families: Iterable[Metric]) -> bytes:
 
 
 def _by_label(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
-    """Families of one name as one, with a label that says whose a sample is; those of the part ""
-    have none."""
+    """Join families of one name, with a label that names each sample's part; samples of the part ""
+    have no label."""
     found: dict[str, Metric] = {}
     for part, families in parts.items():
         own = {label: part} if part else {}
@@ -164,8 +164,8 @@ def _by_label(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Met
 
 
 def _of_status(status: Mapping[str, Any] | None) -> Iterable[Metric]:
-    """The engine's and the gateway's counters as metrics. What each of several engines counts has
-    the label `replica`, and no sum."""
+    """Turn counters of engine and server into metrics. Counters of one of several engines have the
+    label `replica`, and no sum."""
     if status is None or "replicas" not in status:
         return _families(status)
     own: dict[str, dict[str, Any] | None] = {}
@@ -203,7 +203,7 @@ def _families(status: Mapping[str, Any] | None) -> Iterable[Metric]:
 
 
 def _numbers(status: Mapping[str, Any]) -> Iterable[Metric]:
-    """Each number under its own name."""
+    """Give each number as a metric of its own name."""
     for name, value in status.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -220,12 +220,12 @@ _HEADERS: ContextVar[tuple[str, Mapping[str, str]]] = ContextVar("headers", defa
 
 
 def note_request(path: str, headers: Mapping[str, str]) -> None:
-    """What the current task works for: spans of it continue the trace that `headers` name."""
+    """Note the current task's request: spans continue the trace that `headers` name."""
     _HEADERS.set((path, headers))
 
 
 def exporter_class() -> Any:
-    """Of spans to a collector. Raises InvalidRequest where its packages are missing."""
+    """Import the exporter of spans. Raises InvalidRequest where its packages are missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
@@ -236,7 +236,7 @@ def exporter_class() -> Any:
 
 
 class Spans:
-    """Sends spans to where `exporter` does, from a thread of its own."""
+    """Sender of spans: exports them with `exporter`, from a thread of its own."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -248,7 +248,7 @@ class Spans:
 
         version = metadata.version("rootlace")
         resource = Resource({"service.name": "rootlace", "service.version": version})
-        # Who began a trace decides whether it is sampled.
+        # The service that begins a trace decides whether the trace is sampled.
         self._provider = TracerProvider(sampler=DEFAULT_ON, resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("rootlace", version)
@@ -258,8 +258,8 @@ class Spans:
 
     @classmethod
     def to(cls, endpoint: str) -> Spans | None:
-        """To an OpenTelemetry collector, such as http://localhost:4318/v1/traces; None for "".
-        Raises InvalidRequest where the packages are missing."""
+        """Make a sender to an OpenTelemetry collector, such as http://localhost:4318/v1/traces;
+        None for "". Raises InvalidRequest where the packages are missing."""
         return cls(exporter_class()(endpoint=endpoint)) if endpoint else None
 
     def generated(
@@ -270,7 +270,7 @@ class Spans:
         result: Generated | RootlaceError,
         timing: Timing,
     ) -> None:
-        """A generation has just ended, well or not."""
+        """Send the span of a generation that has just ended, well or not."""
         end = time.time_ns()
         path, headers = _HEADERS.get()
         operation = "chat" if path in _CHATS else "text_completion"
@@ -308,7 +308,7 @@ class Spans:
         span.end(end)
 
     def flush(self) -> None:
-        """Send what is waiting to be sent."""
+        """Send all waiting spans."""
         self._provider.force_flush()
 
 

@@ -45,14 +45,14 @@ from rootlace.wire.errors import InvalidRequest
 
 
 class Piece(NamedTuple):
-    """A run of text; special tokens in it are recognised only with `special`."""
+    """Run of text; special tokens are recognised in it only with `special`."""
 
     text: str
     special: bool = False
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """Pieces as one string. `borders[i]` is where run i ends; neighbours differ in `special`."""
+    """Pieces as one string. `borders[i]` is the end of run i; neighbours differ in `special`."""
 
     text: str
     borders: tuple[int, ...]
@@ -77,7 +77,7 @@ class Joined(msgspec.Struct, frozen=True):
         return cls("".join(texts), tuple(borders), tuple(flags))
 
     def cut(self, start: int, end: int | None = None) -> tuple[Piece, ...]:
-        """The pieces from character `start` up to `end`."""
+        """Return the pieces of characters `start` to `end`."""
         end = len(self.text) if end is None else end
         pieces = []
         begin = 0
@@ -89,7 +89,7 @@ class Joined(msgspec.Struct, frozen=True):
         return tuple(pieces)
 
     def common(self, other: Joined) -> int:
-        """How many characters both begin with, in the same runs."""
+        """Count the characters that both begin with, in the same runs."""
         same, begin = common_prefix(self.text, other.text), 0
         mine, theirs = (zip(one.borders, one.flags, strict=True) for one in (self, other))
         for (border, flag), (other_border, other_flag) in zip(mine, theirs, strict=False):
@@ -102,7 +102,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many items both begin with."""
+    """Count the items that both begin with."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # item by item, a long text would take a tenth of a second
         middle = (low + high + 1) // 2
@@ -121,11 +121,11 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
 # is followed by something. Combining marks and joiners are left out: they may still merge.
 _BREAK = re.compile(r"(?<=\S)\s+(?=[^\W_]|[!-/:-@\[-`{-~])|(?<=[^\W\d_])[，。！？；：、](?=\S)")
 _BREAKING = re.compile(rf"[\s{SPACE}，。！？；：、]")
-"""What a break may consist of."""
+"""Characters of which a break consists."""
 
 
 class _Atom(msgspec.Struct, frozen=True):
-    """An added token found in text[start:end] (white space it swallows included)."""
+    """Added token found in text[start:end], with the white space that the token swallows."""
 
     token: AddedToken
     start: int
@@ -133,12 +133,12 @@ class _Atom(msgspec.Struct, frozen=True):
 
 
 _BEGINS_ITSELF = re.compile(r"(CodeLlama|Llama|Gemma|Cohere)Tokenizer(Fast)?")
-"""Classes of transformers 4 that do what `add_bos_token` says, whatever tokenizer.json has."""
+"""Classes of transformers 4 that follow `add_bos_token`, whatever tokenizer.json has."""
 
 
 def _bos_asked_for(fast: FastTokenizer, config: dict[str, Any]) -> tuple[int, ...]:
-    """The BOS that a tokenizer's configuration asks for where its file may leave it to the class
-    (DeepSeek's do)."""
+    """Return the BOS that `add_bos_token` asks for, where a class of transformers adds it though
+    tokenizer.json does not (DeepSeek's files)."""
     token = config.get("bos_token")
     content = token.get("content") if isinstance(token, dict) else token
     wanted = config.get("add_bos_token") is True and isinstance(content, str)
@@ -149,21 +149,21 @@ def _bos_asked_for(fast: FastTokenizer, config: dict[str, Any]) -> tuple[int, ..
 
 
 class _Listed(msgspec.Struct, frozen=True):
-    """An added token as `tokenizer.json` has it."""
+    """Added token as `tokenizer.json` lists it."""
 
     id: int
     content: str
 
 
 class _File(msgspec.Struct, frozen=True):
-    """What is compared of a `tokenizer.json`."""
+    """Part of a `tokenizer.json` that `_check_numbers` compares."""
 
     added_tokens: list[_Listed] = []
 
 
 def _check_numbers(fast: FastTokenizer, text: str) -> None:
-    """Raises ValueError where the library gave an added token another id than the file: it numbers
-    those that the model's vocabulary lacks one after the other, whatever the file says."""
+    """Raise ValueError where the library gave an added token another id than the file. The library
+    numbers tokens that the model's vocabulary lacks consecutively, whatever the file says."""
     for token in msgspec.json.decode(text, type=_File).added_tokens:
         number = fast.token_to_id(token.content)
         if number != token.id:
@@ -174,9 +174,9 @@ def _check_numbers(fast: FastTokenizer, text: str) -> None:
 
 
 class Tokenizer(Vocabulary):
-    """A vocabulary, and how text is cut into its tokens. Thread-safe.
+    """Vocabulary, and the rules that cut text into its tokens. Thread-safe.
 
-    `bos_ids` is what the post-processor puts before a sequence, `end_ids` what it puts behind one.
+    The post-processor puts `bos_ids` before a sequence, and `end_ids` behind one.
     """
 
     def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
@@ -206,7 +206,7 @@ class Tokenizer(Vocabulary):
         self._splits_at_spaces = fast.pre_tokenizer is None and never_crosses_space(
             spec, fast.get_vocab(with_added_tokens=False)
         )
-        # What stands behind a border would get a prefix, though it goes on with a word.
+        # With a dummy prefix per word, text behind a border would get a prefix within a word.
         self._splits = fast.pre_tokenizer is not None and self._dummy.where != "words"
         self._made_of_text = frozenset(
             token.id
@@ -215,16 +215,16 @@ class Tokenizer(Vocabulary):
             and len(token.content) > 1
             and fast.model.token_to_id(token.content) is not None
         )
-        """Special tokens that the model's own vocabulary has: some models make them of any text
-        that is spelt so."""
+        """Special tokens that the model's own vocabulary also has: some models produce their ids
+        from any text spelled so."""
         self._special_has_break = any(
             _BREAKING.search(self.added[token].content) for token in self._made_of_text
         )
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters. Looks at every token: a start does without. One after the other, since other
-        threads wait for a whole vocabulary."""
+        """Characters of the longest token. Reads every token, so only at the first use. Reads them
+        one by one, since a call for the whole vocabulary would hold other threads up."""
         each = (self.content(token_id) for token_id in range(self.vocab_size))
         found = [len(content) for content in each if content is not None]
         if len(found) < self.vocab_size:  # there are gaps between the ids
@@ -233,7 +233,7 @@ class Tokenizer(Vocabulary):
 
     @classmethod
     def read(cls, source: ModelSource) -> Tokenizer:
-        """That of a model. Raises InvalidRequest where there is none that can be read."""
+        """Read a model's tokenizer. Raises InvalidRequest where none can be read."""
         text = source.tokenizer_json()
         try:
             fast = FastTokenizer.from_str(text)
@@ -245,18 +245,18 @@ class Tokenizer(Vocabulary):
     # ------------------------------------------------------------ whole texts
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a whole text; special tokens in it are recognised."""
+        """Return the ids of a whole text; special tokens in it are recognised."""
         return self.encode_pieces((Piece(text, special=True),), begin=add_special_tokens)
 
     def encode_pair(self, text: str, other: str) -> list[int]:
-        """Ids of two whole texts as the post-processor joins them, for models that are trained on
+        """Return the ids of two texts as the post-processor joins them, for models trained on
         pairs. No special tokens are recognised in them. Raises InvalidRequest as `encode` does."""
         before, between, behind = self._around_pair
         first, second = (self.encode_pieces((Piece(one, special=False),)) for one in (text, other))
         return [*before, *first, *between, *second, *behind]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of a whole sequence."""
+        """Return the text of a whole sequence."""
         detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
         return detokenizer.feed(token_ids) + detokenizer.flush()
 
@@ -265,10 +265,10 @@ class Tokenizer(Vocabulary):
     def encode_pieces(
         self, pieces: Sequence[Piece], previous: int | None = None, begin: bool = False
     ) -> list[int]:
-        """Ids of the pieces as if they had been one string, after a token `previous`.
+        """Return the ids of the pieces as if they had been one string, after a token `previous`.
 
-        `previous=None` means the start of a sequence; with `begin` it starts as the tokenizer's
-        post-processor would (BOS). Raises InvalidRequest for text that is not valid Unicode.
+        `previous=None` means the start of a sequence; with `begin` it begins as the post-processor
+        would have it (BOS). Raises InvalidRequest for text that is not valid Unicode.
         """
         joined = Joined.of(pieces)
         ids = list(self.bos_ids) if begin and previous is None else []
@@ -283,14 +283,14 @@ class Tokenizer(Vocabulary):
     def settle(
         self, pieces: Sequence[Piece], previous: int | None = None, begin: bool = False
     ) -> tuple[list[int], tuple[Piece, ...]]:
-        """The ids that no later text can change, and the pieces that stay pending.
+        """Return the ids that no later text can change, and the pieces that stay pending.
 
-        Encoding what stays pending later, followed by whatever comes, gives the ids that the joined
-        string would have given. The end of the stable part is the last border of two pre-tokens
-        that lies at a break between words which is complete (`_BREAK`): pre-tokenizers look ahead
-        within a word or a run of white space, never past it. A tokenizer without a pre-tokenizer
-        is split at spaces if no token of its vocabulary contains an inner space (then no merge can
-        cross one); otherwise only added tokens are borders.
+        Later text behind the pending pieces gives the ids that the joined string would have given.
+        The stable part ends at the last border of two pre-tokens that lies at a complete break
+        between words (`_BREAK`). Pre-tokenizers look ahead within a word or a run of white space,
+        never past it. A tokenizer without a pre-tokenizer is split at spaces if none of its tokens
+        has an inner space: no merge can cross a space then. Otherwise only added tokens are
+        borders.
         """
         joined = Joined.of(pieces)
         text = joined.text
@@ -315,7 +315,7 @@ class Tokenizer(Vocabulary):
     # ------------------------------------------------------------ single tokens
 
     def token_text(self, token_id: int) -> str:
-        """One token's own text; a part of a character shows as U+FFFD, an unknown id as ""."""
+        """Return one token's own text; U+FFFD for a part of a character, "" for an unknown id."""
         if self.token_bytes.kind == "other":
             return self.fast.decode([token_id], skip_special_tokens=False)
         return self.token_bytes[token_id].decode("utf-8", "replace")
@@ -323,7 +323,7 @@ class Tokenizer(Vocabulary):
     # ------------------------------------------------------------ parts of it
 
     def _atoms(self, joined: Joined) -> list[_Atom]:
-        """Added tokens in the text, leftmost, longest; special ones in special runs only."""
+        """Find added tokens in the text, leftmost, longest; special ones in special runs only."""
         matcher = self._any_added if True in joined.flags else self._plain_added
         if matcher is None:
             return []
@@ -351,7 +351,7 @@ class Tokenizer(Vocabulary):
         return found
 
     def _unfinished_from(self, joined: Joined) -> int:
-        """Where a tail begins that may grow into an added token; len(text) if there is none."""
+        """Return the place of a tail that may grow into an added token; len(text) without one."""
         text = joined.text
         starts = self._starts if joined.flags and joined.flags[-1] else self._plain_starts
         if not starts:
@@ -363,7 +363,7 @@ class Tokenizer(Vocabulary):
         return len(text)
 
     def _prefix(self, text: str, after: int | None, first: bool) -> str:
-        """The dummy prefix that the original tokenizer would put before `text`."""
+        """Return the dummy prefix that the original tokenizer would put before `text`."""
         dummy = self._dummy
         if dummy.where in ("never", "words") or not text:
             return ""
@@ -375,7 +375,7 @@ class Tokenizer(Vocabulary):
         return " " if dummy.where == "always" and after in self.added else ""
 
     def _ordinary(self, text: str, after: int | None, first: bool) -> list[int]:
-        """Ids of text in which no special token is recognised."""
+        """Return the ids of text in which no special token is recognised."""
         if not text:
             return []
         encoding, shift = self._encode_text(text, after, first)
@@ -385,11 +385,11 @@ class Tokenizer(Vocabulary):
         return self._parts(text, cuts, self._prefix(text, after, first))
 
     def _cuts(self, text: str, encoding: Encoding, shift: int) -> list[int]:
-        """Where `text` is cut so that no part of it is made a special token."""
+        """Find the places at which to cut `text` so that no part becomes a special token."""
         cuts = self._spelt_special(text, encoding, shift)
         more = {*cuts}
         while more:
-            # What is behind a cut may spell another one, which began before it.
+            # Text behind a cut may spell another special token, which began before the cut.
             parts = self._encode_parts(text, cuts, " " * shift)
             begins = zip((0, *cuts), parts, strict=True)
             more = {
@@ -402,13 +402,13 @@ class Tokenizer(Vocabulary):
         return cuts
 
     def _spelt_special(self, text: str, encoding: Encoding, shift: int) -> list[int]:
-        """Behind the first characters of special tokens that `text` only spells."""
+        """Find the places behind the first characters of special tokens that `text` only spells."""
         if self._made_of_text.isdisjoint(encoding.ids):
             return []
         cuts = []
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in self._made_of_text:
-                # What is unknown may be a special token, too, and is not spelt so.
+                # An unknown text may give a special token, too, without spelling it.
                 spelt = text[max(start - shift, 0) : end - shift].casefold()
                 content = self.added[token].content.casefold()
                 if (at := spelt.find(content)) >= 0:
@@ -416,7 +416,7 @@ class Tokenizer(Vocabulary):
         return cuts
 
     def _encode_text(self, text: str, after: int | None, first: bool) -> tuple[Encoding, int]:
-        """The library's encoding, and the length of the dummy prefix in it."""
+        """Return the library's encoding, and the length of the dummy prefix in it."""
         prefix = self._prefix(text, after, first) if self._dummy.where != "never" else ""
         try:
             # Only the batch call releases the interpreter's lock.
@@ -426,7 +426,7 @@ class Tokenizer(Vocabulary):
         return encoding, len(prefix)
 
     def _stable_text(self, text: str, after: int | None, first: bool) -> tuple[list[int], int]:
-        """Ids of the part of `text` that is stable, and its length in characters."""
+        """Return the ids of the stable part of `text`, and the part's length in characters."""
         if not (self._splits or self._splits_at_spaces) or not _BREAK.search(text):
             return [], 0
         encoding, shift = self._encode_text(text, after, first)
@@ -442,8 +442,8 @@ class Tokenizer(Vocabulary):
     def _borders(
         self, text: str, breaks: Collection[int], encoding: Encoding, shift: int
     ) -> Iterator[tuple[int, int]]:
-        """Those of two pre-tokens that lie at one of the breaks of `text`, last first: how many
-        tokens are before it, and where it is. Before `text` there was a dummy prefix of `shift`."""
+        """Give (tokens before, character) of each border of two pre-tokens at one of `breaks`, last
+        first. `shift` is the length of the dummy prefix before `text`."""
         offsets, words = encoding.offsets, encoding.word_ids
         for i in range(len(offsets) - 1, 0, -1):
             at = offsets[i][0] - shift
@@ -454,9 +454,9 @@ class Tokenizer(Vocabulary):
     def _stable_parts(
         self, text: str, cuts: list[int], borders: list[int], prefix: str
     ) -> tuple[list[int], int]:
-        """The same for text that spells special tokens: what is before the last of its `borders`
-        (ascending) that is one of the part between two cuts, too. No later text changes the cuts
-        before it, since these are seen from the tokens."""
+        """Return `_stable_text` for text that spells special tokens. The stable part ends at the
+        last of `borders` (ascending) that is also one of the part between two cuts. No later text
+        moves the cuts before a border, since cuts follow from tokens."""
         if self._special_has_break:
             return [], 0
         ends = [0, *cuts, len(text)]
@@ -477,7 +477,7 @@ class Tokenizer(Vocabulary):
         return [], 0
 
     def _parts(self, text: str, cuts: list[int], prefix: str) -> list[int]:
-        """Ids of what is between two cuts, each by itself."""
+        """Return the ids of the parts between cuts, each part tokenized by itself."""
         parts = self._encode_parts(text, cuts, prefix)
         return [token for _, found in parts for token in found.ids]
 
@@ -516,12 +516,12 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Text of the tokens fed so far, in the context of those before.
+    """Decoder of a growing token sequence: text of the tokens fed so far, behind `context`.
 
-    `context` are the ids before: the last few may hold the beginning of a character, and a
-    tokenizer that strips the first space of a text does so if none of them is visible. The
-    concatenation of what `feed` and `flush` return is the text of the fed ids in that context;
-    bytes that are not UTF-8 show as U+FFFD.
+    `context` holds the ids before: the last few may hold the beginning of a character. A tokenizer
+    that strips a text's first space does so only if no token of `context` is visible. All results
+    of `feed` and `flush` together are the text of the fed ids; bytes that are not UTF-8 show as
+    U+FFFD.
     """
 
     def __init__(
@@ -534,7 +534,7 @@ class Detokenizer:
         self._bytes = table
         self._strip = table.strips_first and not table.shows_any(context)
         self._held = b""
-        """The beginning of a character."""
+        """Bytes of an unfinished character."""
         self._window = _Window(vocabulary, skip_special_tokens) if table.kind == "other" else None
         if self._window is not None:
             self._window.feed(list(context[-_CONTEXT_TOKENS:]))
@@ -546,13 +546,13 @@ class Detokenizer:
 
     @property
     def clean(self) -> bool:
-        """Whether no part of a character is held back."""
+        """Return whether no part of a character is held back."""
         if self._window is not None:
             return not self._window.holds
         return not self._held
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The new text that is certain."""
+        """Add tokens; return the new text that later tokens cannot change."""
         if self._window is not None:
             return self._window.feed(token_ids)
         if len(token_ids) == 1:
@@ -570,7 +570,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """At the end, what is held back: U+FFFD for an unfinished character."""
+        """Return the text held back at the end: U+FFFD for an unfinished character."""
         if self._window is not None:
             return self._window.flush()
         held, self._held = self._held, b""
@@ -578,10 +578,10 @@ class Detokenizer:
 
 
 class _Window:
-    """Decoding through the library: the text a window gains when the new tokens join it.
+    """Window of tokens decoded by the library: new text is what the window gains by new tokens.
 
-    The window starts at the last place where the text was whole, so the cost of a call does not
-    grow with the sequence.
+    The window starts at the last place where the text was whole, so a call's cost does not grow
+    with the sequence.
     """
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:

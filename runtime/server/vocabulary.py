@@ -1,4 +1,4 @@
-"""The tokens of a tokenizer, and what else its `tokenizer.json` says.
+"""Tokens of a tokenizer, and the other rules of its `tokenizer.json`.
 
 Sections: tokens, rules.
 """
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 # Tokens -------------------------------------------------------------------------------------------
 #
-# What each token is: its spelling, whether it is special, the bytes it stands for.
+# Spelling of each token, whether the token is special, and the bytes it stands for.
 
 
 SPACE = "\u2581"  # how SentencePiece writes a space
@@ -26,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class AddedToken(msgspec.Struct, frozen=True):
-    """A token beside the model's own; the flags are those of `tokenizer.json`."""
+    """Token beside the model's own; the flags are those of `tokenizer.json`."""
 
     id: int
     content: str
@@ -37,14 +37,14 @@ class AddedToken(msgspec.Struct, frozen=True):
 
 
 class Vocabulary:
-    """The tokens of a Hugging Face fast tokenizer. Thread-safe: only caches change.
+    """Tokens of a Hugging Face fast tokenizer. Thread-safe: only caches change.
 
-    `vocab_size` counts added tokens. `token_bytes` and `visible_bytes` are the tokens' bytes, in
-    the latter none for special ones.
+    `vocab_size` counts added tokens. `token_bytes` and `visible_bytes` hold the tokens' bytes; the
+    latter has none for special tokens.
     """
 
     def __init__(self, fast: FastTokenizer, decoder: dict[str, Any] | None) -> None:
-        """`decoder` is that of `tokenizer.json`: it says how tokens become text."""
+        """`decoder`: the field of `tokenizer.json` that defines how tokens become text."""
         self.fast = fast
         self.vocab_size = fast.get_vocab_size(with_added_tokens=True)
         self.added = {
@@ -56,12 +56,12 @@ class Vocabulary:
         self.visible_bytes = TokenBytes(self, decoder, skip_special_tokens=True)
 
     def id_of(self, content: str) -> int | None:
-        """The id of the token spelled so in the vocabulary."""
+        """Return the id of the token with this spelling; None without one."""
         token = self.by_content.get(content)
         return token.id if token else self.fast.token_to_id(content)
 
     def content(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token."""
+        """Return a token's spelling in the vocabulary; None for an unknown id."""
         token = self.added.get(token_id)
         return token.content if token else self.fast.id_to_token(token_id)
 
@@ -71,10 +71,10 @@ class Vocabulary:
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes that each token stands for, converted when first looked up.
+    """Bytes that each token stands for, converted at the first lookup.
 
-    With `skip_special_tokens` special ones stand for nothing. A dictionary, because looking up a
-    known token then costs no Python call.
+    With `skip_special_tokens`, special tokens stand for no bytes. A dictionary, because looking up
+    a known token then costs no Python call.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TokenBytes(dict[int, bytes]):
         return data
 
     def shows_any(self, token_ids: Iterable[int]) -> bool:
-        """Whether one of them is not skipped."""
+        """Return whether at least one of the tokens is not skipped."""
         return any(not (self._skip and self._vocabulary.is_special(i)) for i in token_ids)
 
     def _convert(self, content: str) -> bytes:
@@ -115,7 +115,7 @@ class TokenBytes(dict[int, bytes]):
 
 @functools.cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 characters stand for themselves, the rest for 256 and up."""
+    """GPT-2's table: printable Latin-1 characters are themselves, other bytes 256 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(b): b for b in printable}
     others = (b for b in range(256) if b not in set(printable))
@@ -127,7 +127,7 @@ Kind = Literal["byte_level", "byte_fallback", "metaspace", "other"]
 
 
 def _decoder_kind(spec: dict[str, Any] | None) -> tuple[Kind, bool]:
-    """How tokens become text, and whether the first space of a text is stripped."""
+    """Return how tokens become text, and whether decoding strips a text's first space."""
     if spec is None:
         return "other", False
     steps = spec.get("decoders", [spec])
@@ -146,19 +146,19 @@ def _decoder_kind(spec: dict[str, Any] | None) -> tuple[Kind, bool]:
 
 # Rules --------------------------------------------------------------------------------------------
 #
-# What a tokenizer does to a text before it looks for tokens, and what it puts around them.
+# Changes that a tokenizer makes to text before tokenizing, and tokens that it puts around.
 
 
 class Dummy(msgspec.Struct, frozen=True):
-    """The dummy prefix: where it is added, and whether also before a text that has a space. That of
-    each of the `words` which another pre-tokenizer leaves is the library's to add."""
+    """Dummy prefix: where it is added, and whether also before a text that begins with a space.
+    Within `words`, split by another pre-tokenizer before, the library adds the prefix itself."""
 
     where: Literal["never", "first", "always", "words"] = "never"
     even_before_space: bool = False
 
 
 def around(encoding: Encoding) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor put before a text or two, between them, and behind."""
+    """Return the post-processor's ids before one or two texts, between them, and behind."""
     own = [at for at, mask in enumerate(encoding.special_tokens_mask) if not mask]
     if not own:
         return tuple(encoding.ids), (), ()
@@ -169,7 +169,7 @@ def around(encoding: Encoding) -> tuple[tuple[int, ...], tuple[int, ...], tuple[
 
 
 def without_vocabulary(fast: FastTokenizer) -> dict[str, Any]:
-    """The tokenizer's JSON but for the model's tables, which are megabytes."""
+    """Return the tokenizer's JSON without the model's tables, which are megabytes."""
 
     def state(part: Any) -> Any:
         return None if part is None else json.loads(part.__getstate__())
@@ -191,8 +191,8 @@ def may_have_dummy(fast: FastTokenizer) -> bool:
 
 
 def remove_dummy_prefix(spec: dict[str, Any]) -> Dummy:
-    """Remove the dummy prefix from a tokenizer's JSON, in place, unless it is one of words; returns
-    how it was added."""
+    """Remove the dummy prefix from a tokenizer's JSON in place, except one of words; return how the
+    prefix was added."""
     found = Dummy()
     steps = _parts(spec.get("normalizer"), "normalizers")
     kept = [step for step in steps if (step["type"], step.get("prepend")) != ("Prepend", SPACE)]
@@ -216,16 +216,16 @@ def remove_dummy_prefix(spec: dict[str, Any]) -> Dummy:
 
 
 def _parts(whole: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """Those of a sequence, or the only one."""
+    """Return the steps of a sequence, or the only step."""
     found: list[dict[str, Any]] = (whole or {}).get(name, [whole] if whole else [])
     return found
 
 
 def never_crosses_space(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Whether text may be split before every space that follows something else.
+    """Return whether text may be split before every space that follows another character.
 
-    True if a space is written as U+2581 and no token has one after another character: neither a BPE
-    merge nor a unigram piece can then span the split.
+    True if spaces are written as U+2581 and no token has U+2581 behind another character: neither a
+    BPE merge nor a unigram piece can then span the split.
     """
     if spec["model"]["type"] not in ("BPE", "Unigram"):
         return False

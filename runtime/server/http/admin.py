@@ -1,4 +1,4 @@
-"""What is served and how it is doing: models, health, server information; and the cache flush."""
+"""Endpoints for operation: models, cache, health, tokens, server information, the page."""
 
 from __future__ import annotations
 
@@ -61,73 +61,73 @@ log = logging.getLogger(__name__)
 
 # Cache --------------------------------------------------------------------------------------------
 #
-# What the cache holds, and why a prompt would be cached as far as it would be.
+# Contents of the cache, and explanations of a prompt's cached length.
 
 
 T = TypeVar("T", Finding, TreeNode, PinnedPrefix)
 
 MAX_NODES = 2000
-"""Of one page of the tree: making more would hold the engine up."""
+"""Most nodes of one page of the tree: making more would hold the engine up."""
 MAX_NUMBERS = 4 * MAX_NODES
-"""Nodes, and requests, of which a key's numbers are known."""
+"""Most nodes, and most requests, with a remembered number of a key."""
 
 
 class CacheQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """`namespace`: which part of the cache; without it all that the server lets its clients see.
-    `model`: of which model, where there are several."""
+    """`namespace`: one part of the cache; without it, everything that clients may see. `model`: one
+    of several models."""
 
     namespace: str | msgspec.UnsetType = msgspec.UNSET
     model: str | None = None
 
 
 class TreeQuery(CacheQuery):
-    """At most `limit` nodes, of those below the node `under` (0: the roots)."""
+    """At most `limit` nodes below the node `under` (0: the roots)."""
 
     under: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     limit: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = 200
 
 
 class _Given(msgspec.Struct):
-    """What tells a chat completion from a completion; nothing else is made of it."""
+    """Field that tells a chat completion from a completion; the rest stays undecoded."""
 
     messages: msgspec.Raw = msgspec.Raw()
 
 
 class Findings(msgspec.Struct):
-    """What the lint of prompts noticed."""
+    """Findings about prompts."""
 
     findings: list[Finding]
 
 
 class Pins(msgspec.Struct):
-    """What is pinned."""
+    """Pinned prefixes."""
 
     pins: list[PinnedPrefix]
 
 
 class Released(msgspec.Struct):
-    """A pin that is no more."""
+    """Released pin."""
 
     id: str
     deleted: bool = True
 
 
 class OwnNumbers:
-    """Numbers from 1 for the ids that a key is told, in the order it is told them.
+    """Numbers from 1 for ids shown to one key, in the order of their first use.
 
-    The engine counts nodes and requests of all clients together: its ids would tell a key how much
+    The engine counts nodes and requests of all clients together. Its ids would show a key how much
     the others do.
     """
 
     def __init__(self, most: int = MAX_NUMBERS) -> None:
-        """Of more ids than `most`, those told or asked for longest ago get new numbers."""
+        """Beyond `most` ids, the least recently used ids get new numbers."""
         self._most = most
         self._last = 0
         self._numbers: OrderedDict[Hashable, int] = OrderedDict()
         self._told: dict[int, Hashable] = {}
 
     def of(self, told: Hashable) -> int:
-        """The number of an id."""
+        """Return the number of an id."""
         if told not in self._numbers:
             self._last += 1
             self._numbers[told], self._told[self._last] = self._last, told
@@ -137,7 +137,7 @@ class OwnNumbers:
         return self._numbers[told]
 
     def told(self, number: int) -> Hashable | None:
-        """The id with that number; None if none has it."""
+        """Return the id with that number; None without one."""
         found = self._told.get(number)
         if found is not None:
             self._numbers.move_to_end(found)
@@ -145,28 +145,28 @@ class OwnNumbers:
 
 
 class KeyView:
-    """What one key sees of the cache: its own nodes, pins and requests, with numbers of its own,
-    and the names that it gave its programs."""
+    """One key's view of the cache: its own nodes, pins and requests under numbers of its own, and
+    its own names of programs."""
 
     def __init__(self) -> None:
         self._nodes = OwnNumbers()
         self._requests = OwnNumbers()
 
     def node_of(self, number: int) -> int | None:
-        """The engine's id of the node that the key knows by `number`; 0 stays 0."""
+        """Return the engine's id of the node that the key knows as `number`; 0 stays 0."""
         found = self._nodes.told(number) if number else 0
         assert found is None or isinstance(found, int)
         return found
 
     def page(self, page: TreePage) -> TreePage:
-        """Without the count of all nodes, which the engine tells while nobody else has any."""
+        """Return the page without the count of all nodes, which would reveal other clients'."""
         return TreePage(tuple(self._node(node) for node in page.nodes), page.complete)
 
     def pin(self, pin: PinnedPrefix) -> PinnedPrefix:
         return msgspec.structs.replace(pin, node=self._nodes.of(pin.node))
 
     def _node(self, node: TreeNode) -> TreeNode:
-        # Engines of several replicas count their requests each from 0.
+        # Engines of several replicas each count their requests from 0.
         requests = [self._requests.of((node.replica, one)) for one in sorted(node.requests)]
         return msgspec.structs.replace(
             node,
@@ -178,7 +178,7 @@ class KeyView:
 
 
 class Cache:
-    """The handlers."""
+    """Handlers of `/cache`."""
 
     def __init__(
         self, gateway: ServedModel, completions: Completions, chat: ChatCompletions
@@ -189,8 +189,8 @@ class Cache:
         self._views: WeakKeyDictionary[Account, KeyView] = WeakKeyDictionary()
 
     async def explain(self, request: web.Request) -> ReportReply:
-        """How far a prompt is cached now, and why no further; nothing is computed."""
-        # The body of a completion or chat completion, read as it would be there.
+        """Explain how far a prompt is cached now, without computing anything."""
+        # The body is read as the endpoint of completions or chat completions would.
         if (await read_body(request, _Given)).messages:
             jobs = await self._chat.jobs(await read_body(request, ChatBody))
         else:
@@ -210,12 +210,12 @@ class Cache:
         return report_fields(found.report)
 
     async def lint(self, query: CacheQuery) -> Findings:
-        """What was noticed about prompts that could share more, what cost most first."""
+        """Return findings about prompts that could share more, the costliest first."""
         found = self._gateway.lint.findings(self._namespace(query))
         return Findings([_as_asked(finding) for finding in found])
 
     async def tree(self, query: TreeQuery) -> TreePage:
-        """A page of the radix tree: the nodes used last, each behind its parent."""
+        """Return a page of the radix tree: nodes used last, each behind its parent."""
         namespace, view = self._namespace(query), self._view()
         under = query.under if view is None else view.node_of(query.under)
         if under is None:  # as below a node that was evicted
@@ -225,7 +225,7 @@ class Cache:
         return msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
 
     async def pins(self, query: CacheQuery) -> Pins:
-        """What is pinned, those that end first."""
+        """Return the pinned prefixes, those that expire first in front."""
         namespace, view = self._namespace(query), self._view()
         pins = await self._gateway.engine.ask(GetPins)
         own = [pin for pin in pins if namespace in (None, pin.namespace)]
@@ -234,14 +234,14 @@ class Cache:
         return Pins([_as_asked(pin) for pin in own])
 
     async def unpin(self, id: str, query: CacheQuery) -> Released:
-        """Let a pin go; its blocks may be evicted from then on."""
+        """Release a pin; its blocks may be evicted from then on."""
         if not await self._gateway.engine.ask(Unpin, id, self._namespace(query)):
             raise NotFound(f"there is no pin {id!r}")
         return Released(id)
 
     def _namespace(self, query: CacheQuery) -> str | None:
-        """The one that is asked for: by default the empty one, or all (None) where clients may look
-        into all."""
+        """Return the requested namespace. The default is the empty one, or all (None) where clients
+        may look into all."""
         check_name(self._gateway.model_info, query.model)
         own = self._gateway.report_scope() == "own"
         account = caller()
@@ -250,13 +250,13 @@ class Cache:
         return namespace_of(account, "") if own or account is not None else None
 
     def _view(self) -> KeyView | None:
-        """What the key that asks sees; None for who may see the engine's own ids."""
+        """Return the view of the caller's key; None for callers that may see the engine's ids."""
         account = caller()
         return None if account is None else self._views.setdefault(account, KeyView())
 
 
 def _as_asked(shown: T) -> T:
-    """A node, finding or pin with its namespace as the client's `cache_salt` names it."""
+    """Return a node, finding or pin with its namespace as the client's `cache_salt` names it."""
     account = caller()
     if account is None:
         return shown
@@ -265,7 +265,7 @@ def _as_asked(shown: T) -> T:
 
 # Warming up ---------------------------------------------------------------------------------------
 #
-# Generating before anybody asks, so that what is made at a first use is there.
+# Generating before the first request, so that nothing has to be made at a first use.
 
 
 WARM_UP_TOKENS = 8
@@ -273,8 +273,8 @@ WARM_UP_SCHEMA = '{"type": "object", "properties": {"x": {"type": "string"}}, "r
 
 
 async def warm_up(gateway: ServedModel, replicas: int = 1) -> None:
-    """Some free text, then some JSON of a schema, as many at once as there are engines, which
-    share them out. Raises the runtime's typed errors."""
+    """Generate some free text, then some JSON of a schema, on each of `replicas` engines at once.
+    Raises the runtime's typed errors."""
     await generate(gateway, WARM_UP_TOKENS, copies=replicas)
     if gateway.model_info.labels is not None:
         return
@@ -288,7 +288,7 @@ async def warm_up(gateway: ServedModel, replicas: int = 1) -> None:
 async def generate(
     gateway: ServedModel, tokens: int, asked: Asked | None = None, copies: int = 1
 ) -> None:
-    """So many tokens behind one, several times; or its vector, of a model that gives no tokens."""
+    """Generate `tokens` tokens, `copies` times at once; a model without tokens computes vectors."""
     prompts = [Prompt(ids=(index,)).parts() for index in range(copies)]
     if gateway.model_info.labels is not None:
         await find_vectors(gateway, prompts, "last")
@@ -300,23 +300,23 @@ async def generate(
 
 # Health -------------------------------------------------------------------------------------------
 #
-# Whether the server is up, whether it is ready, and what it measures.
+# Liveness, readiness and metrics of the server.
 
 
 READY_SECONDS = 10.0
-"""A token this long ago shows that the engine works; a probe may take as long."""
+"""Age of the last token up to which the engine counts as working; also a probe's timeout."""
 LOOK_SECONDS = 0.2
-"""How long the engine is waited for, to say what does not work as it should."""
+"""Time that the answer of `/ready` waits for the engine's counters."""
 
 
 class Ready(Status, omit_defaults=True):
-    """`degraded`: what does not work as it should, while the server serves."""
+    """`degraded`: faults while the server serves."""
 
     degraded: tuple[str, ...] = ()
 
 
 class Health:
-    """The handlers."""
+    """Handlers of health, readiness and metrics."""
 
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
@@ -325,21 +325,21 @@ class Health:
         self._degraded: tuple[str, ...] = ()
 
     async def health(self) -> Status:
-        """200 while the engine answers; needs no API key."""
+        """Answer 200 while the engine answers; needs no API key."""
         if not self._gateway.healthy:
             raise ServerUnavailable("the engine does not answer")
         return Status("ok")
 
     async def health_generate(self) -> Status:
-        """200 if a token can be generated now."""
+        """Answer 200 if a token can be generated now."""
         await generate(self._gateway, 1)
         return Status("ok")
 
     async def ready(self, request: web.Request) -> Ready:
-        """200 if a token went through the engine lately; needs no API key. 404 if another model
-        than this one is asked for (`?model=`).
+        """Answer 200 if a token went through the engine lately; needs no API key. Answers 404 if
+        `?model=` names another model.
 
-        If no token did, one is made: one at a time, however many ask.
+        Without a recent token a probe generates one, a single one however many callers ask.
         """
         check_name(self._gateway.model_info, request.query.get("model"))
         if time.monotonic() - self._gateway.last_token > READY_SECONDS:
@@ -355,7 +355,7 @@ class Health:
                 raise ServerUnavailable(f"no token can be made: {error}") from None
         if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look())
-        # A long step must not make the server look unready: then what was seen last is told.
+        # A long step must not make the server look unready: the last counters are used then.
         await asyncio.wait((self._looks,), timeout=LOOK_SECONDS)
         return Ready("ready", self._degraded)
 
@@ -373,7 +373,7 @@ class Health:
             self._degraded = tuple(text for text, holds in said.items() if holds)
 
     async def metrics(self) -> web.Response:
-        """For Prometheus."""
+        """Return the metrics for Prometheus."""
         try:
             status = await self._gateway.status()
         except RootlaceError:
@@ -388,7 +388,7 @@ class Health:
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A prompt, or a conversation that the chat template writes."""
+    """A prompt, or a conversation for the chat template."""
 
     one_of: ClassVar = ("prompt", "messages")
     prompt: str | None = None
@@ -408,7 +408,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tokenized(msgspec.Struct):
-    """Tokens, and their texts if they are asked for."""
+    """Tokens, and their texts if requested."""
 
     count: int
     max_model_len: int
@@ -421,7 +421,7 @@ class Detokenized(msgspec.Struct):
 
 
 class Tokenization:
-    """The handlers."""
+    """Handlers of tokenization."""
 
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
@@ -468,10 +468,9 @@ class Tokenization:
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A model, as OpenAI's and Anthropic's clients read it; an adapter's `parent` is its model.
-    `default_sampling`: what requests that do not say otherwise are sampled with, and
-    `default_sampling_from`: where each comes from; neither is known of a model that is not loaded.
-    """
+    """Model in the form of OpenAI's and Anthropic's APIs; an adapter's `parent` is its model.
+    `default_sampling`: sampling of requests without parameters; `default_sampling_from`: where each
+    value comes from. Both are null for a model that is not loaded."""
 
     id: str
     object: str = "model"
@@ -488,7 +487,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All that is served; what follows the list is Anthropic's."""
+    """All served models; the fields behind `data` are Anthropic's."""
 
     object: str = "list"
     data: list[ModelCard]
@@ -498,14 +497,14 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 class Version(msgspec.Struct):
-    """The server's version."""
+    """Version of the server."""
 
     version: str
 
 
 class ModelEntry(msgspec.Struct):
-    """What is served; programs connect to `program_address`. `default_sampling` and
-    `default_sampling_from` are as `/v1/models` has them."""
+    """Served model; programs connect to `program_address`. `default_sampling` and
+    `default_sampling_from` are as in `/v1/models`."""
 
     model_path: str
     tokenizer_path: str
@@ -521,7 +520,7 @@ class ModelEntry(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """What is served, and counters as `status`: for a key of the file, its own alone."""
+    """Served model, and counters as `status`: for a key of the file, its own alone."""
 
     version: str
     model_path: str
@@ -536,7 +535,7 @@ class ServerInfo(msgspec.Struct):
 
 
 class Info:
-    """The handlers."""
+    """Handlers of models and server information."""
 
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
@@ -568,7 +567,7 @@ class Info:
         return Version(metadata.version("rootlace"))
 
     async def tokenizer_info(self) -> dict[str, Any]:
-        """The tokenizer's configuration and the chat template, as lm-eval asks for them."""
+        """Return the tokenizer's configuration and the chat template, as lm-eval asks for them."""
         gateway = self._gateway
         template = {} if gateway.chat.source is None else {"chat_template": gateway.chat.source}
         return {**gateway.tokenizer.config, **template}
@@ -591,12 +590,12 @@ class Info:
         )
 
     async def flush_cache(self) -> web.Response:
-        """Forget every cached prefix that no running request uses."""
+        """Evict every cached prefix that no running request uses."""
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
 
     async def pause(self) -> Status:
-        """Have the engine compute nothing, whatever `mode` sglang's clients name."""
+        """Pause the engine, whatever `mode` sglang's clients name."""
         self._gateway.engine.pause(True)
         return Status("paused")
 
@@ -605,7 +604,7 @@ class Info:
         return Status("ok")
 
     def cards(self) -> list[ModelCard]:
-        """The model, and with each of its adapters."""
+        """Return a card of the model, and one of each adapter."""
         return [self._model(name) for name in model_names(self._gateway.model_info)]
 
     def _model(self, name: str) -> ModelCard:
@@ -629,9 +628,9 @@ def model_list(cards: list[ModelCard]) -> ModelList:
 
 # Page ---------------------------------------------------------------------------------------------
 #
-# The page at `/`: playground, cache and load, for a browser. Its files come with the package.
+# The page at `/`: playground, cache and load. Its files come with the package.
 #
-# They hold nothing of what is served, so they are given without the API key; the page asks for it.
+# The files reveal nothing of the model, so they need no API key; the page asks for the key.
 
 
 # Nothing is loaded from elsewhere, nothing is sent elsewhere, and no other page may frame this one.
@@ -653,7 +652,7 @@ _PAGE_TYPES = {
 
 
 class Page:
-    """The handlers."""
+    """Handlers of the page."""
 
     def __init__(self) -> None:
         self._files = {path.name: path for path in page_folder().iterdir()}

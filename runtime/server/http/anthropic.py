@@ -60,7 +60,7 @@ _NO_SERVER_TOOLS = refused("tools are run by the client")
 
 
 class CacheControl(Body):
-    """The prompt is pinned up to here, if there is room for it."""
+    """Mark that pins the prompt up to here, if there is room."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -81,7 +81,7 @@ class InputThinkingBlock(History, tag_field="type", tag="thinking"):
 
 
 class RedactedThinkingBlock(History, tag_field="type", tag="redacted_thinking"):
-    """Left out: nobody here can read it."""
+    """Redacted thoughts, left out: nobody here can read them."""
 
 
 class ToolUseBlock(History, tag_field="type", tag="tool_use"):
@@ -106,7 +106,7 @@ class Message(History):
 
 
 class Tool(Body):
-    """A tool that the client runs."""
+    """Tool that the client runs."""
 
     ONLY: ClassVar[str] = "tools are run by the client"
 
@@ -139,7 +139,7 @@ class OutputConfig(Body):
 
 
 class CountBody(HandlingBody, kw_only=True):
-    """`POST /v1/messages/count_tokens`, and what a request for an answer adds to."""
+    """Body of `POST /v1/messages/count_tokens`, and base of `POST /v1/messages`."""
 
     messages: Annotated[list[Message], SOME]
     model: str | None = None
@@ -157,8 +157,8 @@ class CountBody(HandlingBody, kw_only=True):
 
 @with_sampling("anthropic")
 class MessagesBody(CountBody, kw_only=True):
-    """`POST /v1/messages`, but for what `with_sampling` adds. `cache_salt`, `return_cache_report`,
-    `priority`, `timeout` and `cache` are ours."""
+    """Body of `POST /v1/messages`, without the fields that `with_sampling` adds. `cache_salt`,
+    `return_cache_report`, `priority`, `timeout` and `cache` are Rootlace's."""
 
     max_tokens: int
     stream: bool | None = None
@@ -178,13 +178,13 @@ class MessagesBody(CountBody, kw_only=True):
 
 _NAMES = names_in("anthropic")
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
-# Text that nobody writes: of the private use area.
+# Text of the private use area, which nobody writes.
 _UNLIKE = "\ue0f0"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
 def chat_request(body: CountBody) -> ChatRequest:
-    """Raises InvalidParameter for what cannot be served."""
+    """Make the `ChatRequest`. Raises InvalidParameter for a body that cannot be served."""
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
@@ -208,7 +208,7 @@ def chat_request(body: CountBody) -> ChatRequest:
         constraint=constraint,
         template=thinking_arguments(body.thinking, config.effort if config else None),
         thinking_budget=budget_of(None, body.thinking),
-        # The answer goes on where the last message ends, if that is the model's own.
+        # The answer continues the last message, if that is the model's own.
         continue_final=messages[-1]["role"] == "assistant",
         namespace=(body.cache_salt or "") if isinstance(body, MessagesBody) else "",
         handling=handling_of(body),
@@ -218,7 +218,7 @@ def chat_request(body: CountBody) -> ChatRequest:
 
 
 def _pinned(body: CountBody) -> tuple[Pinned, ...]:
-    """What `cache_control` marks. Raises InvalidParameter for more marks than Anthropic takes."""
+    """Return the pins at `cache_control` marks. Raises InvalidParameter for too many marks."""
     marks = sum(control is not None for control in _controls(body))
     if marks > MAX_PINS:  # said before any is looked at: each costs as much as the prompt is long
         raise InvalidParameter(
@@ -265,8 +265,8 @@ def _blocks(message: Message) -> list[Block]:
 
 
 def _differently(messages: list[dict[str, Any]], inside: bool = False) -> list[dict[str, Any]]:
-    """A conversation that goes on behind `messages` as none does: `inside` its last message, where
-    that ends with text."""
+    """Extend `messages` as no conversation does: `inside` the last message, where it ends with
+    text."""
     if not messages or not inside or "tool_calls" in messages[-1]:
         return [*messages, {"role": "user", "content": _UNLIKE}]
     last = messages[-1]
@@ -291,7 +291,7 @@ def _choice(body: CountBody) -> ChatToolChoice:
 
 
 def _messages(message: Message, param: str) -> list[dict[str, Any]]:
-    """One message as those of chat templates: a tool's result is a message of its own there."""
+    """Turn a message into chat templates' messages: a tool's result is a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: list[dict[str, Any]] = []
@@ -339,7 +339,7 @@ def _text(content: str | list[InputTextBlock]) -> str:
 # Messages -----------------------------------------------------------------------------------------
 
 
-# The types of deltas, and the fields that hold what is new.
+# Types of deltas, and the fields of their new text.
 _DELTAS = {
     "text": ("text_delta", "text"),
     "thoughts": ("thinking_delta", "thinking"),
@@ -348,20 +348,20 @@ _DELTAS = {
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
-    """What the model says."""
+    """Text for the user."""
 
     text: str
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """Thoughts of the model."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A tool that is to be called."""
+    """Call of a tool."""
 
     id: str
     name: str
@@ -369,14 +369,14 @@ class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
 
 
 class Written(TypedDict):
-    """How many tokens were computed up to marks, by the time to live that these ask for."""
+    """Tokens computed up to marks, by the lifetime that the marks ask for."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
 class MessageUsage(Reports):
-    """The three counts of input tokens add up to the prompt."""
+    """Usage. The three counts of input tokens add up to the prompt."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -386,7 +386,7 @@ class MessageUsage(Reports):
 
 
 class MessageHead(TypedDict):
-    """What is known of an answer before there is one."""
+    """Head of an answer, known before its content."""
 
     id: str
     type: Literal["message"]
@@ -395,27 +395,27 @@ class MessageHead(TypedDict):
 
 
 class Stopped(TypedDict):
-    """Why an answer ended; a stream says it at its end."""
+    """End of an answer; a stream sends it last."""
 
     stop_reason: str | None
     stop_sequence: str | None
 
 
 class MessageReply(MessageHead, Stopped):
-    """An answer."""
+    """Answer, complete."""
 
     content: list[TextBlock | ThinkingBlock | ToolUse]
     usage: MessageUsage
 
 
 class TokenCount(msgspec.Struct):
-    """So long are the messages."""
+    """Length of the messages in tokens."""
 
     input_tokens: int
 
 
 class Messages:
-    """The handlers."""
+    """Handlers of messages."""
 
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
@@ -501,7 +501,7 @@ def _block(block: ChatBlock) -> TextBlock | ThinkingBlock | ToolUse:
 
 
 def _input(arguments: str) -> Any:
-    """The arguments as an object; an empty one where they were cut off."""
+    """Return the arguments as an object; an empty one where they were cut off."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -524,9 +524,9 @@ def _usage_and_report(generated: Generated, prepared: Prepared) -> MessageUsage:
 
 
 def _usage(usage: Usage, prepared: Prepared) -> MessageUsage:
-    """All of a prompt is cached; what was computed counts as written where a client marked it.
+    """Return the usage: computed tokens count as written where a client marked them.
 
-    The three counts of the prompt's tokens add up to it.
+    The prompt's three counts of tokens add up to its length.
     """
     written: Written = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
     for pin, tokens in zip(prepared.job.pins, usage.written, strict=False):

@@ -1,4 +1,4 @@
-"""The aiohttp application: its endpoints, and what stands before all of them."""
+"""The aiohttp application: its endpoints, middleware and runner."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from rootlace.runtime.server.served_model import ServedModel
 
 
 BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What the rows of batches may ask, as requests do."""
+"""Endpoints that rows of batches may call."""
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What the endpoints of all models of a server share."""
+    """State shared by the endpoints of all models of a server."""
 
     service: BatchService
     responses: ResponseStore = msgspec.field(default_factory=ResponseStore)
@@ -59,7 +59,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoint]:
-    """Every endpoint of `gateway`, in the order in which they are listed."""
+    """List every endpoint of `gateway`, in the order of documentation."""
     chats = Chats(gateway)
     shared = shared or Shared(BatchService(gateway))
     files, batches, aborts = Files(shared.service), Batches(shared.service), shared.aborts
@@ -191,7 +191,7 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
 
 
 def batched(listed: list[Endpoint]) -> dict[str, Endpoint]:
-    """Those of `BATCHED`, by path."""
+    """Return the endpoints of `BATCHED`, by path."""
     found = {one.path: one for one in listed}
     return {path: found[path] for path in BATCHED}
 
@@ -201,14 +201,14 @@ def batched(listed: list[Endpoint]) -> dict[str, Endpoint]:
 
 log = logging.getLogger(__name__)
 
-# Handlers still running this long after the server was told to stop are cancelled.
+# Time after which a stopping server cancels handlers.
 SHUTDOWN_SECONDS = 0.5
-# A connection on which no whole head of a request came for so long is closed.
+# Time after which a connection without the whole head of a request is closed.
 IDLE_SECONDS = 75.0
 
 
 def make_runner(gateway: ServedModel) -> web.AppRunner:
-    """Every HTTP endpoint of `gateway`."""
+    """Make a runner of every HTTP endpoint of `gateway`."""
     shared = Shared(BatchService(gateway))
     served = endpoints(gateway, shared)
     shared.service.answers = batched(served)
@@ -218,10 +218,9 @@ def make_runner(gateway: ServedModel) -> web.AppRunner:
 def runner_of(
     server: ServedModel | ModelRegistry, served: list[Endpoint], shared: Shared
 ) -> web.AppRunner:
-    """The endpoints `served`, behind everything that all of a server's have before them.
+    """Make a runner of the endpoints `served`, with the server's middleware and bounds.
 
-    A handler is cancelled when its client disconnects: else that is noticed only when something is
-    written to the client.
+    A disconnect cancels the client's handler; otherwise it would be noticed only at the next write.
     """
     config = server.config
     pages = Pages.of(config)

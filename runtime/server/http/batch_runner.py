@@ -1,4 +1,4 @@
-"""Runs batches, those of one API key one after the other, a few rows at a time."""
+"""Runner of batches: an API key's one after the other, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from rootlace.wire.errors import (
 
 # Results ------------------------------------------------------------------------------------------
 #
-# What a batch has answered so far: one line for each row, written as the row ends.
+# Results of a batch so far: one line for each row, written as the row ends.
 
 
 _NUMBER = re.compile(rb'\{"id":"batch_req_\w+_(\d+)"')
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The reply to one row, as it would have come over HTTP."""
+    """Reply to one row, as it would have come over HTTP."""
 
     custom_id: str | None
     status: int
@@ -64,7 +64,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Results:
     """The two files of a batch, open for writing: good answers, and errors.
 
-    A server that ended in the middle of a line left it unfinished; that row counts as not done.
+    A server that ends within a line leaves the line unfinished; the row counts as not done.
     """
 
     def __init__(self, files: FileStore, batch: Batch) -> None:
@@ -97,8 +97,8 @@ class Results:
             file.close()
 
     def write(self, number: int, answer: Answer) -> None:
-        """Raises Overloaded when the folder, or the owner's share, is full, and OSError: nothing
-        was written then."""
+        """Write an answer. Raises Overloaded if the folder, or the owner's share, is full, and
+        OSError; nothing is written then."""
         request_id = f"{self._batch.id.replace('batch_', 'batch_req_')}_{number}"
         line = msgspec.json.encode(
             {
@@ -122,8 +122,8 @@ class Results:
         counts.failed += not good
 
     def keep(self, or_drop: bool = False) -> None:
-        """Make files of what was written, for clients to read. Raises OSError; it can be called
-        again. `or_drop`, of a batch that goes no further: what cannot be kept is forgotten."""
+        """Make files for clients of the written lines. Raises OSError; it can be called again.
+        `or_drop`, for a batch that goes no further, drops what cannot be kept."""
         keep = self._keep_or_drop if or_drop else self._keep
         output, error = self._batch.result_ids
         kept = keep(output, "output"), keep(error, "error")
@@ -149,14 +149,14 @@ class Results:
 
 
 class _Lines:
-    """A file of whole lines, open for more."""
+    """File of whole lines, open for more."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "ab", buffering=0, opener=private)  # noqa: SIM115
         self.size = self._file.tell()
 
     def write(self, line: bytes) -> None:
-        """Raises OSError; what was written of the line is cut off then."""
+        """Append a line. Raises OSError, and cuts off the part already written."""
         left = memoryview(line)
         self._cut()
         try:
@@ -177,7 +177,7 @@ class _Lines:
 
 
 def _recover(path: Path) -> set[int]:
-    """The numbers of the rows that have whole lines; what follows the last one is cut off."""
+    """Return the numbers of rows with whole lines; cut off anything behind the last one."""
     if not path.exists():
         return set()
     numbers, whole = set(), 0
@@ -197,15 +197,15 @@ def _recover(path: Path) -> set[int]:
 
 log = logging.getLogger(__name__)
 
-# Of all batches together: so few that requests of people who wait are hardly slowed.
+# Rows of all batches at once: few, so that interactive requests are hardly slowed.
 ROWS_AT_ONCE = 4
 MAX_ROWS = 50_000
 RETRY_SECONDS = 1.0
 ROOM_SECONDS = 2.0
-"""How often writing is tried again where the disk, or the share of files, is full."""
+"""Time between attempts to write while the disk, or a share of files, is full."""
 SETTLED_SECONDS = 60.0
-"""What was full so long ago has room again, and is said to, once."""
-# A row that the engine did not survive so often is an error.
+"""Time without a full disk after which the log says once that there is room again."""
+# A row that the engine did not survive this often becomes an error.
 TRIES = 3
 
 
@@ -214,7 +214,7 @@ class _Named(msgspec.Struct):
 
 
 class Row(Body, kw_only=True):
-    """One line of a batch's input."""
+    """Line of a batch's input."""
 
     custom_id: str
     method: Literal["POST"] = "POST"
@@ -223,7 +223,7 @@ class Row(Body, kw_only=True):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where a row stands in the input."""
+    """Place of a row in the input."""
 
     number: int
     offset: int
@@ -231,7 +231,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """Runs what is unfinished in `storage`, the oldest batch of each owner first.
+    """Runner of the unfinished batches in `storage`, the oldest of each owner first.
 
     Owners do not wait for each other: rows of one may have to wait for its quota.
     """
@@ -247,21 +247,21 @@ class Runner:
         self._answers = answers
         self._more = asyncio.Event()
         self._working: dict[str, asyncio.Task[None]] = {}
-        """By owner, what finishes a batch."""
+        """Tasks that finish a batch, by owner."""
         self._running: dict[str, asyncio.Task[None]] = {}
-        """By the batch's id, its rows."""
+        """Tasks of a batch's rows, by the batch's id."""
         self._answering = asyncio.Semaphore(ROWS_AT_ONCE)
         self._full_at = -math.inf
-        """When the disk, or a share, was last full, by `time.monotonic`."""
+        """Time when the disk, or a share, was last full, by `time.monotonic`."""
         self._said_full = False
         self._task = asyncio.create_task(self._run())
 
     def wake(self) -> None:
-        """There is a new batch."""
+        """Look for a new batch."""
         self._more.set()
 
     def cancel(self, batch: Batch) -> None:
-        """End a batch; what it has answered so far is kept."""
+        """End a batch; its answers so far are kept."""
         batch.enter("cancelling")
         with contextlib.suppress(OSError):  # put again as it ends
             self._storage.batches.put(batch)
@@ -290,7 +290,7 @@ class Runner:
                 await asyncio.wait(working)
 
     async def _try(self, batch: Batch) -> None:
-        """Finish a batch, or note why it cannot be; its owner's next one follows."""
+        """Finish a batch, or note why it failed; its owner's next batch follows."""
         try:
             while True:
                 try:
@@ -310,8 +310,7 @@ class Runner:
             self._more.set()
 
     async def _wait_for_room(self, error: OSError | Overloaded) -> None:
-        """Until it is time to write again to a disk, or a share, that is full; any other error is
-        raised."""
+        """Sleep until the next attempt to write to a full disk or share; raise other errors."""
         if isinstance(error, OSError) and error.errno not in FULL:
             raise error
         now, before = time.monotonic(), self._full_at
@@ -322,13 +321,13 @@ class Runner:
         await asyncio.sleep(ROOM_SECONDS)
 
     def _note_room(self) -> None:
-        """Something was written. A short line finds room where a long one did not."""
+        """Note a successful write. A short line finds room where a long one did not."""
         if self._said_full and time.monotonic() - self._full_at >= SETTLED_SECONDS:
             self._said_full = False
             log.warning("batches go on: there is room again")
 
     async def _finish(self, batch: Batch) -> None:
-        """Run the batch to one of its ends. Where it raises, it can be called again."""
+        """Run the batch to one of its ends. After an exception it can be called again."""
         with Results(self._storage.files, batch) as results:
             end = "completed"
             error: BaseException | None = None
@@ -361,7 +360,7 @@ class Runner:
             self._storage.batches.put(ended)
 
     async def _rows(self, batch: Batch, results: Results) -> None:
-        if batch.owner:  # its rows are the key's requests, in the tasks that begin here
+        if batch.owner:  # rows are the key's requests, in the tasks that begin here
             ASKER.set(Asker.of(self._server.keys.named(batch.owner), ASKER.get().source))
         path = self._storage.files.path(batch.input_file_id)
         total, places = await asyncio.to_thread(_places, path, results.done)
@@ -398,7 +397,7 @@ class Runner:
             self._note_room()
 
     async def _answer(self, batch: Batch, line: bytes) -> Answer:
-        """The reply to one row. Whatever is wrong with the row is its reply."""
+        """Return the reply to one row; a fault of the row is its reply."""
         custom_id = None
         tries = 0
         while True:
@@ -452,7 +451,7 @@ class Runner:
 
 
 class InvalidLine(InvalidParameter):
-    """A line of the input for which the whole batch is refused."""
+    """Line of the input for which the whole batch is refused."""
 
     def __init__(self, line: int, param: str, message: str) -> None:
         super().__init__(param, message)
@@ -460,7 +459,7 @@ class InvalidLine(InvalidParameter):
 
 
 def _fail(batch: Batch, error: BaseException) -> None:
-    """Fail for this; of what nobody expected, clients are not told more than that it was."""
+    """Fail the batch for `error`; clients learn nothing about an unexpected error."""
     if isinstance(error, InvalidLine):
         batch.fail(error.code, str(error), error.line, error.param)
     elif isinstance(error, RootlaceError):
@@ -472,8 +471,8 @@ def _fail(batch: Batch, error: BaseException) -> None:
 
 
 def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
-    """How many rows a file has, and where those are that are not `done`. Lines count from 1;
-    empty ones are no rows. Raises InvalidLine where two rows have one `custom_id`."""
+    """Count a file's rows, and find those not `done`. Lines count from 1; empty lines are no rows.
+    Raises InvalidLine where two rows have the same `custom_id`."""
     total = offset = 0
     lines: dict[str, int] = {}
     places = []
@@ -500,7 +499,7 @@ def _read(path: Path, place: _Place) -> bytes:
 
 
 def custom_id_of(line: bytes) -> str | None:
-    """That of a row that is wrong, if it can be read; nothing is made of the rest."""
+    """Return the `custom_id` of a malformed row, if readable; the rest stays undecoded."""
     try:
         return msgspec.json.decode(line, type=_Named).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -509,11 +508,11 @@ def custom_id_of(line: bytes) -> str | None:
 
 # Service ------------------------------------------------------------------------------------------
 #
-# What the endpoints of files and batches share: the folder, while the server runs.
+# State shared by the endpoints of files and batches: the folder, while the server runs.
 
 
 class BatchService:
-    """`answers`: by path, the endpoints that rows may ask as requests do; filled by the routes."""
+    """Files and batches. `answers`: endpoints for rows by path, filled in by the routes."""
 
     def __init__(self, server: ServedModel | ModelRegistry) -> None:
         self._server = server
@@ -521,7 +520,7 @@ class BatchService:
         self._open: tuple[Storage, Runner] | None = None
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
-        """While the application runs, batches are worked on, those of an earlier server first."""
+        """Work on batches while the application runs, those of an earlier server first."""
         config = self._server.config
         if config.files or config.state:
             folder = Path(config.files) if config.files else Path(config.state) / "files"
@@ -535,7 +534,7 @@ class BatchService:
 
     @property
     def storage(self) -> Storage:
-        """Raises InvalidRequest if the server was started without a folder."""
+        """Return the open folder. Raises InvalidRequest if the server was started without one."""
         return self._opened()[0]
 
     @property
@@ -548,12 +547,12 @@ class BatchService:
         return self._open
 
     def visible(self, records: Records[RecordType]) -> list[RecordType]:
-        """Those that the caller may see: a key's own, all for the operator."""
+        """Return the records that the caller may see: a key's own, all for the operator."""
         account = caller()
         return [one for one in records.all() if account is None or one.owner == account.name]
 
     def find(self, records: Records[RecordType], id_: str, param: str | None = None) -> RecordType:
-        """One of them. Raises NotFound, also for another's."""
+        """Return a record. Raises NotFound, also for another key's record."""
         found = records.get(id_, param)
         account = caller()
         if account is not None and found.owner != account.name:

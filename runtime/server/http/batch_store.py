@@ -1,4 +1,4 @@
-"""Files that clients sent or batches wrote, within bounds."""
+"""Storage of batches and of their files, within bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class Counts(msgspec.Struct):
-    """The rows of a batch."""
+    """Counts of a batch's rows."""
 
     total: int = 0
     completed: int = 0
@@ -70,7 +70,7 @@ class Batch(msgspec.Struct):
 
     @property
     def result_ids(self) -> tuple[str, str]:
-        """The ids of the files of its good answers and of its errors."""
+        """Return the ids of the files of good answers and of errors."""
         hexes = self.id.removeprefix("batch_")
         return f"file-{hexes}-output", f"file-{hexes}-errors"
 
@@ -82,7 +82,7 @@ class Batch(msgspec.Struct):
     def fail(
         self, code: str, message: str, line: int | None = None, param: str | None = None
     ) -> None:
-        """End for this, and say in which `line` of the input it is, and in which field."""
+        """End the batch as failed, with the faulty `line` of the input and field."""
         self.enter("failed")
         data = [{"code": code, "message": message, "line": line, "param": param}]
         self.errors = {"object": "list", "data": data}
@@ -92,7 +92,7 @@ class Batch(msgspec.Struct):
 
 
 class Identified(Protocol):
-    """What is listed."""
+    """Object in a list."""
 
     id: str
 
@@ -103,8 +103,8 @@ MAX_PAGE = 10_000
 
 
 class PageQuery(msgspec.Struct):
-    """Which records of a list are shown: those behind the one named by `after`, at most `limit`.
-    The latest come first, or last with `order=asc`."""
+    """Page of a list: at most `limit` records behind the record `after`. The latest come first, or
+    last with `order=asc`."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)] | msgspec.UnsetType = msgspec.UNSET
     order: Literal["asc", "desc"] = "desc"
@@ -112,7 +112,7 @@ class PageQuery(msgspec.Struct):
 
 
 class Listing(msgspec.Struct, Generic[R]):
-    """A page of a list."""
+    """Page of a list."""
 
     data: list[R]
     has_more: bool
@@ -122,7 +122,7 @@ class Listing(msgspec.Struct, Generic[R]):
 
 
 class Deleted(msgspec.Struct):
-    """A record that is no more."""
+    """Deleted record."""
 
     id: str
     object: str
@@ -130,9 +130,8 @@ class Deleted(msgspec.Struct):
 
 
 def page(query: PageQuery, records: Sequence[R], limit: int) -> Listing[R]:
-    """The records that are asked for, `limit` of them unless the query says otherwise.
-
-    `records` are in the order of their times."""
+    """Return a page of `records` (ordered by time), `limit` long unless the query says
+    otherwise."""
     ordered = list(records) if query.order == "asc" else list(reversed(records))
     if query.after:
         ids = [record.id for record in ordered]
@@ -150,14 +149,14 @@ def page(query: PageQuery, records: Sequence[R], limit: int) -> Listing[R]:
 
 # Disk ---------------------------------------------------------------------------------------------
 #
-# What files and batches need of a disk: nobody else reads there, and it may be full.
+# Disk access of files and batches: nobody else may read them, and the disk may be full.
 
 
 log = logging.getLogger(__name__)
 
 
 class DiskFull(RootlaceError):
-    """There is no room on the server's disk for what a client sent."""
+    """Full disk of the server: a client's data cannot be kept."""
 
     code = "disk_full"
     http_status = 507
@@ -165,7 +164,7 @@ class DiskFull(RootlaceError):
 
 @contextmanager
 def room_needed() -> Iterator[None]:
-    """Raises DiskFull where the block finds no room."""
+    """Raise DiskFull where the block finds no room."""
     try:
         yield
     except OSError as error:
@@ -176,7 +175,7 @@ def room_needed() -> Iterator[None]:
 
 
 def private(path: str, flags: int) -> int:
-    """For `open`: a new file is the server's alone."""
+    """Open a file for `open`; a new file is readable by the server alone."""
     return os.open(path, flags, 0o600)
 
 
@@ -186,7 +185,7 @@ def private(path: str, flags: int) -> int:
 
 
 class Record(Protocol):
-    """What has an id, a time, and an owner: the name of an API key, empty for the operator's."""
+    """Record with an id, a time, and an owner: the name of an API key, "" for the operator's."""
 
     id: str
     created_at: int
@@ -199,13 +198,13 @@ _NEW = ".new"
 
 
 class Records(Generic[RecordType]):
-    """Records by id, oldest first. Only ids that were put are ever made into paths."""
+    """Records by id, oldest first. Only stored ids are ever made into paths."""
 
     def __init__(self, folder: Path, kind: type[RecordType], noun: str) -> None:
         self._folder = folder
         self._noun = noun
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)  # nobody else may look into it, also where it was there before
+        folder.chmod(0o700)  # readable by nobody else, even if it existed before
         for path in folder.glob(f"{noun}[-_]*{_NEW}"):  # cut off by the end of a server
             path.unlink()
         found = [
@@ -214,7 +213,7 @@ class Records(Generic[RecordType]):
         self._of = {record.id: record for record in sorted(found, key=lambda r: r.created_at)}
 
     def get(self, id_: str, param: str | None = None) -> RecordType:
-        """Raises NotFound, about the field `param`."""
+        """Return a record. Raises NotFound about the field `param`."""
         if id_ not in self._of:
             raise self.missing(id_, param)
         return self._of[id_]
@@ -226,8 +225,8 @@ class Records(Generic[RecordType]):
         return list(self._of.values())
 
     def put(self, record: RecordType) -> None:
-        """Keep the record as it is now; a crash leaves the old or the new one, whole.
-        Raises OSError, and then has the old one."""
+        """Store the record as it is now; a crash leaves the old or the new one, whole. Raises
+        OSError, and keeps the old one then."""
         path = self._path(record.id)
         new = path.with_suffix(_NEW)
         try:
@@ -251,8 +250,8 @@ class Records(Generic[RecordType]):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a folder may hold, and for how many seconds. Of files and bytes the last eighth is for
-    API keys that have less than the mean."""
+    """Bounds of a folder, and its files' lifetime in seconds. The last eighth of files and bytes is
+    for API keys below the mean."""
 
     file_bytes: int = 100 * 2**20
     total_bytes: int = 2 * 2**30
@@ -261,7 +260,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class File(msgspec.Struct):
-    """OpenAI's file object, as it is kept and as it is shown."""
+    """OpenAI's file object, as stored and as shown."""
 
     id: str
     bytes: int
@@ -275,29 +274,29 @@ class File(msgspec.Struct):
 
 
 _OURS = re.compile(r"upload-[0-9a-f]{32}|file-[0-9a-f]{32}(-output|-errors)?")
-"""Names of contents: in the folder there may be what is somebody else's."""
+"""Names of contents: the folder may hold files of others."""
 
 
 class FileStore:
-    """The files of a folder: `NAME.json` says what `NAME` holds."""
+    """Files of a folder: `NAME.json` describes the content `NAME`."""
 
     def __init__(self, folder: Path, bounds: Bounds) -> None:
         self.bounds = bounds
         self.records = Records(folder, File, "file")
         self._folder = folder
         self._bytes: Counter[str] = Counter()
-        """By owner, also of what is being written."""
+        """Bytes by owner, of files being written too."""
         for file in self.records.all():
             self._bytes[file.owner] += file.bytes
         self._writing: dict[Path, tuple[str, int]] = {}
 
     def path(self, id_: str) -> Path:
-        """Where the content of a file is, or will be; `id_` is one that this server made."""
+        """Return the path of a file's content; `id_` must be made by this server."""
         return self._folder / id_
 
     def new_upload(self, owner: str) -> Path:
-        """Where the content of a file that is being sent can be written: it counts until it is
-        added or dropped. Raises Overloaded if there are so many files that none can be sent."""
+        """Return a path for a file being sent, which counts until it is added or dropped. Raises
+        Overloaded if there are too many files."""
         owners = Counter(file.owner for file in self.records.all())
         owners.update(owner for owner, _ in self._writing.values())
         own, taken, most = owners.get(owner, 0), owners.total(), self.bounds.files
@@ -312,8 +311,8 @@ class FileStore:
         return content
 
     def grow(self, content: Path, owner: str, size: int) -> None:
-        """Count what is being written to `content` with `size` bytes, before it has them. Raises
-        Overloaded if there is no room for them."""
+        """Count `size` bytes of `content` before they are written. Raises Overloaded if there is no
+        room for them."""
         had = self._writing.get(content, (owner, 0))[1]
         taken, most, more = self._bytes.total(), self.bounds.total_bytes, size - had
         own, owners = self._bytes[owner], sum(map(bool, self._bytes.values()))
@@ -328,7 +327,7 @@ class FileStore:
         self._bytes[owner] += more
 
     def drop(self, content: Path) -> None:
-        """Delete what was being written, if it was not added."""
+        """Delete a file being written, unless it was added."""
         self._forget(content)
         content.unlink(missing_ok=True)
 
@@ -337,8 +336,8 @@ class FileStore:
         self._bytes[owner] -= size
 
     def add(self, content: Path, filename: str, purpose: str, owner: str, id_: str = "") -> File:
-        """Keep what was written to `content` as a file. Raises OSError; the content of a file whose
-        `id_` is given stays there then, to be tried again."""
+        """Make a file of `content`. Raises OSError; with an `id_`, the content stays then for
+        another attempt."""
         id_ = id_ or f"file-{uuid.uuid4().hex}"
         now = int(time.time())
         content.replace(self.path(id_))
@@ -362,15 +361,14 @@ class FileStore:
         self.path(id_).unlink(missing_ok=True)
 
     def forget_unknown(self, used: set[str]) -> None:
-        """Delete contents that no record is of, but none that is `used`: a server ended before it
-        could keep them."""
+        """Delete contents without a record, left by an ended server, except `used` ones."""
         known = {file.id for file in self.records.all()} | used
         for path in self._folder.iterdir():
             if _OURS.fullmatch(path.name) and path.name not in known and path.is_file():
                 path.unlink()
 
     def forget_old(self, used: set[str]) -> None:
-        """Delete files whose time is over, but none that is `used`."""
+        """Delete expired files, except `used` ones."""
         now = time.time()
         for file in self.records.all():
             if file.expires_at <= now and file.id not in used:
@@ -382,12 +380,12 @@ class FileStore:
 # The folder of `--files`: files and batches, for one server at a time.
 
 
-# Of batches that have ended; of the key that has the most, the oldest are forgotten first.
+# Most ended batches; beyond that, the oldest of the key with most are deleted.
 MAX_BATCHES = 1000
 
 
 class Storage:
-    """What the folder holds. Raises InvalidRequest if the folder cannot be used."""
+    """Folder of files and batches. Raises InvalidRequest if the folder cannot be used."""
 
     def __init__(self, folder: Path, bounds: Bounds) -> None:
         try:
@@ -408,7 +406,7 @@ class Storage:
         self._lock.close()
 
     def forget_old(self) -> None:
-        """Forget files whose time is over, and the oldest batches if there are too many."""
+        """Delete expired files, and the oldest batches if there are too many."""
         batches = self.batches.all()
         ended = [batch for batch in batches if not batch.unfinished]
         owners = Counter(batch.owner for batch in ended)

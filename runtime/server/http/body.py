@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 # Fields -------------------------------------------------------------------------------------------
 #
-# How a field of a body stands: served, accepted though it changes nothing, or refused.
+# Standing of a body's field: served, ignored, or refused.
 #
-# A field without a mark is served. The marks are metadata of the field's type, so that decoding,
-# the OpenAPI document and `docs/api.md` say the same.
+# A field without a mark is served. Marks are metadata of the field's type, so that decoding, the
+# OpenAPI document and `docs/api.md` agree.
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What becomes of a field, and why. A refused field may still have one of the values `unless`,
-    which ask for nothing, or be null, false or an empty text or list."""
+    """Standing of a field, with its reason. A refused field may still be null, false, an empty text
+    or list, or one of the values `unless`, which ask for nothing."""
 
     kind: str  # "ignored" or "refused"
     why: str
@@ -55,17 +55,17 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def ignored(why: str) -> msgspec.Meta:
-    """A field that is accepted because it changes nothing here."""
+    """Mark a field as accepted without effect here."""
     return _mark(Standing("ignored", why))
 
 
 def refused(why: str, *unless: Any) -> msgspec.Meta:
-    """A field that is known and not served; `why` may say what to use instead."""
+    """Mark a field as known but not served; `why` may name an alternative."""
     return _mark(Standing("refused", why, unless))
 
 
 def standing(field: msgspec.inspect.Field) -> Standing | None:
-    """The mark of a field; None for one that is served."""
+    """Return the mark of a field; None for a served field."""
     if isinstance(field.type, Metadata) and field.type.extra:
         found: Standing | None = field.type.extra.get("standing")
         return found
@@ -78,8 +78,8 @@ def is_refused(field: msgspec.inspect.Field) -> bool:
 
 
 def check_refused(body: msgspec.Struct, below: str = "") -> None:
-    """Raises InvalidParameter for a refused field that asks for something, in `body` or in what it
-    holds; `below` is the path of `body`."""
+    """Raise InvalidParameter for a refused field with a value, in `body` or objects in it. `below`
+    is the path of `body`."""
     for field in _looked_at(type(body)):
         value = getattr(body, field.name)
         # 0 and {} may ask for something: a prompt's log-probabilities, a search of the web.
@@ -103,7 +103,7 @@ def _structs(value: Any, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
 
 @cache
 def _looked_at(kind: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
-    """The refused fields, and those that may hold some."""
+    """Return the refused fields, and the fields that may hold refused ones."""
     info = type_info(kind)
     assert isinstance(info, StructType)
     return tuple(f for f in info.fields if is_refused(f) or _holds_refused(f.type, set()))
@@ -131,11 +131,11 @@ def _shown(value: Any) -> str:
 
 # Suggestions --------------------------------------------------------------------------------------
 #
-# What a misspelt field or path may have meant.
+# Suggestions for a misspelt field or path.
 
 
 def _other_names() -> dict[str, tuple[str, ...]]:
-    """What other interfaces call a sampling parameter, by each of its names."""
+    """Map each name of a sampling parameter to its names in other interfaces."""
     found: dict[str, tuple[str, ...]] = {}
     for about in PARAMETERS.values():
         known = {name for api in get_args(Api) for name in about.fields(api)}
@@ -145,8 +145,8 @@ def _other_names() -> dict[str, tuple[str, ...]]:
 
 _LENGTHS = ("num_predict", "max_tokens", "max_output_tokens", "max_new_tokens")
 _FORMATS = ("response_format", "text.format", "output_config.format", "format", "json_schema")
-# Names of other interfaces, which need not look like ours; the first that is there is meant. None:
-# what looks like it means something else.
+# Names of other interfaces, which may look unlike ours; the first that a body has is meant. None:
+# names that look alike mean something else.
 _SYNONYMS = _other_names() | {
     "add_special_tokens": (),
     "allowed_token_ids": (),
@@ -179,16 +179,16 @@ _SYNONYMS = _other_names() | {
     "user": ("metadata.user_id",),
 }
 LONGEST = 64
-"""No name is longer; comparing long texts takes seconds."""
+"""Longest name compared: comparing long texts takes seconds."""
 _TYPO_STEP = re.compile(r"\.?(\w+)|\[(?:\d+|\.\.\.)\]")
 
 
 def field_suggestion(
     kind: type, path: str, field: str, elsewhere: Collection[str] = frozenset()
 ) -> str:
-    """The question whether another name was meant, for an unknown `field` of the object at `path`
-    of a body of type `kind`; empty where nothing is near. No field is meant that is refused.
-    `elsewhere`: names of other bodies' fields, which are no misspelt ones."""
+    """Ask whether another name was meant, for an unknown `field` of the object at `path` of a body
+    of type `kind`. Returns "" where no name is near. Refused fields are never suggested.
+    `elsewhere`: fields of other bodies, which are no misspellings."""
     here = [f for struct in _structs_at(kind, path) for f in struct.fields if not is_refused(f)]
     known = [f.encode_name for f in here]
     within = [
@@ -212,25 +212,25 @@ def field_suggestion(
 
 
 def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
-    """Those of `known` that look most like `given`, best first."""
+    """Return the names in `known` most like `given`, best first."""
     if len(given) > LONGEST:
         return []
     return difflib.get_close_matches(given, list(dict.fromkeys(known)), at_most, cutoff=0.6)
 
 
 def _fields_of(type_: inspect.Type) -> tuple[inspect.Field, ...]:
-    """None of an object with a tag, which is one of several."""
+    """Return an object's fields; none of a tagged object, which is one of several."""
     return type_.fields if isinstance(type_, inspect.StructType) and type_.tag is None else ()
 
 
 @cache
 def _info(kind: type) -> inspect.Type:
-    """What msgspec knows of a body's type: to find it takes milliseconds."""
+    """Return msgspec's description of a body's type; cached, for it takes milliseconds."""
     return inspect.type_info(kind)
 
 
 def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
-    """The objects that may stand at a path such as `messages[0].content[1]`."""
+    """Give the objects that may stand at a path such as `messages[0].content[1]`."""
     types = [_info(kind)]
     for step in _TYPO_STEP.finditer(path):
         name = step[1]
@@ -247,7 +247,7 @@ def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
 
 
 def alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
-    """The types, of which unions stand for their members, without what is noted on them."""
+    """Give the types without metadata, unions as their members."""
     for type_ in types:
         if isinstance(type_, inspect.Metadata):
             yield from alternatives([type_.type])
@@ -258,8 +258,8 @@ def alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
 
 
 def choices_at(kind: type, path: str) -> str:
-    """Which values there are for the field at `path` of a body of type `kind`, and the reason that
-    a class gives in `ONLY` for there being no other `type`; empty where any may stand."""
+    """List the values allowed for the field at `path` of a body of type `kind`; "" where any value
+    is. Adds the reason for there being no other `type`, from a class's `ONLY`."""
     above, _, name = path.rpartition(".")
     name = name.partition("[")[0]
     known: list[str] = []
@@ -283,14 +283,14 @@ def choices_at(kind: type, path: str) -> str:
 
 # Json weight --------------------------------------------------------------------------------------
 #
-# How much the values of a JSON text cost to be made, told from its characters.
+# Cost of making the values of a JSON text, estimated from its characters.
 #
-# What makes them keeps the interpreter to itself until all are made; numpy, which counts
-# characters, lets others run meanwhile.
+# Decoding keeps the interpreter's lock until all values are made. Numpy, which counts the
+# characters, releases it.
 
 
 CONTAINER = 12
-"""An array, an object, or a member of one, costs as much as so many numbers of an array."""
+"""Weight of an array, an object or an object's member, in numbers of an array."""
 
 _WEIGHTS = {",": 1, "[": CONTAINER, "{": CONTAINER, ":": CONTAINER}
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -300,13 +300,13 @@ _Places = npt.NDArray[np.intp]
 
 
 def weight_beyond(raw: bytes | memoryview, most: int) -> bool:
-    """Whether the values weigh more than `most`: a number is 1, a string 2."""
+    """Return whether the values weigh more than `most`: a number is 1, a string 2."""
     text = np.frombuffer(raw, np.uint8)
     marks = {mark: int(np.count_nonzero(text == ord(mark))) for mark in _WEIGHTS}
     quotes = int(np.count_nonzero(text == _QUOTE))
     if sum(_WEIGHTS[mark] * count for mark, count in marks.items()) + quotes // 2 <= most:
         return False
-    # What stands in strings is text, but was counted.
+    # Marks within strings are text, but were counted above.
     quotes_at = _closing(text)
     weight = quotes_at.size // 2
     for mark, each in _WEIGHTS.items():
@@ -317,7 +317,7 @@ def weight_beyond(raw: bytes | memoryview, most: int) -> bool:
 
 
 def _closing(text: _Bytes) -> _Places:
-    """Where strings begin and end: quotes that an even number of backslashes stands before."""
+    """Return the places of strings' ends: quotes behind an even number of backslashes."""
     quotes = np.flatnonzero(text == _QUOTE)
     slashes = np.flatnonzero(text == _BACKSLASH)
     if not slashes.size:
@@ -334,20 +334,20 @@ def _closing(text: _Bytes) -> _Places:
 
 # Receiving ----------------------------------------------------------------------------------------
 #
-# The bodies that are being received, of which all together have so many bytes at most.
+# Bodies being received, with a bound on the bytes of all together.
 #
-# One alone is bounded, too, but each of thousands of connections may send a large one slowly.
+# Each body has a bound of its own, but thousands of connections may each send a large one slowly.
 
 
 BODY_SECONDS = 120.0
-"""A body that has not come by then holds its connection no longer."""
+"""Time after which a body that has not come is refused, which frees its connection."""
 LARGEST = 16
-"""So many of the largest size may be received at once, unless the configuration says otherwise."""
+"""Default bound: bodies of the largest size that may be received at once."""
 
 
 class Receiving:
-    """Those of one server. The last eighth is for clients that have less than the mean: a client is
-    a key or, without one, an address (of IPv6, a /64)."""
+    """Bodies being received by a server. The last eighth of the bound is for clients below the
+    mean. A client is a key or, without a key, an address (of IPv6, a /64)."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._most = config.max_receiving_bytes or LARGEST * config.max_body_bytes
@@ -356,8 +356,8 @@ class Receiving:
         self._rare = RareLog(log)
 
     async def read(self, request: web.Request) -> bytes:
-        """The body of a request, as it was sent. Raises DeadlineExceeded for one that comes too
-        slowly, Overloaded where there is no room for it, and aiohttp's 413."""
+        """Return a request's body as sent. Raises DeadlineExceeded for a slow body, Overloaded
+        where there is no room for it, and aiohttp's 413."""
         if _RAW in request:
             return request[_RAW]
         client = ASKER.get().client
@@ -377,7 +377,7 @@ class Receiving:
         return request[_RAW]
 
     def take(self, client: str, come: int, more: int) -> None:
-        """Count `more` bytes of a body of `client` of which `come` have come. Raises Overloaded."""
+        """Count `more` bytes of a client's body, `come` of which are there. Raises Overloaded."""
         full = self._taken + more > self._most
         alone = self._taken == come  # has its own bound, and would never find more room
         own, owners = self._of.get(client, 0), len(self._of)
@@ -388,7 +388,7 @@ class Receiving:
         self._of[client] += more
 
     def release(self, client: str, come: int) -> None:
-        """Forget the bytes of a body that is over."""
+        """Forget the bytes of a body that is complete or failed."""
         self._taken -= come
         self._of[client] -= come
         if not self._of[client]:
@@ -403,57 +403,57 @@ _RAW = web.RequestKey("raw", bytes)
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of all bodies: a misspelt field is an error, unless it asks for nothing: its
-    value is null or empty, or it is false and its name begins with `return_`."""
+    """Base of all bodies. An unknown field is an error unless it asks for nothing: its value is
+    null or empty, or it is false and its name begins with `return_`."""
 
 
 class History(Body, forbid_unknown_fields=False):
-    """Base of what clients send back of a conversation. Unknown fields are dropped: clients append
-    what they were answered, with what they and other servers have added to it."""
+    """Base of objects of a conversation that clients send back. Unknown fields are dropped: clients
+    append answers with additions of their own and of other servers."""
 
 
 _MOST = 2**14
-"""Messages: each costs time before anything can be refused by its length."""
+"""Most messages: each costs time before a length can be checked."""
 MANY = msgspec.Meta(max_length=_MOST)
 SOME = msgspec.Meta(min_length=1, max_length=_MOST)
 
 LARGE_BYTES = 2**16
-"""A larger body is decoded in a thread, and weighed before its values are made."""
+"""Size from which a body is decoded in a thread, and weighed before its values are made."""
 MAX_WEIGHT = 1_100_000
-"""Decoding keeps the interpreter from everybody else: 35 ns for each of these."""
+"""Most weight: decoding takes 35 ns for each, and blocks all other threads."""
 
 _Holder = inspect.StructType | inspect.ListType
 _EMPTY = re.compile(rb'null|""|\[\s*\]|\{\s*\}')
 _NO_RETURN = re.compile(_EMPTY.pattern + rb"|false")
 _SHOWN = 32
-"""So many dropped fields are named in the log."""
+"""Most dropped fields named in the log."""
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 _WANTS_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
 _INTEGRAL_PLACES = 16
-"""Of a body, at most, that have a number such as 3.0 for an integer; of a list, all are one."""
+"""Most places of a body with a number such as 3.0 for an integer; a whole list counts as one."""
 _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 
 
 async def read_body(request: web.Request, kind: type[T]) -> T:
-    """The body as `kind`.
+    """Read a request's body as `kind`.
 
-    Raises InvalidRequest when it is not JSON, InvalidParameter when a field is unknown, missing,
-    refused or of a wrong type, and what `Receiving.read` does.
+    Raises InvalidRequest if the body is not JSON, InvalidParameter if a field is unknown, missing,
+    refused or of a wrong type, and the errors of `Receiving.read`.
     """
     return await decode_anywhere(await request.app[RECEIVING].read(request), kind)
 
 
 async def decode_anywhere(raw: bytes | memoryview, kind: type[T]) -> T:
-    """`decode_body` here or, for a large body, in a thread."""
+    """Decode with `decode_body`, a large body in a thread."""
     if len(raw) <= LARGE_BYTES:
         return decode_body(raw, kind)
     return await asyncio.to_thread(decode_body, raw, kind)
 
 
 def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
-    """The same for a body that has been read."""
+    """Decode a body that has been read. Raises as `read_body` does."""
     if len(raw) > LARGE_BYTES and weight_beyond(raw, MAX_WEIGHT):
         raise InvalidRequest(
             f"the body holds more than {MAX_WEIGHT} values (a string counts two, an array, an"
@@ -481,8 +481,8 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
 
 
 def _leniently(raw: bytes | memoryview, kind: type[T]) -> T:
-    """`raw` as `kind`, with numbers such as 3.0 for integers, and without unknown fields that ask
-    for nothing. Raises ValidationError."""
+    """Decode `raw` with numbers such as 3.0 as integers, and without unknown fields that ask for
+    nothing. Raises ValidationError."""
     try:
         return _with_integers(raw, kind)
     except msgspec.ValidationError as error:
@@ -497,7 +497,7 @@ def _leniently(raw: bytes | memoryview, kind: type[T]) -> T:
 
 def _log_dropped(raw: bytes | memoryview, kind: type) -> None:
     dropped: list[str] = []
-    # Nobody has looked at what is dropped: it may be no text.
+    # Dropped fields were never checked: they may not be text.
     with contextlib.suppress(UnicodeDecodeError):
         _without_empty(raw, kind, dropped)
     if dropped:
@@ -505,8 +505,8 @@ def _log_dropped(raw: bytes | memoryview, kind: type) -> None:
 
 
 def _without_empty(raw: bytes | memoryview, kind: type, dropped: list[str]) -> msgspec.Raw:
-    """The body without unknown fields that are null or empty: they ask for nothing. The paths of
-    those that histories drop are added to `dropped`. Of unknown fields no values are made."""
+    """Return the body without unknown fields that are null or empty. Paths of fields that a
+    `History` drops are added to `dropped`. Values of unknown fields are never made."""
     body = msgspec.json.decode(raw, type=msgspec.Raw)
     return _pruned(body, _holders(_info(kind)), "", dropped)
 
@@ -541,7 +541,7 @@ def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str
 
 
 def _holders(type_: inspect.Type) -> list[_Holder]:
-    """Those of the types that a value may have whose values may hold objects."""
+    """Return the possible types of a value that may hold objects."""
     found = alternatives([type_])
     return [t for t in found if isinstance(t, inspect.StructType | inspect.ListType)]
 
@@ -558,8 +558,8 @@ def _fields(kind: type) -> dict[str, list[_Holder]]:
 
 
 def _with_integers(raw: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """`raw` as `kind`; a number such as 3.0, where a field wants an integer, is one: JSON knows no
-    such difference. Raises ValidationError."""
+    """Decode `raw`; a number such as 3.0 counts as an integer, since JSON knows no such difference.
+    Raises ValidationError."""
     value: Any = None
     before = ""
     for _ in range(_INTEGRAL_PLACES):
@@ -579,7 +579,7 @@ def _with_integers(raw: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
 
 
 def _make_integral(value: Any, path: list[str]) -> None:
-    """Make the number at `path` an integer, if it is integral; in a list, all of its numbers."""
+    """Turn the number at `path` into an integer if it is integral; in a list, all numbers."""
     *above, last = path
     for name in above:
         value = value[int(name[1:-1]) if name.startswith("[") else name]
@@ -590,7 +590,7 @@ def _make_integral(value: Any, path: list[str]) -> None:
 
 
 def convert(value: object, kind: type[T], param: str) -> T:
-    """`value` (already decoded JSON) as `kind`; errors name the path below `param`."""
+    """Convert `value` (decoded JSON) to `kind`; errors name the path below `param`."""
     try:
         body = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -601,7 +601,7 @@ def convert(value: object, kind: type[T], param: str) -> T:
 
 @cache
 def _all_names() -> frozenset[str]:
-    """The names of the fields of all endpoints' bodies, which are there when one is decoded."""
+    """Return the names of fields of all endpoints' bodies; all are defined when one is decoded."""
     kinds, names = [Body], set[str]()
     while kinds:
         kind = kinds.pop()
@@ -611,7 +611,7 @@ def _all_names() -> frozenset[str]:
 
 
 def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
-    """What msgspec says of a wrong value of `kind`, as an error that names the field."""
+    """Turn msgspec's message on a wrong value of `kind` into an error that names the field."""
     field = _FIELD.search(message)
     if field and len(field[2]) > LONGEST:
         message = message.replace(field[2], field[2][: LONGEST - 3] + "...")
@@ -635,8 +635,8 @@ def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
 
 
 def read_query(request: web.Request, kind: type[T]) -> T:
-    """The query as `kind`, numbers read from their digits; of a parameter that is given several
-    times the first counts. Raises InvalidParameter for one that is wrong, unknown or refused."""
+    """Read the query as `kind`, numbers from their digits. Of a repeated parameter the first value
+    counts. Raises InvalidParameter for a wrong, unknown or refused one."""
     try:
         query = msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:

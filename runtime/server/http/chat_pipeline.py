@@ -1,4 +1,4 @@
-"""Preparing chat requests: from a conversation to what is run, and how its answers are read."""
+"""Pipeline of chat requests: turns a conversation into a generation and a parser of its answers."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from rootlace.wire.protocol import (
 
 log = logging.getLogger(__name__)
 
-# Tokenizing so many characters takes about a second of a thread; models with a long context may be
-# given more, by so many characters for each of its tokens.
+# Most characters tokenized at once: they take about a second of a thread. Models with a long
+# context may get more, by this many characters per token of the context.
 MAX_CHARACTERS = 2**20
 _CHARACTERS_PER_TOKEN = 8
-# Enough to see what a prompt ends with.
+# Characters that show how a prompt ends.
 _END_CHARACTERS = 64
 
 
 class Chats:
-    """Prepares chat requests of one gateway."""
+    """Preparation of chat requests for one model."""
 
     def __init__(self, gateway: ServedModel) -> None:
         self.gateway = gateway
@@ -57,11 +57,11 @@ class Chats:
 
     @property
     def format(self) -> Format:
-        """That of the served model."""
+        """Format of calls and thoughts of the served model."""
         return self.tool_prompt().format
 
     def tool_prompt(self, with_tools: bool = False) -> ToolPrompt:
-        """Of the template that writes conversations, those `with_tools` or others."""
+        """Return the tools' prompt for the template of conversations `with_tools` or without."""
         chat = self.gateway.chat
         named = with_tools and chat.tool_use is not None
         if named not in self._prompts:
@@ -69,7 +69,7 @@ class Chats:
         return self._prompts[named]
 
     async def prepare(self, request: ChatRequest) -> Prepared:
-        """Raises InvalidParameter for what the request must not ask.
+        """Prepare a request. Raises InvalidParameter for wrong or conflicting fields.
 
         A long conversation is written in a thread: templates are interpreted.
         """
@@ -84,14 +84,14 @@ class Chats:
         forced = request.choice.kind == "required"
         asked = request.constraint
         if forced and asked is not None and asked.is_format:
-            asked = None  # it describes a text, and there will be a call
-        # The whole answer has the constraint's form, which is not that of a call or of thoughts.
+            asked = None  # a format describes a text, and there will be a call
+        # A constraint applies to the whole answer, and rules out calls and thoughts.
         whole = asked is not None and asked.constraint.kind != "structural_tag"
         begins = request.add_generation_prompt and not request.continue_final
-        # A format is that of a text: in its place calls may come, where an answer begins.
+        # A format applies to text: calls may come in its place, where an answer begins.
         either = whole and asked is not None and asked.is_format and bool(tools) and begins
         whole = whole and not either
-        # The tags around calls and thoughts are special tokens in some vocabularies.
+        # The tags around calls and thoughts are special tokens of some vocabularies.
         if tools and not whole:
             fields["skip_special_tokens"] = False
         elif form.always:
@@ -123,7 +123,7 @@ class Chats:
         before = end + lead if thoughts is None else ""
         answer = form.answer_prefix(before) if whole and begins else ""
         if thoughts is not None:
-            # The model writes that itself, behind its thoughts.
+            # Behind its thoughts the model writes this text itself.
             thoughts = msgspec.structs.replace(thoughts, then=prefix or answer, budget=budget)
             prefix, begun = "", ()
         else:
@@ -134,7 +134,7 @@ class Chats:
         if written is not None:
             parts = (Tokens(tuple(written.ids)),)
         offered = {tool.name: tool.parameters for tool in tools} if not whole else {}
-        # The beginning of a constrained answer that has no thoughts is no beginning of any.
+        # A constrained answer without thoughts cannot begin with any.
         reasoning = request.reasoning and form.always
         reasoning = reasoning and (thoughts is not None or not (whole or forced))
         parser = partial(form.parser, end + lead, offered, reasoning)
@@ -167,9 +167,9 @@ class Chats:
         form: Format,
         end: str,
     ) -> str:
-        """What is written for a model that is not to think, behind a prompt that lets it: the end
-        of thoughts that the prompt begins, or else thoughts without text, where the template does
-        not know what it was told."""
+        """Return the text that keeps a model from thinking, behind a prompt that allows thoughts.
+        It ends thoughts that the prompt begins. Otherwise it is empty thoughts, where the template
+        ignores the request not to think."""
         if (left := form.leave_thoughts(end)) or not form.no_thoughts():
             return left
         told = {name: True for name in ("thinking", "enable_thinking") if name in request.template}
@@ -177,8 +177,8 @@ class Chats:
         return form.no_thoughts() if self.render(thinking, tools) == parts else ""
 
     def _write(self, request: ChatRequest, parts: tuple[Part, ...]) -> Written | None:
-        """The prompt of a branch that is to stay: the tokens of the one that it goes on from, and
-        those of what is new. None for what is too long to be tokenized here."""
+        """Tokenize the prompt of a kept branch: earlier tokens, then those of new text. Returns
+        None if the text is too long to be tokenized here."""
         pieces = pieces_of(parts)
         if sum(len(piece.text) for piece in pieces) > _most(self.gateway):
             return None
@@ -190,7 +190,7 @@ class Chats:
         return Written(text, [*before, *encode(rest, before[-1])])
 
     def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
-        """The same for `parts` that are no conversation: what follows is text."""
+        """Prepare `parts` that are no conversation: text follows them."""
         info = self.gateway.model_info
         params = make_params(request.fields, info, request.names, request.defaults)
         job = GenerateRequest(
@@ -205,8 +205,8 @@ class Chats:
         return Prepared(job, parser=None)
 
     def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
-        """The conversation as the model's template writes it. Raises InvalidRequest, which names
-        its field, where the template refuses it."""
+        """Write the conversation with the model's template. Raises InvalidRequest, which names its
+        field, where the template refuses it."""
         prompt = self.tool_prompt(bool(tools))
         messages, left = request.messages, None
         try:
@@ -232,8 +232,8 @@ class Chats:
             raise
 
     def _check_missing(self, missing: Sequence[str], named: str) -> None:
-        """What the template has no place for is written in our words, which the log says once.
-        Raises InvalidParameter where the server was told to refuse it."""
+        """Log once that the server writes `missing` parts, which the template lacks, in its own
+        words. Raises InvalidParameter if the server was started to refuse that."""
         which = f"the chat template {named}".rstrip() + f" of {self.gateway.model_info.name!r}"
         says = f"{which} has no place for {' and '.join(missing)}"
         if self.gateway.config.tools == "template-only":
@@ -246,7 +246,7 @@ class Chats:
             log.warning("%s: the server writes them in words of its own", says)
 
     def _tell_unread(self, prompt: ToolPrompt) -> None:
-        """Says once in the log that the model was trained to call in a form that is not read."""
+        """Log once that the model was trained to call in a form that is not parsed."""
         if not self._told_unread:
             self._told_unread = True
             log.warning(
@@ -259,8 +259,8 @@ class Chats:
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
     ) -> tuple[Pin, ...]:
-        """By their ends, without those that begin nothing; of several that end in one place, the
-        longest."""
+        """Return the pins by their ends, without empty ones. Of pins with the same end, the
+        longest-lived stays."""
         caches = self.gateway.model_info.caching and request.handling.cache.share
         if not caches:
             return ()
@@ -273,8 +273,8 @@ class Chats:
         return tuple({pin.end: pin for pin in found if pin.end}.values())
 
     async def encode(self, request: ChatRequest) -> list[int]:
-        """The tokens of the conversation, with what is written for the model where it must call a
-        tool. Raises InvalidParameter if it is too long to count."""
+        """Tokenize the conversation, with the text that forces a call. Raises InvalidParameter if
+        it is too long to count."""
         parts = (await self.prepare(request)).job.parts
         pieces = pieces_of(parts)
         length = sum(len(piece.text) for piece in pieces)
@@ -287,9 +287,9 @@ class Chats:
         )
 
     async def fitting(self, request: ChatRequest) -> ChatRequest:
-        """The request without its oldest turns, as few as let the prompt and its answer fit. What
-        the system says at the beginning and the last turn stay; an answer without `max_tokens`
-        gets an eighth of the context."""
+        """Drop the oldest turns of the request, as few as let prompt and answer fit. Leading system
+        messages and the last turn stay. An answer without `max_tokens` gets an eighth of the
+        context."""
         most = self.gateway.max_prompt
         room = min(request.fields.get("max_tokens") or most // 8, most // 2)
         turns = [at for at, one in enumerate(request.messages) if one["role"] == "user"]
@@ -321,8 +321,8 @@ class Chats:
 
 
 def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools to list in the prompt. Raises InvalidParameter for a choice without tools, or of
-    one that there is not."""
+    """Return the tools to list in the prompt. Raises InvalidParameter for a choice without tools,
+    or of an unknown tool."""
     if choice.allowed is not None:
         for name in {*choice.allowed} - {tool.name for tool in tools}:
             raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {name!r}")
@@ -333,8 +333,8 @@ def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]
 
 
 def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> None:
-    """Raises InvalidParameter for a name in which special tokens are written: a constraint would
-    have the model call the tool with these, which only templates may write."""
+    """Raise InvalidParameter for a name written in special tokens. A constraint would let the model
+    write these tokens, which only templates may write."""
 
     def special(name: str) -> list[int]:
         ids = tokenizer.encode(form.begin(name), add_special_tokens=False)
@@ -347,20 +347,20 @@ def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> No
 
 
 def check_length(gateway: ServedModel, field: str, length: int) -> None:
-    """Raises InvalidParameter for a text that is too long to be tokenized at once."""
+    """Raise InvalidParameter for a text that is too long to be tokenized at once."""
     most = _most(gateway)
     if length > most:
         raise InvalidParameter(field, f"{length} characters, at most {most} are tokenized")
 
 
 def _most(gateway: ServedModel) -> int:
-    """How many characters are tokenized at once."""
+    """Return the most characters tokenized at once."""
     return max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * gateway.model_info.context_length)
 
 
 def _length(request: ChatRequest) -> int:
-    """A conversation's length, as characters of a text that takes as long to tokenize as the
-    template takes to write it; the prompt of a branch that is to stay is tokenized as well."""
+    """Estimate the work on a conversation, in characters of a text that takes as long to tokenize.
+    It counts the template, and tokenizing the prompt of a kept branch."""
     characters = 0
     for message in request.messages:
         characters += len(message.get("content") or "")

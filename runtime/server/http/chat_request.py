@@ -1,4 +1,4 @@
-"""A request for an answer, whichever interface it came by, and what becomes of its parts.
+"""Chat request of any interface, and the treatment of its parts.
 
 Sections: held, request, thinking, blocks, tool choice.
 """
@@ -36,11 +36,11 @@ from rootlace.wire.sampling import PLAIN, Cache, Handling
 
 # Held ---------------------------------------------------------------------------------------------
 #
-# What later requests of a conversation may go on from: its text so far, and the tokens of that.
+# State from which later requests of a conversation may go on: its text so far, and its tokens.
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A prompt: the text of its template and contents, and the tokens of that."""
+    """Prompt as text, template and contents, and as tokens."""
 
     text: Joined
     ids: Sequence[int]
@@ -48,11 +48,11 @@ class Written(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class CachedPrefix:
-    """A prompt and its answer as the branch had them.
+    """Prompt and answer of a branch, as a prefix of later prompts.
 
     `ids` are their tokens, the answer's as the model gave them. A prompt goes on from here if it
-    begins with the same text: the first `prompt` characters as the same runs of template and
-    content, and the answer up to the character `end`, whatever the template takes it for.
+    begins with the same text. The first `prompt` characters must be the same runs of template and
+    content. The answer, up to the character `end`, may be either in the new prompt.
     """
 
     ids: array[int]
@@ -64,7 +64,7 @@ class CachedPrefix:
     def behind(
         cls, written: Written, output: Output, params: SamplingParams
     ) -> CachedPrefix | None:
-        """None where the answer's text is not just that of its tokens: a stop string cut it."""
+        """Make the prefix; None if a stop string cut the text, which lacks tokens then."""
         if isinstance(output.matched, str):
             return None
         ended = output.matched is not None and not params.no_stop_trim
@@ -79,11 +79,11 @@ class CachedPrefix:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.ids.itemsize * len(self.ids)
 
     def rest(self, text: Joined) -> tuple[Piece, ...] | None:
-        """What of a prompt comes behind this; None if it does not begin so."""
+        """Return the part of a prompt behind this prefix; None if the prompt begins otherwise."""
         if len(text.text) <= self.end or (
             _digest(text, self.prompt, text.text[: self.end]) != self.digest
         ):
@@ -92,12 +92,12 @@ class CachedPrefix:
 
 
 def pieces_of(parts: Iterable[Part]) -> list[Piece]:
-    """The texts among the parts."""
+    """Return the texts among the parts."""
     return [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
 
 
 def _digest(text: Joined, prompt: int, characters: str) -> bytes:
-    """Of `characters`, and of which runs the first `prompt` of them are."""
+    """Hash `characters`, and the runs of the first `prompt` of them."""
     inside = [border for border in text.borders if border < prompt]
     runs = (inside, text.flags[: len(inside) + 1])
     digest = hashlib.blake2b(ascii(runs).encode(), digest_size=16)
@@ -107,13 +107,13 @@ def _digest(text: Joined, prompt: int, characters: str) -> bytes:
 
 # Request ------------------------------------------------------------------------------------------
 #
-# A request for an answer, whichever interface it came by.
+# Chat request of any interface.
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function that the model may call, without arguments where it has no `parameters`.
-    `strict`: its arguments fit them in any case (True), as far as that can be held (None), or are
-    any object (False)."""
+    """Function that the model may call; without `parameters` it takes no arguments. `strict`:
+    whether arguments must fit the parameters (True), fit as far as enforceable (None), or are any
+    object (False)."""
 
     name: str
     description: str | None = None
@@ -121,20 +121,20 @@ class Tool(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it, without what was not given."""
+        """Return the tool as chat templates expect it, without missing fields."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
-        # Templates that write them are not ready for none.
+        # Templates that write parameters cannot cope with none.
         function["parameters"] = self.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": function}
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the model may, must or must not call a tool; `name`: it must call this one.
+    """Choice of whether the model may, must or must not call a tool; `name`: the one it must call.
 
-    `parallel`: it may make several calls at once. None leaves it to the model where it may call,
-    and means one call where it must. `allowed`: it may call no others than these; None: any.
+    `parallel`: several calls at once are allowed. None leaves that to the model where it may call,
+    and means one call where it must. `allowed`: the only tools it may call; None: any.
     """
 
     kind: Literal["auto", "required", "none"] = "auto"
@@ -144,27 +144,27 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """A conversation is to be pinned up to where `messages` begin to differ from it."""
+    """Request to pin a conversation up to where `messages` begin to differ from it."""
 
     messages: list[dict[str, Any]]
     cache: Cache
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """The first `end` characters of a prompt are pinned, in the way that `cache` says."""
+    """Pin of a prompt's first `end` characters, with the lifetime in `cache`."""
 
     end: int
     cache: Cache
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A conversation and how to go on with it.
+    """Conversation, and how to go on with it.
 
-    `messages` are what chat templates take. `fields` are those of `SamplingParams` that were given,
-    `names` what the client calls them, and `defaults` what the interface takes for those that
-    neither the request nor the model names. `options` says how a constraint is enforced. With
-    `keep` the branch stays for later requests, and `behind` is one that stayed, from which this one
-    goes on if its conversation begins so. `prediction`: what the answer may be like.
+    `messages` have the form of chat templates. `fields` are the given fields of `SamplingParams`,
+    `names` the client's names for them, and `defaults` the interface's values for fields that
+    neither request nor model sets. `options` says how a constraint is enforced. With `keep` the
+    branch stays open for later requests; `behind` is an earlier kept branch, from which this
+    request goes on if its conversation begins so. `prediction`: text that the answer may resemble.
     """
 
     messages: list[dict[str, Any]]
@@ -179,9 +179,9 @@ class ChatRequest(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     continue_final: bool = False
     reasoning: bool = True
-    """Whether thoughts are told apart from content."""
+    """Whether thoughts are separated from content."""
     thinking_budget: int | None = None
-    """So many tokens of thoughts at most."""
+    """Most tokens of thoughts."""
     namespace: str = ""
     cache_report: bool = False
     handling: Handling = PLAIN
@@ -191,26 +191,26 @@ class ChatRequest(msgspec.Struct, frozen=True):
     behind: CachedPrefix | None = None
     prediction: str = ""
     param: str = "messages"
-    """The field that holds the conversation, for errors."""
+    """Field of the body that holds the conversation, for errors."""
 
     @property
     def thinks(self) -> bool | None:
-        """Whether the model is to think; None leaves it to the template."""
+        """Return whether the model is to think; None leaves that to the template."""
         given = self.template.get("enable_thinking", self.template.get("thinking"))
         return given if isinstance(given, bool) else None
 
 
 # Thinking -----------------------------------------------------------------------------------------
 #
-# Whether, and how hard, a model that can is to think: what chat templates are told of it.
+# Arguments of chat templates that say whether and how hard a model is to think.
 
 
 Budget = Annotated[int, msgspec.Meta(ge=0)]
-"""So many tokens of thoughts at most: behind them they are ended."""
+"""Most tokens of thoughts, after which they are ended."""
 
 
 class Thinking(Body):
-    """As Anthropic's clients say it."""
+    """Anthropic's field for thinking."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
     budget_tokens: Budget | None = None
@@ -220,7 +220,7 @@ class Thinking(Body):
 def thinking_arguments(
     thinking: bool | Thinking | None = None, effort: str | None = None
 ) -> dict[str, Any]:
-    """Arguments of chat templates, by the names that the families' templates have for them."""
+    """Return arguments of chat templates under all names that families' templates use."""
     arguments: dict[str, Any] = {}
     if thinking is not None:
         enabled = thinking.type != "disabled" if isinstance(thinking, Thinking) else thinking
@@ -233,7 +233,7 @@ def thinking_arguments(
 
 
 def budget_of(given: int | None, thinking: bool | Thinking | None = None) -> int | None:
-    """The bound of a body that says it by itself, or in Anthropic's way."""
+    """Return the token bound of thoughts: the body's own field, else Anthropic's."""
     if given is None and isinstance(thinking, Thinking) and thinking.type != "disabled":
         return thinking.budget_tokens
     return given
@@ -241,8 +241,8 @@ def budget_of(given: int | None, thinking: bool | Thinking | None = None) -> int
 
 # Blocks -------------------------------------------------------------------------------------------
 #
-# An answer as a sequence of blocks that begin, grow and end: how Anthropic and OpenAI's responses
-# stream it.
+# Answers as sequences of blocks that begin, grow and end, as Anthropic's API and OpenAI's responses
+# stream them.
 
 
 Kind = Literal["text", "thoughts", "call"]
@@ -250,7 +250,7 @@ Kind = Literal["text", "thoughts", "call"]
 
 @dataclass
 class Block:
-    """One of an answer's blocks. `name` is that of the tool that is called."""
+    """Block of an answer. `name` is the called tool's."""
 
     index: int
     kind: Kind
@@ -275,12 +275,12 @@ BlockEvent = Begin | More | End
 
 
 class Blocks:
-    """Turns deltas into blocks. At most one is open, and none is empty but a call's."""
+    """Converter of deltas into blocks. At most one block is open, and only a call may be empty."""
 
     def __init__(self) -> None:
         self._count = 0
         self._open: Block | None = None
-        self._spaces: list[str] = []  # they begin no block
+        self._spaces: list[str] = []  # white space begins no block
 
     def take(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
         events: list[BlockEvent] = []
@@ -297,7 +297,7 @@ class Blocks:
         return events
 
     def finish(self) -> list[BlockEvent]:
-        """The end of the last block."""
+        """Return the end of the open block, if any."""
         last, self._open = self._open, None
         return [] if last is None else [End(last)]
 
@@ -324,7 +324,7 @@ class Blocks:
 
 
 def blocks_of(answer: Answer) -> list[Block]:
-    """Those of a whole answer: the same as were streamed."""
+    """Return the blocks of a whole answer, the same as its stream would have."""
     blocks = Blocks()
     events = [*blocks.take(answer.deltas), *blocks.finish()]
     return [event.block for event in events if isinstance(event, End)]
@@ -339,7 +339,7 @@ _NAME = "a_name"
 def forced_call(
     choice: ToolChoice, tools: Sequence[Tool], form: Format, options: Mapping[str, Any]
 ) -> tuple[tuple[Text, ...], Asked]:
-    """How the model is made to call: what is written for it, and the constraint of the rest.
+    """Return the text that begins a forced call, and the constraint of the rest.
 
     Raises InvalidParameter for an unknown tool.
     """
@@ -350,7 +350,8 @@ def forced_call(
     if choice.parallel or not form.writes_json or all(tool.strict is False for tool in tools):
         return (), _calls(tools, form, options, one=not choice.parallel)
     if form.trigger == HERMES.begin and form.calls.header is None and not form.calls.array:
-        # One call's JSON, where the model has learnt to write it, and reads it in a later turn.
+        # One call's JSON, in the form that the model has learnt to write, and reads in a later
+        # turn.
         begin = Text(form.begin(_NAME).partition("{")[0], special=True)
         one = len(tools) == 1
         places = [f"{'' if one else f'/anyOf/{i}'}/properties/arguments" for i in range(len(tools))]
@@ -365,21 +366,21 @@ def forced_call(
 
 
 def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
-    """Free text in which every call is of an offered tool, its arguments held as they are by
-    `tool_calls.arguments` (where the model may call)."""
-    # An object without a tag may be text: it is held only where arguments have to be.
+    """Return the constraint of free text in which every call is one of an offered tool.
+    `tool_calls.arguments` constrains its arguments."""
+    # An object without a tag may be text: it is constrained only if arguments must fit.
     calls = _begun(tools, form) if not form.calls.bare or any(tool.strict for tool in tools) else []
     begun = [(form.begin_alone(tool.name), _written(tool, form)) for tool in tools]
     also = [(found, content) for found, content in begun if found is not None]
     alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
     tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
-    # Who did not ask for it is served where it cannot be had.
+    # Clients that did not ask for it get an answer even where it cannot be enforced.
     optional = not any(tool.strict for tool in tools)
     return _asked("structural_tag", tag, {**options, "optional": optional}, tools)
 
 
 def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format) -> Asked:
-    """Calls, or a text in the format that is asked for."""
+    """Return the constraint of calls, or of a text in the requested format."""
     schema = msgspec.json.decode(asked.constraint.source)
     if form.calls.bare:  # calls are JSON, too
         contents = [*map(_call_alone, tools), tool_calls.as_content(schema)]
@@ -399,7 +400,7 @@ def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], for
 def _with(
     asked: Asked, tools: Sequence[Tool], tag: dict[str, Any], places: Sequence[str] = ()
 ) -> Asked:
-    """The same field's, enforced in the same way."""
+    """Return `asked` with the constraint `tag`, for the same field and with the same options."""
     constraint = msgspec.structs.replace(
         asked.constraint, kind="structural_tag", source=json_source(tag)
     )
@@ -409,12 +410,12 @@ def _with(
 
 
 def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, tool_calls.Content]]:
-    """How calls begin, and the arguments that follow."""
+    """Return each call's beginning, and the arguments that follow."""
     return [(form.begin(tool.name), _written(tool, form)) for tool in tools]
 
 
 def _written(tool: Tool, form: Format) -> tool_calls.Content:
-    """The arguments as the format writes them."""
+    """Return the arguments' content in the format's notation."""
     held = _arguments(tool, tool.strict)
     with _naming(tool):
         return form.content(held)
@@ -427,7 +428,7 @@ def _arguments(tool: Tool, strict: bool | None) -> tool_calls.Content:
 
 @contextmanager
 def _naming(tool: Tool) -> Iterator[None]:
-    """Names the tool in an InvalidConstraint."""
+    """Name the tool in an InvalidConstraint of the block."""
     try:
         yield
     except InvalidConstraint as error:
@@ -437,10 +438,10 @@ def _naming(tool: Tool) -> Iterator[None]:
 def _calls(
     tools: Sequence[Tool], form: Format, options: Mapping[str, Any], one: bool = False
 ) -> Asked:
-    """Calls and nothing else, at least one; `one`: no more than that."""
+    """Return the constraint of calls and no text, at least one; `one`: exactly one."""
     held = tools
     if all(tool.strict is False for tool in tools):
-        # Clients that say so of every tool (LlamaIndex) mean that no schema is to be refused.
+        # Clients that set it for every tool (LlamaIndex) want no schema to be refused.
         held = [replace(tool, strict=None) for tool in tools]
     tag = tool_calls.nothing_else(_begun(held, form), form.end, one, form.around)
     return _asked("structural_tag", tag, options, tools)
@@ -458,25 +459,25 @@ def _asked(
 
 
 def _named(tools: Sequence[Tool], places: Sequence[str]) -> tuple[OfTool, ...]:
-    """The tools as errors and warnings name them, and at which places of a schema they are."""
+    """Return the tools for errors and warnings, with their places in a schema."""
     each = zip(tools, places or [""] * len(tools), strict=True)
     return tuple(OfTool(tool.name, tool.parameters, tool.strict, place) for tool, place in each)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a forced call's arguments, which may be checked: it need not be lenient."""
+    """Return the schema of a forced call's arguments, not lenient, since it may be checked."""
     return dict(_arguments(tool, tool.strict is not False)["json_schema"])
 
 
 def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The schema of a call."""
+    """Return the schema of a call of one of the tools."""
     definitions: dict[str, Any] = {}
     calls = [_call_schema(tool.name, _parameters(tool), definitions) for tool in tools]
     return _any_of(calls, definitions)
 
 
 def _call_alone(tool: Tool) -> tool_calls.Content:
-    """Its call as a format is asked for beside it."""
+    """Return a call's content for a choice between calls and a format."""
     definitions: dict[str, Any] = {}
     held = _arguments(tool, tool.strict)
     call = _call_schema(tool.name, held["json_schema"], definitions, "parameters")
@@ -491,7 +492,8 @@ def _any_of(schemas: list[Any], definitions: dict[str, Any]) -> dict[str, Any]:
 def _call_schema(
     name: str, parameters: dict[str, Any], definitions: dict[str, Any], key: str = "arguments"
 ) -> dict[str, Any]:
-    """The parameters' `$defs` move to `definitions`, up to where their references look."""
+    """Make a call's schema; move the parameters' `$defs` to `definitions`, the references'
+    target."""
     parameters, whose = dict(parameters), f"tool {name!r}"
     own = parameters.pop("$defs", {})
     if not isinstance(own, dict):

@@ -1,4 +1,4 @@
-"""The connections of the HTTP server: how many there are, and what is known of their requests.
+"""Connections of the HTTP server: their bound, and facts about their requests.
 
 Sections: connections, source, request id, reply headers.
 """
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 
 # Connections --------------------------------------------------------------------------------------
 #
-# There are so many at most: each takes a descriptor, and a process that has none left accepts
+# Connections are bounded: each takes a descriptor, and a process without descriptors accepts
 # nobody.
 
 
 MOST = 4096
-"""Unless the configuration says otherwise, or descriptors are few."""
+"""Default bound, where there are enough descriptors."""
 LOOK_SECONDS = 0.1
-"""Where no connection is idle, they are looked through again after so long."""
+"""Time between searches for an idle connection when the last search found none."""
 FIRST_SECONDS = 1.0
-"""A new connection has so long to send its first request before it counts as idle."""
+"""Time that a new connection has for its first request before it counts as idle."""
 _SAID = 200
-"""So many characters are told of what was received instead of HTTP."""
+"""Most characters logged of data that is not HTTP."""
 
 _BODY = (
     b'{"error":{"message":"the server has too many connections; try again","type":'
@@ -53,13 +53,13 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def most_connections(configured: int | None) -> int:
-    """The bound; half of the descriptors are left for programs, files and engines."""
+    """Return the bound; half of the descriptors are left for programs, files and engines."""
     return configured or max(min(MOST, processes.descriptors() // 2), 1)
 
 
 @lru_cache(1024)
 def owner_of(address: str) -> str:
-    """Whose an address is: of IPv6, all of a /64 are one's, who may have as many as one likes."""
+    """Return the owner of an address: of IPv6 the /64, in which one owner may have any address."""
     try:
         known = ipaddress.ip_address(address)
     except ValueError:  # of a Unix socket
@@ -72,8 +72,8 @@ def owner_of(address: str) -> str:
 
 
 class ServerLog(logging.LoggerAdapter[logging.Logger]):
-    """aiohttp's log of what goes wrong on connections. What is no HTTP is its sender's fault: it is
-    told rarely, in one line."""
+    """Adapter of aiohttp's log. Data that is not HTTP is its sender's fault: logged rarely, in one
+    line."""
 
     def __init__(self) -> None:
         super().__init__(logging.getLogger("aiohttp.server"), {})
@@ -88,7 +88,7 @@ class ServerLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class Connections:
-    """The connections that are open, `most` at most, and which of them wait for a request.
+    """Open connections, at most `most`, and which of them wait for a request.
 
     The last eighth is for addresses that have less than the mean.
     """
@@ -97,20 +97,20 @@ class Connections:
         self.most = most
         self._plenty = plenty(most)
         self._address: dict[web.RequestHandler, str] = {}
-        """The address of each connection, as `owner_of` says."""
+        """Address of each connection, in the form of `owner_of`."""
         self._count: Counter[str] = Counter()
         self._idle: dict[str, dict[web.RequestHandler, float]] = {}
-        """By address, connections that wait for a request, in the order in which they began to; and
-        from which time of the loop's clock they count as idle."""
+        """Connections waiting for a request, by address, longest-waiting first. The value is the
+        loop time from which a connection counts as idle."""
         self._look_at = 0.0
-        """Nothing is idle before this time of the loop's clock, unless a reply ends."""
+        """Loop time before which nothing is idle, unless a reply ends."""
 
     def __len__(self) -> int:
         return len(self._address)
 
     def open(self, handler: web.RequestHandler, address: str) -> bool:
-        """Take in a new connection, in the place of an idle one where there is no other. Returns
-        whether there is room."""
+        """Admit a new connection, if necessary in the place of an idle one. Returns whether there
+        is room."""
         taken, own = len(self._address), self._count.get(address, 0)
         for_others = taken >= self._plenty and kept_for_others(
             own, len(self._count), taken, self.most
@@ -136,7 +136,7 @@ class Connections:
                 del self._count[address]
 
     def begin(self, handler: web.RequestHandler) -> None:
-        """A request of the connection is being answered."""
+        """Note that a request of the connection is being answered."""
         idle = self._idle.get(self._address.get(handler, ""))
         if idle is not None:
             idle.pop(handler, None)
@@ -144,7 +144,7 @@ class Connections:
                 del self._idle[self._address[handler]]
 
     def end(self, handler: web.RequestHandler, seconds: float = 0.0) -> None:
-        """The connection waits for its next request, and is idle if none comes in `seconds`."""
+        """Note that the connection waits for its next request, idle from `seconds` on."""
         if handler in self._address:
             idle_at = asyncio.get_running_loop().time() + seconds
             self._idle.setdefault(self._address[handler], {})[handler] = idle_at
@@ -152,8 +152,8 @@ class Connections:
                 self._look_at = 0.0
 
     def _longest_idle(self, address: str | None) -> web.RequestHandler | None:
-        """The connection that has waited for longest and sent its last reply, of `address` or of
-        the address that has most."""
+        """Find the longest-waiting idle connection with all of its last reply sent. Looks at
+        `address`, else at addresses with most connections first."""
         counts, now = self._count, asyncio.get_running_loop().time()
         if now < self._look_at:
             return None
@@ -171,8 +171,8 @@ CONNECTIONS = web.AppKey("connections", Connections)
 
 
 class BoundedRunner(web.AppRunner):
-    """Runs an application whose `Connections` bound how many there are: a new connection that finds
-    no room gets a 503 and is closed. `options` are those of aiohttp's server."""
+    """Runner with bounded `Connections`: a new connection without room gets a 503 and is closed.
+    `options` are those of aiohttp's server."""
 
     def __init__(self, app: web.Application, **options: Any) -> None:
         super().__init__(app, logger=ServerLog(), **options)
@@ -204,7 +204,7 @@ class BoundedRunner(web.AppRunner):
 
 
 def quiet_accepts(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop say at most once a minute that it accepts nobody, for descriptors are gone."""
+    """Log failures to accept for lack of descriptors at most once a minute."""
     rare = RareLog(log)
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -219,33 +219,33 @@ def quiet_accepts(loop: asyncio.AbstractEventLoop) -> None:
 
 # Source -------------------------------------------------------------------------------------------
 #
-# Where a request comes from that a front passes on.
+# Client's address of a request that a front passes on.
 
 
 SOURCE_HEADER = "X-Rootlace-Source"
-"""What a front passes on comes from its own address, and has the client's here, behind the secret
-that the two share: whoever else writes it is not believed."""
+"""Header of a front for the client's address, behind a secret that front and server share. Without
+the secret the header is ignored."""
 _OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", SOURCE_HEADER.lower()}
 
 
 def passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of a request or a reply that are not about its connection."""
+    """Return the headers that do not concern the connection itself."""
     return [(name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION]
 
 
 def from_source(
     headers: Iterable[tuple[str, str]], address: str, front_secret: str
 ) -> list[tuple[str, str]]:
-    """Those of a request from this address, as its front passes it on."""
+    """Return the headers of a request from this address, as its front passes them on."""
     return [*passed_on(headers), (SOURCE_HEADER, f"{front_secret} {address}")]
 
 
 async def passed_to(
     client: aiohttp.ClientSession, address: str, request: Any, front_secret: str
 ) -> aiohttp.ClientResponse:
-    """The gateway's answer to a request (Starlette's), whose body goes there as it comes: its size,
-    and how much of all bodies there may be, are bounded there. The gateway is told whose address
-    the request is from, as Serve's proxy says."""
+    """Pass a request (Starlette's) on to the server, and return its answer. The body is streamed;
+    the server bounds its size and the bytes of all bodies. The server learns the client's address,
+    as Serve's proxy reports it."""
     query = f"?{request.url.query}" if request.url.query else ""
     headers = request.headers
     body: AsyncIterator[bytes] | None = None
@@ -271,19 +271,18 @@ SENSIBLE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
 # Reply headers ------------------------------------------------------------------------------------
 #
-# Headers of a reply that tell what became known while it was made: `x-rootlace-cache`, what the
-# cache knew of the request's prompts, and `X-Rootlace-Warning`, what in the request says nothing or
-# is read otherwise than it may be meant.
+# Headers of a reply with facts found on the way: `x-rootlace-cache`, cached tokens of the request's
+# prompts, and `X-Rootlace-Warning`, parts of the request without effect or with an unexpected one.
 
 
 MAX_WARNINGS = 8
 MAX_WARNING = 256
-"""Characters of one."""
+"""Most characters of one warning."""
 
 
 @dataclass
 class Seen:
-    """What is known so far: of a stream, what its first piece knew."""
+    """Facts so far; of a stream, those known at its first piece."""
 
     cached: int | None = None
     prompt: int = 0
@@ -295,8 +294,8 @@ SEEN: ContextVar[Seen | None] = ContextVar("told_in_headers", default=None)
 
 
 def note_warning(message: str) -> None:
-    """Something in the request that whoever sent it should know of. Once per message: the same
-    constraint may stand for several prompts."""
+    """Warn the client of a part of its request. Once per message: the same constraint may stand for
+    several prompts."""
     plain = message[:MAX_WARNING].encode("ascii", "backslashreplace").decode()
     plain = "".join(c if c.isprintable() else " " for c in plain)
     seen = SEEN.get()

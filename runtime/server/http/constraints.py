@@ -1,5 +1,5 @@
-"""The fields that ask for a constraint, as OpenAI, sglang, vLLM and we spell them, and the one
-`Constraint` they become."""
+"""Fields that ask for a constraint, as OpenAI, sglang, vLLM and Rootlace spell them. One
+`Constraint` is made of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint, ConstraintKin
 
 MAX_WHITESPACE_PATTERN = 256
 MAX_PATTERNS = 256
-"""Patterns of a tool's schema that are read before the engine does: each takes some 50 us."""
+"""Most patterns of a tool's schema checked here: each takes some 50 us."""
 
 Source = str | bool | dict[str, Any] | list[str]
 
@@ -38,8 +38,8 @@ else:
 class ConstraintBody(_KindFields):
     """One constraint (sglang's names, and `choices`), and how it is enforced.
 
-    `whitespace`, `strict` and `jump_forward` are those of `protocol.Constraint`; they hold for a
-    constraint in any spelling, and do nothing without one.
+    `whitespace`, `strict` and `jump_forward` are those of `protocol.Constraint`. They apply to a
+    constraint in any spelling, and have no effect without one.
     """
 
     whitespace: Literal["compact", "flexible"] | None = None
@@ -48,8 +48,8 @@ class ConstraintBody(_KindFields):
 
 
 class JsonSchema(Body):
-    """`response_format.json_schema`. The schema is always enforced; `strict` says that a keyword
-    which looks like a misspelt one is an error."""
+    """`response_format.json_schema`. The schema is always enforced; `strict` makes a keyword that
+    looks misspelt an error."""
 
     name: str | None = None
     description: str | None = None
@@ -58,9 +58,9 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's; `json_object` with llama.cpp's `schema`, or TGI's `value`, which Hugging Face's
-    client makes of OpenAI's `json_schema`; and `structural_tag`: sglang's with `structures` and
-    `triggers`, or xgrammar's with a `format`."""
+    """OpenAI's field. `json_object` may have llama.cpp's `schema`, or TGI's `value`, which Hugging
+    Face's client makes of OpenAI's `json_schema`. `structural_tag` is sglang's with `structures`
+    and `triggers`, or xgrammar's with a `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     schema: dict[str, Any] | bool | None = None
@@ -92,7 +92,7 @@ class StructuredOutputs(Body):
 
 
 class OpenAIConstraintBody(ConstraintBody):
-    """The same, with OpenAI's `response_format` and vLLM's fields."""
+    """`ConstraintBody` with OpenAI's `response_format` and vLLM's fields."""
 
     response_format: ResponseFormat | None = None
     guided_regex: str | None = None
@@ -104,9 +104,9 @@ class OpenAIConstraintBody(ConstraintBody):
 
 
 class OfTool(NamedTuple):
-    """What a constraint says of a tool: the schema of its arguments, and whether they must fit
-    (None: as far as they can be held). `within`: the place in the constraint's schema, as a JSON
-    pointer, at which that of the arguments stands."""
+    """Part of a constraint about one tool: the schema of its arguments, and whether they must fit
+    (None: as far as enforceable). `within`: JSON pointer to the arguments' schema in the
+    constraint's schema."""
 
     name: str
     schema: Any
@@ -115,10 +115,10 @@ class OfTool(NamedTuple):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A constraint and the field that asks for it, which the engine's errors are to name.
+    """Constraint, and the field that asks for it, which the engine's errors are to name.
 
-    `strict`: a keyword of the schema that looks like a misspelt one is an error. `given`: what was
-    asked for, where `constraint` was made of that. `tools`: those that the constraint is made of.
+    `strict`: a keyword of the schema that looks misspelt is an error. `given`: the client's
+    constraint, if `constraint` was derived from it. `tools`: tools that the constraint is made of.
     """
 
     constraint: Constraint
@@ -129,12 +129,12 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_format(self) -> bool:
-        """Whether the field is one of those that give a text its format, and calls none."""
+        """Return whether the field gives a text its format, and asks for no calls."""
         return self.param.startswith(("response_format", "text.format", "output_config.format"))
 
     def check_keywords(self) -> None:
-        """Warn of keywords that say nothing or are of older drafts. Raises InvalidConstraint for a
-        misspelt one of a schema that is strict."""
+        """Warn of keywords without effect or of older drafts. Raises InvalidConstraint for a
+        misspelt keyword of a strict schema."""
         given = self.given or self.constraint
         if not self.tools or self.given is not None:
             strict = self.strict or given.strict
@@ -151,14 +151,14 @@ class Asked(msgspec.Struct, frozen=True):
             source = msgspec.json.encode(tool.schema).decode()
             whose = f"tool {tool.name!r}"
             _check_keywords(source, "tools", whose, tool.strict is True)
-            # Where such a schema need not be held, the engine would let it go in silence.
+            # The engine drops such a schema silently where it need not be enforced.
             for remark in _malformed_patterns(source):
                 if tool.strict is not False:
                     raise InvalidConstraint(f"{whose}: {remark}", "tools")
                 note_warning(f"{whose}: {remark}")
 
     def told(self, message: str) -> str:
-        """The engine's message, which names the tool whose schema is wrong and the place there."""
+        """Return the engine's message with the name of the wrong schema's tool, and the place."""
         place, _, pointer = message.partition(" #")
         tags, alone = _TAG.findall(place), _ALONE.search(place)
         found: list[OfTool] = []
@@ -187,12 +187,12 @@ _DEFINITION = re.compile(r"/\$defs/([^/:]+)")
 
 @functools.lru_cache(maxsize=128)
 def _malformed_patterns(schema: str) -> tuple[Remark, ...]:
-    """What is malformed in a schema's patterns, which say nothing then."""
+    """Find malformed patterns in a schema; such patterns have no effect."""
     try:
         found = [*islice(patterns(schema), MAX_PATTERNS)]
         if not found:
             return ()
-        # Late imports here: what reads patterns takes a fifth of the time of a gateway's start.
+        # Late imports: importing the reader of patterns takes a fifth of a server's start.
         from rootlace.runtime.structured.json_schema.pattern import syntax_error
 
         return tuple(
@@ -225,9 +225,9 @@ _NOTHING = (None,) * len(_FIELDS)
 def openai_constraint(
     body: OpenAIConstraintBody, options: Mapping[str, Any] | None = None
 ) -> Asked | None:
-    """The one constraint of a body of OpenAI's endpoints, with its `openai_options`.
+    """Return the one constraint of a body of OpenAI's endpoints, with its `openai_options`.
 
-    Raises InvalidParameter if there are several, or for an option that cannot be kept.
+    Raises InvalidParameter if there are several, or for an option that cannot be applied.
     """
     options = openai_options(body) if options is None else options
     if _given(body) == _NOTHING:
@@ -255,9 +255,9 @@ def openai_constraint(
 
 
 def openai_options(body: OpenAIConstraintBody) -> dict[str, Any]:
-    """`constraint_options`, with what vLLM's fields say of white space.
+    """Return `constraint_options`, with vLLM's fields for white space.
 
-    Raises InvalidParameter for what cannot be kept.
+    Raises InvalidParameter for an option that cannot be applied.
     """
     options = constraint_options(body)
     if body.guided_whitespace_pattern is None and body.structured_outputs is None:
@@ -275,13 +275,13 @@ def openai_options(body: OpenAIConstraintBody) -> dict[str, Any]:
 
 
 def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
-    """The one constraint of sglang's `sampling_params`, which the body has at `below`."""
+    """Return the one constraint of sglang's `sampling_params`, at `below` in the body."""
     found = {f"{below}.{name}": source for name, source in _sglang(body).items()}
     return _only_one(found, constraint_options(body))
 
 
 def constraint_options(body: ConstraintBody) -> dict[str, Any]:
-    """How the constraint is to be enforced: the options of `Constraint` that a body sets."""
+    """Return the options of `Constraint` that a body sets."""
     given: dict[str, Any] = {}
     for name in CONSTRAINT_OPTIONS:
         if (value := getattr(body, name)) is not None:
@@ -292,12 +292,12 @@ def constraint_options(body: ConstraintBody) -> dict[str, Any]:
 
 
 def json_source(value: Source) -> str:
-    """A constraint's source as text: JSON, unless it is text already."""
+    """Return a constraint's source as text: JSON, unless it is text already."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def schema_constraint(schema: Source, param: str, strict: bool = False) -> Asked:
-    """That of a JSON schema, which the field `param` asks for."""
+    """Make the constraint of a JSON schema, requested by the field `param`."""
     return Asked(Constraint("json_schema", json_source(schema)), param, strict)
 
 
@@ -368,8 +368,8 @@ def _make_compact(options: dict[str, Any], param: str) -> None:
 
 
 def _admits_flexible(param: str, pattern: str) -> bool:
-    """Whether all flexible white space matches a pattern. Raises InvalidParameter where the pattern
-    admits neither that nor none at all."""
+    """Return whether a pattern matches all flexible white space. Raises InvalidParameter if it
+    matches neither that nor the empty text."""
     if len(pattern) > MAX_WHITESPACE_PATTERN:
         raise InvalidParameter(
             param, f"{param} must not be longer than {MAX_WHITESPACE_PATTERN} characters"

@@ -1,9 +1,9 @@
-"""An endpoint: a path, what answers there, and what it takes and gives.
+"""Endpoints: a path, its handler, and the types of bodies and replies.
 
     async def rerank(self, body: RerankBody) -> Ranking        the types say how it is called
 
-Routes, batches and the message of a 404 know endpoints by this, and so do their documents: OpenAPI,
-and a page for people.
+Routes, batches, the message of a 404, the OpenAPI document and the page for people are made of
+endpoints.
 
 Sections: endpoint, reference, OpenAPI, reference page.
 """
@@ -39,15 +39,15 @@ from rootlace.runtime.server.http.replies import Stream, json_response
 
 JSON = "application/json"
 PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
-"""A part of a path that differs."""
+"""Variable part of a path."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, dict=True):
-    """`says` is one line for people. `call` is given what its parameters name: the decoded `body`
-    and `query`, the `request`, and parts of the path. It gives a `reply`, a `Stream`, or a response
-    of aiohttp's. Bodies are JSON where `takes` does not say otherwise, replies where `content` does
-    not. `other_body`: another type that is taken in place of `body`; both are described where they
-    belong."""
+    """Path with its handler. `says` is one line for people. `call` gets the arguments that its
+    parameters name: the decoded `body` and `query`, the `request`, and parts of the path. It
+    returns a `reply`, a `Stream`, or aiohttp's response. `takes` is the body's content type,
+    `content` the reply's. `other_body`: another type accepted in place of `body`; both are
+    documented elsewhere."""
 
     method: str
     path: str
@@ -66,7 +66,7 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def streams(self) -> bool:
-        """Whether its reply may be a stream: where one of two bodies is taken, none is answered."""
+        """Return whether the reply may be a stream; never for an endpoint with two bodies."""
         return len(self.bodies) == 1 and "stream" in self.bodies[0].__struct_fields__
 
     @cached_property
@@ -74,7 +74,7 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
         return frozenset(signature(self.call).parameters)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request. Raises what `read_body`, `read_query` and `call` do."""
+        """Answer a request. Raises the errors of `read_body`, `read_query` and `call`."""
         wanted = self._wanted
         given: dict[str, Any] = {n: v for n, v in request.match_info.items() if n in wanted}
         if "request" in wanted:
@@ -94,7 +94,7 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
 def endpoint(
     method: str, path: str, call: Callable[..., Awaitable[Any]], says: str, **stated: Any
 ) -> Endpoint:
-    """An endpoint that takes and gives what the types of `call` say, unless it is `stated`."""
+    """Make an endpoint from the types of `call`; `stated` fields take precedence."""
     types = get_type_hints(call)
     given = types.pop("return")
     replies = [
@@ -108,7 +108,7 @@ def endpoint(
 
 
 def shown_path(endpoint: Endpoint) -> str:
-    """The path as people write it."""
+    """Return the path in the notation for people."""
     return PARAMETER.sub(r"{\1}", endpoint.path)
 
 
@@ -125,7 +125,7 @@ _NAMES = {
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field of a body; `path` is its place, such as `messages[].role`."""
+    """Field of a body; `path` is its place, such as `messages[].role`."""
 
     path: str
     type: str
@@ -137,9 +137,8 @@ _Object = inspect.StructType | inspect.TypedDictType
 
 
 def fields(kind: Any) -> list[Field]:
-    """The fields of a body, a query or a reply, and of the objects in it, as they are declared.
-
-    Of a type that is one of several objects those of all of them."""
+    """List the fields of a body, a query or a reply, and of objects in it, as declared. Of a union
+    of objects, lists the fields of all."""
     found = [
         field
         for info in alternatives([inspect.type_info(kind)])
@@ -160,7 +159,7 @@ def _fields(struct: _Object, below: str, deep: bool) -> Iterator[Field]:
 
 
 def _structs(type_: inspect.Type, path: str) -> Iterator[tuple[_Object, str]]:
-    """The objects that a value of the type is made of, and where they stand."""
+    """Give the objects in a value of the type, and their places."""
     for each in alternatives([type_]):
         if isinstance(each, _Object):
             yield each, path
@@ -171,7 +170,7 @@ def _structs(type_: inspect.Type, path: str) -> Iterator[tuple[_Object, str]]:
 
 
 def _shown(type_: inspect.Type) -> str:
-    """A type in JSON's words; that a field may be null goes without saying."""
+    """Name a type in JSON's words; null goes without saying."""
     found = alternatives([type_])
     names = [_shown_one(each) for each in found if not isinstance(each, inspect.NoneType)]
     return " or ".join(dict.fromkeys(names)) or "null"
@@ -191,7 +190,7 @@ def _shown_one(type_: inspect.Type) -> str:
 
 
 def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of `endpoints`, of a server with the model `name`."""
+    """Return the OpenAPI 3.1 document of `endpoints`, of a server with the model `name`."""
     types = [each for one in endpoints for each in (*one.bodies, one.reply) if each is not None]
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
@@ -239,12 +238,12 @@ _EXAMPLES = {
 
 
 def _alone(name: str, names: Sequence[str]) -> dict[str, Any]:
-    """That of the fields `names` this one is given, and no other."""
+    """Return a schema that requires the field `name`, and null for the others of `names`."""
     kinds: dict[str, Any] = {each: {"type": "null"} for each in names}
     return {"required": [name], "properties": kinds | {name: {"not": {"type": "null"}}}}
 
 
-# The interfaces differ in what stands beside the error, and Ollama's is a text.
+# The interfaces' error objects differ, and Ollama's error is a text.
 _ERROR = {
     "type": "object",
     "properties": {"error": {"type": ["object", "string"]}},
@@ -294,7 +293,7 @@ def _query_parameters(kind: type[msgspec.Struct]) -> list[dict[str, Any]]:
 
 # Reference page -----------------------------------------------------------------------------------
 #
-# `GET /openapi.json`, and the same for people at `GET /docs`: one page that needs nothing else.
+# `GET /openapi.json`, and the same for people at `GET /docs`: one self-contained page.
 
 
 _PAGE = """\
@@ -333,10 +332,10 @@ summary { cursor: pointer; }
 
 
 class Reference:
-    """The handlers. `endpoints` is the list of all; it may still grow when this is made."""
+    """Handlers of the documents. `endpoints` is the list of all endpoints; it may still grow."""
 
     def __init__(self, model: Callable[[], str], endpoints: Sequence[Endpoint]) -> None:
-        """`model` gives the name of the served one, for examples."""
+        """`model` returns the served model's name, for examples."""
         self._model = model
         self._endpoints = endpoints
 
@@ -353,7 +352,7 @@ class Reference:
 
 
 def reference_page(endpoints: Sequence[Endpoint], name: str) -> str:
-    """The page."""
+    """Write the page for people."""
     return _template().render(name=name, sections=[_section(endpoint) for endpoint in endpoints])
 
 
@@ -363,7 +362,7 @@ def _template() -> jinja2.Template:
 
 
 def _section(endpoint: Endpoint) -> dict[str, Any]:
-    """What the page says of an endpoint: of each field also what its standing does not."""
+    """Return the page's section on an endpoint, with notes on each field."""
     title = f"{endpoint.method} {shown_path(endpoint)}"
     tables = []
     for name, kind in (

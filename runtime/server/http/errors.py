@@ -21,7 +21,7 @@ from rootlace.wire.errors import (
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
-"""What nginx calls it in logs."""
+"""nginx's status in logs for a client that disconnected."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 RETRY_AFTER_SECONDS = 1
@@ -38,7 +38,7 @@ _TYPES = {
 
 
 class InvalidParameter(InvalidRequest):
-    """One field of the body is wrong; `param` is its path, such as `messages[0].content`."""
+    """Wrong field of the body; `param` is its path, such as `messages[0].content`."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -46,30 +46,30 @@ class InvalidParameter(InvalidRequest):
 
 
 class NotFound(InvalidRequest):
-    """There is no such path, file or record, or it is no more."""
+    """Path, file or record that does not exist, or no longer exists."""
 
     code = "not_found"
     http_status = 404
 
 
 class Forbidden(InvalidRequest):
-    """Who asks may not: a web page, or a host name, that the server was not told of."""
+    """Caller that may not ask: a web page or a host name that the server was not told of."""
 
     code = "forbidden"
     http_status = 403
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is of another type than the endpoint takes."""
+    """Body of another type than the endpoint takes."""
 
     code = "unsupported_media_type"
     http_status = 415
 
 
 def named(error: RootlaceError, prompt: str | None, choices: str = "choices") -> RootlaceError:
-    """The error, with its field under the name that the body of the request has for it.
+    """Give the error's field its name in the body of the request.
 
-    `prompt` is the field that held the prompt, and `choices` the one that held those of a `Select`.
+    `prompt` is the field of the prompt, and `choices` that of a `Select`'s choices.
     """
     if isinstance(error, InvalidRequest) and error.param is not None:
         if error.param == "prompt":
@@ -82,7 +82,7 @@ def named(error: RootlaceError, prompt: str | None, choices: str = "choices") ->
 
 
 def error_body(error: Exception, path: str = "") -> dict[str, object]:
-    """The JSON for anything a handler may raise, in the shape that clients of `path` expect."""
+    """Return the JSON for an exception of a handler, in the shape that clients of `path` expect."""
     status, message, code, param = 500, "internal error", InternalError.code, None
     if isinstance(error, RootlaceError):
         status, message, code = error.http_status, str(error), error.code
@@ -96,7 +96,7 @@ def error_body(error: Exception, path: str = "") -> dict[str, object]:
         elif isinstance(error, web.HTTPRequestEntityTooLarge) and message.startswith("Maximum"):
             message += " The server's --max-body says how large a body may be."
     if path.startswith("/api/"):  # Ollama
-        # Nothing but the message names the field, and a constraint's names its kind.
+        # Only the message can name the field; a constraint's message names its kind.
         if code == InvalidConstraint.code and param:
             message = f"{param}: {message}"
         return {"error": message}
@@ -109,7 +109,7 @@ def error_body(error: Exception, path: str = "") -> dict[str, object]:
 
 
 def error_response(error: Exception, path: str = "") -> web.Response:
-    """The reply for anything a handler may raise before its reply has begun."""
+    """Return the reply to an exception of a handler, before its reply has begun."""
     headers: dict[str, str] = {}
     status = 500
     if isinstance(error, RootlaceError):
@@ -136,16 +136,16 @@ def error_response(error: Exception, path: str = "") -> web.Response:
 
 
 def reply_to(request: web.Request, error: Exception) -> web.Response:
-    """The reply that tells of an exception; an unexpected one is logged with its traceback.
+    """Return the reply to an exception; an unexpected one is logged with its traceback.
 
-    Raises an exception again that is a redirection of aiohttp's.
+    Raises aiohttp's redirections again.
     """
     if isinstance(error, RootlaceError | web.HTTPException):
         if isinstance(error, web.HTTPException) and error.status < 400:
             raise error
         return error_response(error, request.path)
     if isinstance(error, web.RequestPayloadError):
-        # Not in its Content-Encoding, say: nothing else can be read of this connection.
+        # A wrong Content-Encoding, say: nothing else can be read from this connection.
         reason = " ".join(str(error).split())
         reply = error_response(InvalidRequest(f"the body cannot be read: {reason}"), request.path)
         reply.force_close()

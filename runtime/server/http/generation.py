@@ -1,4 +1,4 @@
-"""How an HTTP request runs on a model: token sequences that it opens, and what it is told of them.
+"""Runs HTTP requests on a model: opens token sequences, and collects their events.
 
  GenerateRequest --+                        +--> Chunk, Chunk, ... Generated   (GenerationStream)
  GenerateRequest --+--> a task for each ----+
@@ -86,15 +86,15 @@ log = logging.getLogger(__name__)
 
 MAX_PINS = 4
 SAMPLES_AT_ONCE = 32
-"""Samples that begin in one turn of the event loop."""
+"""Samples begun in one turn of the event loop."""
 
 
 MAX_REPORTS = 16
-"""In the header that tells them."""
+"""Most cache reports in the reply's header."""
 
 
 def admitted(counts: bool = True) -> Asker:
-    """Who asks, when one request more was counted. Raises as `Account.admit` does."""
+    """Return the caller, after counting one request. Raises as `Account.admit` does."""
     asker = ASKER.get()
     if counts and asker.account is not None:
         asker.account.admit()
@@ -102,7 +102,7 @@ def admitted(counts: bool = True) -> Asker:
 
 
 def note_usage(usage: Usage, report: CacheReport | None) -> None:
-    """A prompt was answered: what the cache had of it, for the reply's headers."""
+    """Note an answered prompt's cached tokens for the reply's headers."""
     seen = SEEN.get()
     if seen is None:
         return
@@ -117,9 +117,9 @@ def note_usage(usage: Usage, report: CacheReport | None) -> None:
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One prompt and how to continue it.
 
-    `pins`, at most `MAX_PINS`, are in order; what ends at each of them is computed first. With
-    `keep` its sequence stays open (see `GenerationStream.keep`). `param` names the field that holds
-    the prompt, and `sampling` is the path of the sampling parameters, for errors.
+    `pins`, at most `MAX_PINS`, are in order; the prefix of each pin is computed first. With `keep`
+    its sequence stays open (see `GenerationStream.keep`). For errors, `param` names the prompt's
+    field, and `sampling` is the path of the sampling parameters.
     """
 
     parts: tuple[Part, ...]
@@ -137,7 +137,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     sampling: str = ""
 
     def operation(self, stream: bool) -> Generate:
-        """What is done behind the prompt."""
+        """Return the operation behind the prompt."""
         return Generate(
             0,
             0,
@@ -153,11 +153,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
 
 class GenerationStream:
-    """Requests under way. Leaving the `with` block cancels what still runs, and lets all sequences
-    go unless `keep` was called.
+    """Running requests. Leaving the `with` block cancels them, and releases all sequences unless
+    `keep` was called.
 
-    Iterating gives `(index of the request, event)` as events arrive, the last of each request being
-    its `Generated`, and raises the error of the first request that fails.
+    Iteration gives `(index of the request, event)` as events arrive, a request's `Generated` last.
+    It raises the error of the first request that fails.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class GenerationStream:
     ) -> None:
         self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
         self._idle = False
-        """Whether somebody iterates and waits for events."""
+        """Whether an iterator waits for events."""
         self._direct: tuple[DirectEvents, Callable[[list[Chunk]], bytes]] | None = None
         self._fresh: list[Chunk] = []
-        """Chunks on their short way; those of several samples until all of a step have theirs."""
+        """Chunks to write directly; those of several samples are gathered per step."""
         self._gateway = gateway
         self._requests = requests
         self._stream = stream
@@ -185,7 +185,7 @@ class GenerationStream:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ended: set[int] = set()
         self._written: dict[int, tuple[int, ...]] = {}
-        """By request: how many tokens were computed up to each pin."""
+        """Tokens computed up to each pin, by request."""
         self._aborted: set[int] = set()
         self._sequences: dict[int, TokenSequence] = {}
         self._scores = 0
@@ -216,7 +216,7 @@ class GenerationStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._direct = None  # it knows this
+        self._direct = None  # refers to this object
         if self._next is not None:
             self._next.cancel()
         for task in self._tasks.values():
@@ -227,25 +227,25 @@ class GenerationStream:
 
     @property
     def keeps(self) -> bool:
-        """Whether a request's sequence stays open."""
+        """Return whether a request's sequence stays open."""
         return any(one.keep for one in self._requests)
 
     def keep(self) -> OpenSequences:
-        """The sequences, which are the caller's to close. Until then, what those that were kept
-        have in the cache is evicted last."""
+        """Hand the sequences over: the caller must close them. Until then, the cache evicts the
+        kept ones last."""
         self._kept = True
         opened = self._open
         opened.end = lambda error: opened.close()
         return opened
 
     def divert(self, direct: DirectEvents, write: Callable[[list[Chunk]], bytes]) -> None:
-        """Have chunks of an only request written to `direct`, while that is open, in the callback
-        that brings them; these are not iterated. `write` gives their events."""
+        """Write chunks of a single request to `direct`, while it is open, instead of iterating
+        them. The engine's callback writes them; `write` turns chunks into events."""
         if len(self._requests) == 1:
             self._direct = direct, write
 
     def abort(self, index: int) -> None:
-        """End one request, by "abort": its outputs have what was generated."""
+        """End one request with "abort": its outputs hold the text so far."""
         if (sequence := self._sequences.get(index)) is not None and sequence.stop is not None:
             sequence.stop()
             return
@@ -256,7 +256,7 @@ class GenerationStream:
             self._tasks[index].cancel()
 
     async def results(self) -> list[Generated]:
-        """The results in the order of the requests."""
+        """Return the results in the order of the requests."""
         found = {index: event async for index, event in self if isinstance(event, Generated)}
         return [found[index] for index in range(len(self._requests))]
 
@@ -269,7 +269,7 @@ class GenerationStream:
     def _told(
         self, event: tuple[int, Chunk | Generated] | Exception
     ) -> tuple[int, Chunk | Generated] | None:
-        """What is told of an event that came; None behind a request's end. Raises the error of a
+        """Return an event for the iterator; None behind a request's end. Raises the error of a
         request."""
         self._idle = False
         if isinstance(event, Exception):
@@ -283,7 +283,7 @@ class GenerationStream:
         if not isinstance(told, Generated):
             seen, cached = SEEN.get(), told.cached_tokens
             if seen is not None and seen.cached is None and cached is not None:
-                seen.cached = cached  # all that is known when a stream begins
+                seen.cached = cached  # a stream knows no more when it begins
             return event
         self._ended.add(index)
         if told.prompt_logprobs:
@@ -335,7 +335,7 @@ class GenerationStream:
     async def _pin(
         self, index: int, request: GenerateRequest, sequence: TokenSequence
     ) -> tuple[Part, ...]:
-        """Compute the prompt up to its last pin. Returns what comes behind."""
+        """Compute the prompt up to its last pin; return the parts behind it."""
         text, begin = Joined.of(pieces_of(request.parts)), 0
         for pin in request.pins:
             parts = tuple(Text(*piece) for piece in text.cut(begin, pin.end))
@@ -351,7 +351,7 @@ class GenerationStream:
 
     def _take(self, index: int, chunk: Event) -> None:
         assert isinstance(chunk, Chunk)
-        # What is queued comes first.
+        # Queued events come first.
         if self._direct is None or not self._idle or not self._events.empty():
             self._put(index, chunk)
             return
@@ -379,8 +379,8 @@ class GenerationStream:
             self._events.put_nowait(error)
 
     def _count_scores(self, event: Generated, index: int) -> None:
-        """Raises InvalidRequest where those of all prompts are too many, for all are kept until the
-        last has ended."""
+        """Count log-probabilities of prompts, which are all kept until the last request ends.
+        Raises InvalidRequest beyond the bound."""
         self._scores += len(event.prompt_logprobs) * (1 + self._requests[index].params.top_logprobs)
         if self._scores > MAX_PROMPT_LOGPROBS:
             raise InvalidRequest(
@@ -389,13 +389,13 @@ class GenerationStream:
             )
 
     def _counted(self, usage: Usage, index: int) -> Usage:
-        """What was computed for pins was not found in the cache, although the last request did."""
+        """Correct the cached tokens: tokens computed for pins were found, but not cached before."""
         written = self._written.get(index, ())
         cached = max(usage.cached_tokens - sum(written), 0)
         return msgspec.structs.replace(usage, cached_tokens=cached, written=written)
 
     def _named(self, error: RootlaceError, index: int) -> RootlaceError:
-        """The error with the field of the body that it is about."""
+        """Name the field of the body in the error."""
         request, asked = self._requests[index], self._requests[index].asked
         if len(self._requests) > 1:
             param = error.param if isinstance(error, InvalidRequest) else None
@@ -408,20 +408,20 @@ class GenerationStream:
 
 
 async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list[Generated]:
-    """The results in the order of the requests. Raises the error of the first that fails."""
+    """Return the results in the order of the requests. Raises the error of the first that fails."""
     with GenerationStream(gateway, requests) as stream:
         return await stream.results()
 
 
 # Answers ------------------------------------------------------------------------------------------
 #
-# What is generated for a conversation, read as it comes.
+# Answers of a conversation, parsed as they come.
 
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of,
-    `tokens` how many. `begun` is what the first one knows of the prompt."""
+    """New pieces of answer `index`, with the `logprobs` and the number of their `tokens`. `begun`,
+    in the first delta: the prompt's lengths."""
 
     index: int
     deltas: list[Delta]
@@ -431,41 +431,41 @@ class AnswerDelta:
 
 
 class FinalOutput(msgspec.Struct, frozen=True):
-    """The end of all answers, which had so many tokens of thoughts. `cut_calls`: whether the last
-    call of each is not whole, because its answer was cut."""
+    """End of all answers, with the count of thoughts' tokens. `cut_calls`: for each answer, whether
+    its last call is incomplete because the answer was cut."""
 
     generated: Generated
     reasoning_tokens: int
     cut_calls: tuple[bool, ...] = ()
     opened: OpenSequences | None = None
-    """What stays open, which is the caller's to close."""
+    """Kept sequences, which the caller must close."""
     held: CachedPrefix | None = None
-    """What others may go on from."""
+    """Prefix for later requests."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A request that has been understood: what is run, and how its answers are read."""
+    """Prepared request: the generation to run, and the parser of its answers."""
 
     job: GenerateRequest
     parser: Callable[[], Parser] | None
-    """Makes a parser of one answer; None where all of it is text for the user."""
+    """Makes a parser of one answer; None where the whole answer is text for the user."""
     prefix: str = ""
-    """The beginning of a call, if it was written for the model."""
+    """Beginning of a forced call, written for the model."""
     several: bool = True
-    """Whether there may be several calls."""
+    """Whether several calls are allowed."""
     written: Written | None = None
-    """The prompt of a branch that is to stay."""
+    """Prompt of a branch to keep."""
 
 
 class Reader:
-    """Reads one answer as it comes."""
+    """Reader of one growing answer."""
 
     def __init__(self, prepared: Prepared) -> None:
         parser = self._parser = None if prepared.parser is None else prepared.parser()
         self._several = prepared.several
         self._calls = 0
         self.thoughts: list[str] = []
-        """What was read of the model's thoughts."""
+        """Text of the model's thoughts."""
         self._arguments: list[str] | None = None  # of the last call
         self._first = parser.feed(prepared.prefix) if parser is not None and prepared.prefix else []
 
@@ -478,7 +478,7 @@ class Reader:
         return [] if self._parser is None else self._kept(self._parser.finish())
 
     def _kept(self, deltas: list[Delta]) -> list[Delta]:
-        """Without what follows the one call that may be made."""
+        """Drop deltas behind the only call allowed."""
         deltas, self._first = [*self._first, *deltas], []
         kept = []
         for delta in deltas:
@@ -494,7 +494,7 @@ class Reader:
         return kept
 
     def has_cut_call(self, output: Output) -> bool:
-        """Whether something else than the model ended `output`, which was read, within a call."""
+        """Return whether `output`, already read, was cut within a call."""
         ended = output.finish_reason == "stop" and not isinstance(output.matched, str)
         if ended or self._arguments is None:
             return False
@@ -506,8 +506,7 @@ class Reader:
 
 
 class AnswerStream(GenerationStream):
-    """The answers of one chat request as they are written. Leaving the `with` block ends what still
-    runs."""
+    """Answers of a chat request as they are written. Leaving the `with` block ends running work."""
 
     def __init__(
         self,
@@ -518,8 +517,8 @@ class AnswerStream(GenerationStream):
         *,
         stream: bool = True,
     ) -> None:
-        """What `direct` takes while that is open is not among `events`: what each answer's writer
-        makes of its deltas."""
+        """`direct` takes bytes that each answer's writer makes of deltas, while it is open. These
+        deltas are not among `events`."""
         self._prepared = prepared
         self._readers = [Reader(prepared) for _ in range(prepared.job.params.n)]
         super().__init__(gateway, [prepared.job], stream)
@@ -534,7 +533,7 @@ class AnswerStream(GenerationStream):
             self._direct = direct, write
 
     async def events(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
-        """An `AnswerDelta` for each chunk, and at last the `FinalOutput`."""
+        """Give an `AnswerDelta` for each chunk, and the `FinalOutput` last."""
         while not self._ended:
             self._idle = True
             if (told := self._told(await self._events.get())) is None:
@@ -560,7 +559,7 @@ class AnswerStream(GenerationStream):
     async def whole(
         cls, gateway: ServedModel, prepared: Prepared
     ) -> tuple[FinalOutput, list[Answer]]:
-        """The whole answers at once. What is to stay open is the caller's to close."""
+        """Return the whole answers at once. The caller must close kept sequences."""
         with cls(gateway, prepared, stream=False) as stream:
             (generated,) = await stream.results()
             answers = [
@@ -603,12 +602,12 @@ async def behind_prompts(
     param: Callable[[int], str] | None = None,
     choices: str = "choices",
 ) -> list[Result]:
-    """One operation behind each of `count` prompts: the results, in their order. Raises the first
-    error.
+    """Run one operation behind each of `count` prompts; return the results in order. Raises the
+    first error.
 
-    `at_once` prompts at most are under way, so that other requests find room in the queue. `free`:
-    nothing is computed, so it is no request of the key's quota. The timeout of `handling` is that
-    of all together. `param` names the field that holds a prompt, and `choices` that of choices.
+    At most `at_once` prompts run together, so that other requests find room in the queue. `free`:
+    nothing is computed, so the key's quota is not charged. The timeout of `handling` holds for all
+    together. `param` names the field of a prompt, and `choices` that of choices.
     """
     asker = admitted(counts=not free)
     if gateway.drain.begun:
@@ -681,8 +680,8 @@ async def vectors(
     dimensions: int | None = None,
     **how: Any,
 ) -> tuple[list[Vector], Usage]:
-    """What `find_vectors` finds for whoever asks, whose request it is. With
-    `dimensions` the first so many numbers are kept. Raises InvalidParameter."""
+    """Compute vectors with `find_vectors` for the caller, whose request is counted. `dimensions`
+    keeps the first numbers of each. Raises InvalidParameter."""
     size = gateway.engine.info.hidden_size
     if dimensions is not None and not 0 < dimensions <= size:
         raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")

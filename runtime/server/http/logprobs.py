@@ -17,11 +17,11 @@ T = TypeVar("T")
 # JSON has no infinity; this is what OpenAI writes for "impossible".
 IMPOSSIBLE = -9999.0
 PART_ROWS = 256
-"""Of up to 129 log-probabilities each."""
+"""Rows per part, of up to 129 log-probabilities each."""
 
 
 class TokenReply(TypedDict):
-    """A token, its text as bytes, and how likely it was."""
+    """Token, its text as bytes, and its log-probability."""
 
     token: str
     logprob: float
@@ -29,9 +29,8 @@ class TokenReply(TypedDict):
 
 
 class ChosenToken(TokenReply):
-    """A token of an answer, with its best alternatives; `forced` if a constraint left no other.
-
-    `drafted` names the source of a token that was computed ahead."""
+    """Token of an answer, with its best alternatives; `forced` if a constraint left no other.
+    `drafted` names the source of a drafted token."""
 
     top_logprobs: list[TokenReply]
     forced: NotRequired[bool]
@@ -39,14 +38,14 @@ class ChosenToken(TokenReply):
 
 
 class ChatLogprobs(TypedDict):
-    """Those of an answer, or of a piece of it."""
+    """Log-probabilities of an answer, or of a piece of it."""
 
     content: list[ChosenToken]
     refusal: None
 
 
 class CompletionLogprobs(TypedDict):
-    """Those of a completion, or of a piece of it."""
+    """Log-probabilities of a completion, or of a piece of it."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -55,7 +54,7 @@ class CompletionLogprobs(TypedDict):
 
 
 def rows_of(results: Iterable[Generated]) -> int:
-    """How many log-probabilities results hold, alternatives included."""
+    """Count the log-probabilities in results, alternatives included."""
     return sum(
         len(tokens) * (1 + len(tokens[-1].top))
         for result in results
@@ -65,7 +64,7 @@ def rows_of(results: Iterable[Generated]) -> int:
 
 
 def in_parts(rows: list[T]) -> list[T]:
-    """A long list, encoded part by part: as long as its encoder runs, nothing else does."""
+    """Encode a long list part by part: other threads wait while its encoder runs."""
     if len(rows) <= PART_ROWS:
         return rows
     starts = range(0, len(rows), PART_ROWS)
@@ -78,8 +77,8 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> ChatLogprobs:
-    """`logprobs` of a chat choice: one entry per token, with its `top` best alternatives. Tokens
-    that a constraint forced have `forced`, and those that were computed ahead `drafted`."""
+    """Return `logprobs` of a chat choice: one entry per token, with its `top` best alternatives.
+    Forced tokens have `forced`, and drafted tokens `drafted`."""
     content = []
     for token in tokens:
         entry = _entry(tokenizer, token.token_id, token.text, token.logprob)
@@ -109,8 +108,8 @@ def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None
 
 
 def _part(tokenizer: Tokenizer, token_id: int, text: str) -> str:
-    """A token that is no text, a part of a character, as OpenAI writes its bytes (`\\xf0\\x9f`);
-    empty for any other. All such tokens have one text, in which nobody could tell them apart."""
+    """Return a token that is part of a character as OpenAI writes its bytes (`\\xf0\\x9f`); "" for
+    other tokens. All such tokens have the same text, which could not tell them apart."""
     if "\ufffd" not in text:
         return ""
     data = tokenizer.token_bytes[token_id]
@@ -126,11 +125,11 @@ def _bytes(tokenizer: Tokenizer, token_id: int, text: str) -> bytes:
 
 
 class TextOffsets:
-    """Where the tokens of a growing text begin, in characters.
+    """Beginnings of the tokens of a growing text, in characters.
 
     A token that only continues a character begins behind the last complete one. `start` is the
-    place of the first token; it is negative for a prompt that begins with tokens that are not text
-    (BOS), whose place is 0.
+    place of the first token. `start` is negative for a prompt that begins with tokens without text
+    (BOS), at place 0.
     """
 
     def __init__(self, tokenizer: Tokenizer, start: int) -> None:
@@ -139,7 +138,7 @@ class TextOffsets:
         self._next = start
 
     def of(self, tokens: Sequence[TokenLogprob]) -> list[int]:
-        """The places of the next tokens."""
+        """Return the places of the next tokens."""
         places = []
         for token in tokens:
             places.append(max(self._next, 0))
@@ -148,7 +147,7 @@ class TextOffsets:
 
 
 def text_length(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> int:
-    """How many characters the tokens make together."""
+    """Count the characters of the tokens together."""
     data = b"".join(_bytes(tokenizer, token.token_id, token.text) for token in tokens)
     return len(data.decode("utf-8", "replace"))
 
@@ -156,10 +155,10 @@ def text_length(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> int:
 def completion_logprobs(
     tokens: Sequence[TokenLogprob], top: int, offsets: TextOffsets
 ) -> CompletionLogprobs:
-    """`logprobs` of a completion choice.
+    """Return `logprobs` of a completion choice.
 
-    A token is listed among its alternatives even if it is not one of the best. The value under its
-    text is its own; of alternatives with the same text the more probable one is kept.
+    A token is among its alternatives even if it is not one of the best. The value under its text is
+    its own; of alternatives with the same text the more probable one stays.
     """
 
     def name(token_id: int, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What stands before every handler: who asks, from where, and whether the server takes it now.
+"""Middleware before every handler: finds the caller, and checks that the server takes the request.
 
 request -> id, source -> page allowed? -> key -> path, content type -> draining? -> handler
 reply   <- headers    <- an error of any of these as JSON
@@ -51,7 +51,7 @@ from rootlace.wire.errors import Unauthorized
 
 PROBES = ("/ready", "/health_generate")
 _READING = ("GET", "HEAD", "OPTIONS")
-# They end what is running, or let it end.
+# Paths that end running requests, or let them end.
 _ENDING = ("/abort", "/abort_request", "/continue_generation")
 _TRACE = ("traceparent", "tracestate")
 CACHE = "x-rootlace-cache"
@@ -61,10 +61,10 @@ WARNING = "X-Rootlace-Warning"
 def request_middleware(
     server: ServedModel | ModelRegistry, pages: Pages, endpoints: Sequence[Endpoint]
 ) -> Middleware:
-    """Check a request, and turn every exception into a JSON reply.
+    """Make the middleware that checks a request, and turns every exception into a JSON reply.
 
-    Once the server is stopping, new work is refused. Who only looks (`/health`, `/metrics`, the
-    cache) still may, and whoever ends requests.
+    A stopping server refuses new work. Reading requests (`/health`, `/metrics`, the cache) and
+    requests that end others are still answered.
     """
     drain, keys, front_secret = server.drain, server.keys, server.config.front_secret
     paths = list(dict.fromkeys(map(shown_path, endpoints)))
@@ -73,7 +73,7 @@ def request_middleware(
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get(REQUEST_ID, "")
-        # It stays set: the reply's headers are written after the handler's end, in the same task.
+        # The id stays set: the same task writes the reply's headers after the handler's end.
         request_id.set(given if SENSIBLE_ID.fullmatch(given) else uuid.uuid4().hex)
         request.app[CONNECTIONS].begin(request.protocol)
         SEEN.set(Seen())
@@ -114,7 +114,7 @@ def request_middleware(
 def header_writer(
     server: ServedModel | ModelRegistry, pages: Pages
 ) -> Callable[[web.Request, StreamResponse], Awaitable[None]]:
-    """Write what all replies have in their headers, and count them."""
+    """Make the function that writes the common headers of all replies, and counts replies."""
 
     async def add_headers(request: web.Request, response: StreamResponse) -> None:
         response.headers[REQUEST_ID] = request_id.get()
@@ -135,7 +135,7 @@ def header_writer(
                 response.headers["Access-Control-Allow-Origin"] = origin
                 response.headers["Access-Control-Expose-Headers"] = _EXPOSED
         resource = request.match_info.route.resource
-        # Paths that do not exist are one, however many are tried.
+        # All unknown paths count as one, however many are tried.
         path = "" if resource is None else resource.canonical
         server.metrics.http.labels(path, str(response.status)).inc()
 
@@ -149,8 +149,8 @@ _ADDRESS = RequestKey("address", str)
 
 
 def _note_source(request: web.Request, front_secret: str) -> None:
-    """Let what the handler starts know who asks: the client's address, or the one that a front of
-    this secret says ("": there is none), of IPv6 a /64; and behind `#` the connection."""
+    """Note the caller for the handler's tasks: the client's address and, behind `#`, the
+    connection. With its secret, a front names the address ("": unknown). Of IPv6, a /64 counts."""
     if front_secret:
         secret, _, said = request.headers.get(SOURCE_HEADER, "").partition(" ")
         if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), front_secret.encode()):
@@ -162,7 +162,7 @@ def _note_source(request: web.Request, front_secret: str) -> None:
 
 
 def address_of(request: web.BaseRequest) -> str:
-    """The client's address, or "unknown"."""
+    """Return the client's address, or "unknown"."""
     return request.get(_ADDRESS) or request.remote or "unknown"
 
 
@@ -170,10 +170,10 @@ def address_of(request: web.BaseRequest) -> str:
 
 
 KEY_NAME = RequestKey("key_name", str)
-"""The name of the API key of a request, where it has one of the file's."""
+"""Name of a request's API key, if the key is one of the file's."""
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
-"""What they tell is the same for everybody."""
-# What they change or show is not one key's alone.
+"""Paths whose replies are the same for everybody."""
+# Paths whose effects or replies concern more than one key.
 OPERATORS_PATHS = ("/flush_cache", "/metrics", "/pause_generation", "/continue_generation")
 
 
@@ -208,12 +208,12 @@ OLLAMA_PATHS = "/api/"
 
 
 def _check_type(request: web.Request, takes: dict[str, str]) -> None:
-    """Raises UnsupportedMediaType for a body of another type than the endpoint takes.
+    """Raise UnsupportedMediaType for a body of another type than the endpoint takes.
 
-    A web page may send a form, plain text or a body of no type to any server without asking it
-    first; for JSON its browser asks, and learns that the page may not. Octets, as some clients call
-    JSON, count as JSON: no browser sends them without asking first. Ollama's paths take a body of
-    no type from what is no browser, such as LiteLLM.
+    A web page may send a form, plain text or a body of no type to any server. For JSON its browser
+    asks the server first, and learns that the page may not. Octets, as some clients label JSON,
+    count as JSON: no browser sends them without asking first. Ollama's paths take a body of no type
+    from clients that are no browser, such as LiteLLM.
     """
     resource, given = request.match_info.route.resource, request.content_type
     wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
@@ -242,8 +242,8 @@ def _unknown_path(request: web.Request, paths: list[str]) -> NotFound:
 
 
 class AccessLogger(AbstractAccessLogger):
-    """Who asked for what, the status, and how long it took; no body and no query, which could hold
-    prompts or keys."""
+    """Access log: caller, request, status and time; no body and no query, which could hold prompts
+    or keys."""
 
     @property
     def enabled(self) -> bool:
@@ -271,11 +271,11 @@ class AccessLogger(AbstractAccessLogger):
 
 # Browsers -----------------------------------------------------------------------------------------
 #
-# What protects a server without a key from web pages, and lets chosen pages in.
+# Protection of a server without a key from web pages, except allowed ones.
 #
-# A page that a browser shows may send requests to servers on the same machine. It cannot read
-# replies of another origin unless the server allows it (CORS), but the requests still cost; and a
-# page whose own host name is made to resolve to this machine (DNS rebinding) could read replies.
+# A page in a browser may send requests to servers on the same machine. It cannot read replies of
+# another origin unless the server allows it (CORS), but the requests still cost. A page whose own
+# host name is made to resolve to this machine (DNS rebinding) could read replies.
 
 
 _LOCAL = "localhost"
@@ -284,7 +284,7 @@ _EXPOSED = "X-Request-Id, X-Rootlace-Cache, X-Rootlace-Warning, Retry-After, X-S
 
 
 class Pages(msgspec.Struct, frozen=True):
-    """Which origins may ask ("*": any), and the host names by which the server may be addressed.
+    """Origins that may ask ("*": any), and host names of this server.
 
     `guarded`: no key keeps strangers out, so pages of other origins are refused. `local`: the
     server listens on this machine only, so foreign host names are refused, too.
@@ -308,7 +308,7 @@ class Pages(msgspec.Struct, frozen=True):
         return "*" in self.origins or origin.lower() in self.origins
 
     def check(self, request: web.Request) -> None:
-        """Raises Forbidden for a host name or a page that is not allowed."""
+        """Raise Forbidden for a host name or a page that is not allowed."""
         if not self.guarded:
             return
         name, is_local = _host_named(f"//{request.host}")
@@ -327,8 +327,8 @@ class Pages(msgspec.Struct, frozen=True):
             )
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a preflight request of a page; None for other requests of this method.
-        Raises Forbidden where the page may not ask."""
+        """Answer a page's preflight request; None for other requests of this method. Raises
+        Forbidden where the page may not ask."""
         origin = request.headers.get("Origin")
         asked = request.headers.get("Access-Control-Request-Method")
         if origin is None or asked is None:
@@ -348,10 +348,10 @@ class Pages(msgspec.Struct, frozen=True):
         )
 
     def _is_foreign(self, request: web.Request, origin: str) -> bool:
-        """Whether a page of another origin asks, be it of this machine's: each port is another.
+        """Return whether a page of another origin asks, each port of this machine being an origin.
 
         Browsers send Sec-Fetch-Site with every request, but Origin not with that of an image or a
-        link. A link to our own page, which shows nothing to whoever links to it, may be followed.
+        link. A link to our own page may be followed: the linking page sees nothing of it.
         """
         site = request.headers.get("Sec-Fetch-Site")
         if site in ("cross-site", "same-site"):
@@ -365,12 +365,12 @@ class Pages(msgspec.Struct, frozen=True):
 
 
 def is_page(path: str) -> bool:
-    """Whether the path is that of the page or of one of its files."""
+    """Return whether the path is that of the page or of one of its files."""
     return path == "/" or path.startswith("/page/")
 
 
 def is_browser(request: web.Request) -> bool:
-    """Whether a browser asks for a page: with each POST to another origin one says from where."""
+    """Return whether a browser asks: browsers name the page's origin with each POST to another."""
     return bool(request.headers.get("Origin")) or "Sec-Fetch-Site" in request.headers
 
 
@@ -380,8 +380,8 @@ def _listed(names: str) -> list[str]:
 
 @lru_cache(64)
 def _host_named(url: str) -> tuple[str, bool]:
-    """The host of `url`, and whether it is this machine whoever resolves it: an address cannot be
-    made to resolve elsewhere."""
+    """Return the host of `url`, and whether it is certainly this machine: an address cannot be made
+    to resolve elsewhere."""
     try:
         name = (urlsplit(url).hostname or "").rstrip(".").lower()
     except ValueError:  # such as an address that lacks its closing bracket

@@ -1,4 +1,4 @@
-"""The endpoints of a server of several models: each request goes to the model that it names."""
+"""Endpoints of a server with several models: each request goes to the model that it names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from rootlace.runtime.server.telemetry import CONTENT_TYPE, Model, text_of_all
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 from rootlace.wire.sampling import Seconds
 
-# Endpoints that are not about one model, and that need none to be loaded.
+# Endpoints that concern no single model, and need no model loaded.
 _OF_THE_SERVER = (
     "/v1/files",
     "/v1/batches",
@@ -61,7 +61,7 @@ _OF_THE_SERVER = (
     "/page/",
 )
 _PAGE = "/"
-# Endpoints about what a loaded model does and holds: they neither load it nor keep it loaded.
+# Endpoints that observe a loaded model: they neither load it nor keep it loaded.
 _WATCHING = (
     "/get_server_info",
     "/server_info",
@@ -75,12 +75,12 @@ _KEEPING_ALIVE = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 
 
 _Scalar = str | int | float | bool | None
-"""What an endpoint may find wrong, without taking time and memory here."""
+"""Value of any scalar type: the endpoint finds faults later, without time or memory spent here."""
 
 
 class _Named(msgspec.Struct):
-    """What says which model a body is for, how long it may be waited for, and how long it stays;
-    `name` is Ollama's older word."""
+    """Fields of a body about its model: name, timeout and time to stay loaded. `name` is Ollama's
+    older word for `model`."""
 
     model: _Scalar = None
     name: _Scalar = None
@@ -92,14 +92,14 @@ _named = msgspec.json.Decoder(_Named)
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """What answers for one loaded model: its endpoints, by method and path."""
+    """Endpoints of one loaded model, by method and path."""
 
     endpoints: dict[tuple[str, str], Endpoint]
     info: Info
 
 
 class ModelRoutes:
-    """`all` are the endpoints as they are listed and routed."""
+    """Routes of several models. `all` lists the endpoints for documents and routing."""
 
     def __init__(self, rooms: ModelRegistry) -> None:
         self._rooms = rooms
@@ -120,7 +120,7 @@ class ModelRoutes:
             "/openapi.json": reference.openapi,
             "/docs": reference.page,
         }
-        # Those of no model: they are called only where they need none.
+        # These endpoints have no model: only those are called that need none.
         for one in endpoints(cast(ServedModel, None), self.shared):
             call = own.get(one.path)
             if call is None and one.path in _WATCHING:
@@ -164,7 +164,7 @@ class ModelRoutes:
 
     @asynccontextmanager
     async def _use(self, asked: str | None, timeout: float | None) -> AsyncIterator[_Model]:
-        """The model, once it is loaded; the time that this takes is part of the `timeout`."""
+        """Load the model if necessary; the time that takes counts towards the `timeout`."""
         begun = time.monotonic()
         async with self._rooms.use(asked, timeout) as gateway:
             with waited(time.monotonic() - begun):
@@ -188,7 +188,7 @@ class ModelRoutes:
         return next((one for one in cards if one.id == name), cards[0])
 
     def _cards(self, room: ModelSlot) -> list[ModelCard]:
-        """The model as `/v1/models` has it; less is known of one that is not loaded."""
+        """Return the model's cards of `/v1/models`; with fewer facts if it is not loaded."""
         if room.gateway is not None:
             return self._of(room.gateway).info.cards()
         return [
@@ -223,7 +223,7 @@ class ModelRoutes:
         return await asyncio.to_thread(entry_of, room.name, path, _written(self._started))
 
     async def model_info(self, request: web.Request) -> ModelEntry | dict[str, Any]:
-        """Programs ask it where to connect, so it loads nothing."""
+        """Return facts without loading the model: programs ask here where to connect."""
         room = self._rooms.room(request.query.get("model"))
         if room.gateway is not None:
             return await self._of(room.gateway).info.model_info()
@@ -236,14 +236,14 @@ class ModelRoutes:
         }
 
     async def health(self, request: web.Request) -> Status:
-        """200 while the engines of all loaded models (or that of `?model=`) answer."""
+        """Answer 200 while the engines of all loaded models (or of `?model=`) answer."""
         for room in self._asked_rooms(request):
             if room.gateway is not None and not room.gateway.healthy:
                 raise ServerUnavailable(f"the engine of {room.name} does not answer")
         return Status("ok")
 
     async def ready(self, request: web.Request) -> Ready:
-        """200 if a token went through the engine of all loaded models (or that of `?model=`)."""
+        """Answer 200 if a token went through the engine of all loaded models (or of `?model=`)."""
         degraded: list[str] = []
         for room in self._asked_rooms(request):
             if room.gateway is not None:
@@ -254,7 +254,7 @@ class ModelRoutes:
         return Ready("ready", tuple(degraded))
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """A model that is not loaded has nothing to forget."""
+        """Evict unused prefixes of the named model; a model that is not loaded has none."""
         asked, _, _ = await _asked(request)
         room = self._rooms.room(asked)
         if room.gateway is None:
@@ -262,7 +262,7 @@ class ModelRoutes:
         return await self._of(room.gateway).info.flush_cache()
 
     async def metrics(self) -> web.Response:
-        """For Prometheus, by model."""
+        """Return the metrics for Prometheus, by model."""
         found: dict[str, Model] = {}
         for room in self._rooms.all:
             gateway, status = room.gateway, None
@@ -279,15 +279,15 @@ class ModelRoutes:
 
 
 def _loaded(room: ModelSlot) -> ServedModel:
-    """Raises ServerUnavailable for a model that is not loaded."""
+    """Return the loaded model. Raises ServerUnavailable if it is not loaded."""
     if room.gateway is None:
         raise ServerUnavailable(f"the model {room.name} is not loaded")
     return room.gateway
 
 
 def _expires(room: ModelSlot) -> str:
-    """When the model is unloaded if nobody uses it any more. A key is told `NEVER`: the time would
-    tell when another one used the model last."""
+    """Return when an unused model is unloaded. A key gets `NEVER`: the time would reveal when
+    another key used the model last."""
     after = room.config.gateway.idle_unload
     if after is None or caller() is not None:
         return NEVER
@@ -300,8 +300,7 @@ def _written(started: int) -> str:
 
 
 async def _asked(request: web.Request) -> tuple[str | None, float | None, Any]:
-    """The model that a request names, its timeout, and its `keep_alive`; None for what it does not
-    say, or what cannot be read."""
+    """Return a request's model, timeout and `keep_alive`; None where missing or unreadable."""
     asked: _Scalar = request.query.get("model")
     timeout = keep_alive = None
     if asked is None and request.method == "POST":
@@ -317,7 +316,7 @@ async def _asked(request: web.Request) -> tuple[str | None, float | None, Any]:
 
 
 def runner_for(served: ServedModel | ModelRegistry) -> web.AppRunner:
-    """Every HTTP endpoint of one model or of several."""
+    """Make a runner of every HTTP endpoint of one model or of several."""
     if isinstance(served, ServedModel):
         return make_runner(served)
     found = ModelRoutes(served)

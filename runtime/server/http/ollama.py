@@ -1,4 +1,4 @@
-"""Ollama's interface, `/api/...`: answers, vectors, and what is served."""
+"""Ollama's interface, `/api/...`: answers, vectors, and the served models."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ _ONLY_TEXT = refused("only text is served")
 
 NAMES = names_in("ollama")
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's own (`DefaultOptions` of its api/types.go), as far as they are not ours as well; but for
-`repeat_penalty` 1.1, which is about the last 64 tokens there: of all tokens it would be another."""
+"""Defaults of Ollama (`DefaultOptions` of its api/types.go) that differ from ours. Not
+`repeat_penalty` 1.1: it covers the last 64 tokens there, and would cover all tokens here."""
 
 
 @with_sampling("ollama")
 class OptionsBody(Body):
-    """How to sample, but for what `with_sampling` adds; see `DEFAULTS` for what is not given."""
+    """Sampling options, without those that `with_sampling` adds; missing ones are in `DEFAULTS`."""
 
     num_ctx: Annotated[int | None, _SERVER] = None
     num_batch: Annotated[int | None, _SERVER] = None
@@ -131,10 +131,9 @@ class InputMessage(History):
 
 
 class AnswerBody(HandlingBody, kw_only=True):
-    """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout`,
-    `cache`, `cache_salt` and `return_cache_report` are ours. `temperature`, `top_p` and
-    `max_output_tokens` are those of clients that do not put them among the options, which come
-    first."""
+    """Common fields of chat and generate. Streams by default. `priority`, `timeout`, `cache`,
+    `cache_salt` and `return_cache_report` are Rootlace's. `temperature`, `top_p` and
+    `max_output_tokens` are for clients that do not use options; options take precedence."""
 
     model: str
     stream: bool | None = None
@@ -158,7 +157,7 @@ class Choice(Body):
 
 
 class ChatBody(AnswerBody, kw_only=True):
-    """`POST /api/chat`. Ollama has no `tool_choice`, but clients send it."""
+    """Body of `POST /api/chat`. Ollama has no `tool_choice`, but clients send it."""
 
     messages: Annotated[list[InputMessage], MANY] | None = None
     tools: list[Tool] | None = None
@@ -166,7 +165,7 @@ class ChatBody(AnswerBody, kw_only=True):
 
 
 class GenerateBody(AnswerBody, kw_only=True):
-    """`POST /api/generate`. Without `raw` the prompt is a conversation's only message."""
+    """Body of `POST /api/generate`. Without `raw` the prompt is a conversation's only message."""
 
     prompt: str | None = None
     system: str | None = None
@@ -181,7 +180,7 @@ class GenerateBody(AnswerBody, kw_only=True):
 
 
 class ShowBody(Body):
-    """`POST /api/show`; `name` is the older name of `model`."""
+    """Body of `POST /api/show`; `name` is the older name of `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -189,7 +188,7 @@ class ShowBody(Body):
 
 
 class EmbedBody(HandlingBody, kw_only=True):
-    """`POST /api/embed`."""
+    """Body of `POST /api/embed`."""
 
     model: str
     input: str | list[str]
@@ -201,7 +200,7 @@ class EmbedBody(HandlingBody, kw_only=True):
 
 
 class EmbeddingsBody(HandlingBody, kw_only=True):
-    """`POST /api/embeddings`, the older interface: one text, whose vector keeps its length."""
+    """Body of `POST /api/embeddings`, the older interface: one text's vector, not normalised."""
 
     model: str
     prompt: str
@@ -211,14 +210,14 @@ class EmbeddingsBody(HandlingBody, kw_only=True):
 
 
 def unloads(load: str, keep_alive: object) -> bool:
-    """Whether a model is to be unloaded behind the answer: one that was loaded on demand, for a
-    `keep_alive` of 0, "0", "0s" ... A key may not ask for it: others use the model as well."""
+    """Return whether to unload a model behind the answer: one loaded on demand, for a `keep_alive`
+    of 0, "0", "0s" ... Never for a key: others use the model as well."""
     none = str(keep_alive).rstrip("nuµmsh") in ("0", "0.0")
     return none and load == "on-demand" and caller() is None
 
 
 def fields_of(body: AnswerBody) -> dict[str, Any]:
-    """The options, and what stands beside them, by the names of `SamplingParams`."""
+    """Return the options, and the fields beside them, by the names of `SamplingParams`."""
     beside: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -227,7 +226,7 @@ def fields_of(body: AnswerBody) -> dict[str, Any]:
     named = {name: value for name, value in beside.items() if value is not None}
     if body.options is not None:
         named |= sampling_fields(body.options, "ollama")
-    # What is below 0 is to llama.cpp: greedy, off, no limit, and a seed that is drawn.
+    # Negative values have llama.cpp's meaning: greedy, off, no limit, and a random seed.
     below = {"temperature": 0.0, "top_k": 0, "max_tokens": None}
     named |= {name: value for name, value in below.items() if named.get(name, 0) < 0}
     if named.get("seed") == -1:
@@ -236,7 +235,7 @@ def fields_of(body: AnswerBody) -> dict[str, Any]:
 
 
 def constraint_of(body: AnswerBody) -> Asked | None:
-    """That of `format`."""
+    """Return the constraint of `format`."""
     if body.format is None or body.format == "":
         return None
     schema = {"type": "object"} if body.format == "json" else body.format
@@ -244,8 +243,8 @@ def constraint_of(body: AnswerBody) -> Asked | None:
 
 
 def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
-    """As chat templates take them. Raises InvalidParameter for images, and where there is nothing
-    that somebody else than the model said."""
+    """Return messages as chat templates take them. Raises InvalidParameter for images, and for a
+    message without content that is not the model's."""
     found = []
     for index, given in enumerate(messages):
         if given.images:
@@ -284,7 +283,7 @@ def choice_of(body: ChatBody) -> ToolChoice:
 
 
 def _known(gateway: ServedModel, asked: str) -> str:
-    """The served model's name. Ollama's clients add a tag. Raises ModelNotFound for another one."""
+    """Return the served model's name, without a client's tag. Raises ModelNotFound for another."""
     return check_name(gateway.model_info, asked.removesuffix(":latest"))
 
 
@@ -299,7 +298,7 @@ class Embedded(TypedDict):
 
 
 class EmbeddedOne(TypedDict):
-    """A vector as the model gives it."""
+    """Vector, not normalised."""
 
     embedding: list[float]
 
@@ -308,35 +307,35 @@ class EmbeddedOne(TypedDict):
 
 
 class CalledTool(TypedDict):
-    """A tool, and its arguments."""
+    """Tool, and its arguments."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class ToolCall(TypedDict):
-    """A call that the model makes."""
+    """Call of a tool."""
 
     function: CalledTool
 
 
 class Said(TypedDict, total=False):
-    """What an answer holds beside its text."""
+    """Parts of an answer beside its text."""
 
     thinking: str
     tool_calls: list[ToolCall]
 
 
 class Message(Said):
-    """A chat's answer, or a piece of it."""
+    """Answer of a chat, or a piece of it."""
 
     role: Literal["assistant"]
     content: str
 
 
 class Line(Reports):
-    """What every line of a stream tells, and a whole answer; the last line, or a whole answer that
-    is not empty, has the figures. Durations are in nanoseconds."""
+    """Line of a stream, or a whole answer. The last line, or a whole answer that is not empty, has
+    the figures. Durations are in nanoseconds."""
 
     model: str
     created_at: str
@@ -352,19 +351,19 @@ class Line(Reports):
 
 
 class ChatLine(Line):
-    """Of a chat."""
+    """Line of a chat."""
 
     message: Message
 
 
 class GenerateLine(Line, Said):
-    """Of an answer to a prompt."""
+    """Line of an answer to a prompt."""
 
     response: str
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A body, checked and understood. `top` is None without log-probabilities."""
+    """Body, checked and parsed. `top` is None without log-probabilities."""
 
     model: str
     prepared: Prepared
@@ -374,7 +373,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Ollama:
-    """The handlers."""
+    """Handlers of Ollama's interface."""
 
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
@@ -448,7 +447,7 @@ class Ollama:
         dimensions: int | None = None,
         normalise: bool = True,
     ) -> tuple[list[list[float]], int]:
-        """A vector for each text, and the number of tokens of all; `names` are errors' fields."""
+        """Return a vector for each text, and all tokens; errors use the fields `names`."""
         found, usage = await vectors(
             self._gateway,
             [Prompt(text=text).parts() for text in texts],
@@ -495,7 +494,7 @@ class Ollama:
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
     ) -> ChatRequest:
-        # A level, such as "high", says that the model is to think, too.
+        # A level, such as "high", also asks the model to think.
         effort = body.think if isinstance(body.think, str) else None
         thinking = bool(body.think) if body.think is not None else None
         top = asked_top(body.logprobs, body.top_logprobs)
@@ -583,7 +582,7 @@ def _text(chat: bool, text: str) -> dict[str, Any]:
 
 
 def _call(block: Block) -> dict[str, Any] | None:
-    """None for what is no call: one that was cut has no arguments that could be read."""
+    """Return a call; None for another block, or a call cut within its arguments."""
     try:
         arguments = msgspec.json.decode(block.text)
     except (msgspec.DecodeError, RecursionError):
@@ -594,7 +593,7 @@ def _call(block: Block) -> dict[str, Any] | None:
 
 
 def _done(generated: Generated, begun: float) -> dict[str, Any]:
-    """What the last line tells; durations in nanoseconds."""
+    """Return the figures of the last line; durations in nanoseconds."""
     usage, timing = generated.usage, generated.timing
     first = timing.first_token - timing.queued
     return {

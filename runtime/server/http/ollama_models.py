@@ -1,4 +1,4 @@
-"""What is served, as Ollama's clients ask: the entries of tags and ps, and what show tells."""
+"""Served models in Ollama's form: entries of tags and ps, and the reply of show."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import ModelInfo
 
 NEVER = "9999-12-31T23:59:59+00:00"
-"""When a model is unloaded that stays."""
+"""Time at which a model that stays loaded is unloaded."""
 
 
 class Details(TypedDict):
-    """What the model's files say: the architecture as they name it, how many numbers its weights
-    are, and the type of most of these. Texts are empty where nobody can tell."""
+    """Facts of the model's files: their name of the architecture, the number of weights, and the
+    type of most weights. Texts are empty where unknown."""
 
     parent_model: str
     format: str
@@ -29,9 +29,9 @@ class Details(TypedDict):
 
 
 class Entry(TypedDict):
-    """A model as Ollama lists it: the bytes of its files, and 64 hexadecimal digits of their names,
-    sizes and times. Where it runs, also its context, when it is unloaded, and the bytes on a GPU:
-    all or none."""
+    """Model in Ollama's list: the bytes of its files, and a SHA-256 (hexadecimal) of their names,
+    sizes and times. A running model also has its context, when it is unloaded, and the bytes on a
+    GPU: all or none."""
 
     name: str
     model: str
@@ -45,13 +45,13 @@ class Entry(TypedDict):
 
 
 class Entries(TypedDict):
-    """What is served."""
+    """Served models."""
 
     models: list[Entry]
 
 
 class Shown(TypedDict):
-    """A model."""
+    """Reply of show."""
 
     modelfile: str
     parameters: str
@@ -63,7 +63,7 @@ class Shown(TypedDict):
 
 
 def entry_of(name: str, path: str, modified_at: str) -> Entry:
-    """A model as Ollama lists it. Reads its files, which may take a while the first time."""
+    """Return a model's entry in Ollama's list. Reads its files, slowly at the first time."""
     size, digest = files_at(Path(path))
     return {
         "name": name,
@@ -76,12 +76,12 @@ def entry_of(name: str, path: str, modified_at: str) -> Entry:
 
 
 def with_adapters(entry: Entry, info: ModelInfo) -> list[Entry]:
-    """A model as Ollama lists it, and the same with each of its adapters."""
+    """Return a model's entry, and the same for each of its adapters."""
     return [{**entry, "name": name, "model": name} for name in model_names(info)]
 
 
 def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
-    """A model as Ollama lists it where it is loaded."""
+    """Return the entry of a loaded model."""
     on_cpu = gateway.engine.info.device == "cpu"
     return {
         **entry,
@@ -92,7 +92,7 @@ def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> E
 
 
 def files_at(path: Path) -> tuple[int, str]:
-    """The bytes of a model's files, and a digest that changes when they do."""
+    """Return the bytes of a model's files, and a digest that changes with them."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     size, found = 0, []
     for file in files:
@@ -105,7 +105,7 @@ def files_at(path: Path) -> tuple[int, str]:
 
 @lru_cache(maxsize=64)
 def about_of(path: str, digest: str) -> About:
-    """What the files of that digest say of the model; nothing where there is no model."""
+    """Return the facts in the files with that digest; empty facts without a model."""
     try:
         return model_source(path).about()
     except RootlaceError:
@@ -124,7 +124,7 @@ def details_of(about: About) -> Details:
 
 
 def _shown(numbers: int) -> str:
-    """As Ollama writes how many there are: 134.52M, 8.0B."""
+    """Write a number of weights as Ollama does: 134.52M, 8.0B."""
     if numbers >= 1e9:
         return f"{numbers / 1e9:.1f}B"
     return f"{numbers / 1e6:.2f}M" if numbers >= 1e6 else f"{numbers / 1e3:.0f}K"

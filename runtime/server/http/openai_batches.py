@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/files`: what batches read and write."""
+"""OpenAI's `/v1/files` and `/v1/batches`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WINDOW_SECONDS = 24 * 3600
 
 
 class BatchBody(Body, kw_only=True):
-    """`POST /v1/batches`."""
+    """Body of `POST /v1/batches`."""
 
     input_file_id: str
     endpoint: str
@@ -49,7 +49,7 @@ class BatchBody(Body, kw_only=True):
 
 
 class Batches:
-    """The handlers."""
+    """Handlers of batches."""
 
     def __init__(self, service: BatchService) -> None:
         self._service = service
@@ -109,7 +109,7 @@ class Batches:
 
 
 UPLOAD_SECONDS = 600.0
-"""A file that has not come by then holds its connection, and what it has of the disk, no longer."""
+"""Time after which an unfinished upload is refused, which frees its connection and disk space."""
 _PIECE_BYTES = 2**16
 _FIELD_BYTES = 1024
 _IGNORED = ("expires_after[anchor]", "expires_after[seconds]")
@@ -122,7 +122,7 @@ class FilesQuery(PageQuery):
 
 
 class Files:
-    """The handlers."""
+    """Handlers of files."""
 
     def __init__(self, service: BatchService) -> None:
         self._service = service
@@ -176,7 +176,7 @@ class Files:
     async def _receive(
         self, request: web.Request, content: Path
     ) -> tuple[dict[str, str], str | None]:
-        """The form's fields and the file's name; the file is written to `content`."""
+        """Return the form's fields and the file's name; write the file to `content`."""
         fields: dict[str, str] = {}
         filename = None
         try:

@@ -92,7 +92,7 @@ DEFAULT_MAX_TOKENS = 16
 
 @with_sampling("openai")
 class CompletionBody(SamplingBody, kw_only=True):
-    """`POST /v1/completions`."""
+    """Body of `POST /v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
@@ -102,7 +102,7 @@ class CompletionBody(SamplingBody, kw_only=True):
 
 
 class CompletionChoice(TypedDict):
-    """One sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
+    """Sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
     text: str
@@ -112,14 +112,14 @@ class CompletionChoice(TypedDict):
 
 
 class CompletionReply(Envelope):
-    """The reply to `POST /v1/completions`."""
+    """Reply to `POST /v1/completions`."""
 
     choices: list[CompletionChoice]
     usage: UsageReply
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A body, checked and understood. `top` is None without logprobs."""
+    """Body, checked and parsed. `top` is None without logprobs."""
 
     model: str
     prompts: list[Prompt]
@@ -132,7 +132,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class _UsageSoFar:
-    """The usage that each chunk of a stream carries: of its prompt, and of its choice so far."""
+    """Usage in each chunk of a stream: of its prompt, and of its choice so far."""
 
     def __init__(self) -> None:
         self._prompts: dict[int, int] = {}
@@ -141,7 +141,7 @@ class _UsageSoFar:
     def add(
         self, choice: int, tokens: int, prompt_tokens: int | None, prompt: int = 0
     ) -> dict[str, int]:
-        """The usage after `tokens` more of `choice`; the first chunk knows the `prompt_tokens`."""
+        """Return the usage after `tokens` more of `choice`; the first chunk has `prompt_tokens`."""
         if prompt_tokens is not None:
             self._prompts[prompt] = prompt_tokens
         self._choices[choice] += tokens
@@ -155,13 +155,13 @@ class _UsageSoFar:
     def end(
         self, choice: int, output: Output, prompt_tokens: int, prompt: int = 0
     ) -> dict[str, int]:
-        """The usage of a whole choice."""
+        """Return the usage of a whole choice."""
         left = len(output.token_ids) - self._choices[choice]
         return self.add(choice, left, prompt_tokens, prompt)
 
 
 class Completions:
-    """The endpoint's handler."""
+    """Handler of completions."""
 
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
@@ -177,7 +177,7 @@ class Completions:
         return {**head, "choices": choices, "usage": usage_of(results)}
 
     def jobs(self, body: CompletionBody) -> list[GenerateRequest]:
-        """What is run for a body."""
+        """Return the generations of a body."""
         return self._parse(body).jobs
 
     def _parse(self, body: CompletionBody) -> _Asked:
@@ -233,7 +233,7 @@ class Completions:
     def _choice(
         self, asked: _Asked, prompt: int, result: Generated, index: int
     ) -> CompletionChoice:
-        """One sample of one prompt, complete."""
+        """Return one sample of one prompt, complete."""
         output = result.outputs[index]
         echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
         logprobs = None
@@ -323,11 +323,11 @@ def _finish(output: Output) -> dict[str, Any]:
 _encode_text = msgspec.json.Encoder().encode
 _ANY_TEXT = "\0text"
 _ROLE = {"role": "assistant", "content": ""}
-"""The first delta of each answer."""
+"""First delta of each answer."""
 
 
 class Prediction(Body):
-    """What the answer may be like: text that is edited, say."""
+    """Text that the answer may resemble, such as text to edit."""
 
     type: Literal["content"]
     content: str | list[ContentPart]
@@ -335,7 +335,7 @@ class Prediction(Body):
 
 @with_sampling("openai")
 class ChatBody(SamplingBody, kw_only=True):
-    """`POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`."""
 
     messages: Messages
     max_completion_tokens: int | None = None
@@ -392,14 +392,14 @@ class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
 
 
 class CalledFunction(TypedDict):
-    """A function, and its arguments as JSON."""
+    """Function, and its arguments as JSON."""
 
     name: str
     arguments: str
 
 
 class ToolCallReply(TypedDict):
-    """A call that the model makes."""
+    """Call of a function."""
 
     id: str
     type: Literal["function"]
@@ -407,7 +407,7 @@ class ToolCallReply(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """An answer; thoughts and calls where there are any."""
+    """Answer, with thoughts and calls if there are any."""
 
     role: Literal["assistant"]
     content: str | None
@@ -417,7 +417,7 @@ class ChatMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
+    """Sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
     message: ChatMessage
@@ -427,14 +427,14 @@ class ChatChoice(TypedDict):
 
 
 class ChatReply(Envelope):
-    """The reply to `POST /v1/chat/completions`."""
+    """Reply to `POST /v1/chat/completions`."""
 
     choices: list[ChatChoice]
     usage: UsageReply
 
 
 class _Chat(msgspec.Struct, frozen=True):
-    """A body, checked and understood. `top` is None without logprobs."""
+    """Body, checked and parsed. `top` is None without logprobs."""
 
     model: str
     prepared: Prepared
@@ -445,7 +445,7 @@ class _Chat(msgspec.Struct, frozen=True):
     id: str | None
 
     def usage(self, ended: FinalOutput) -> UsageReply:
-        """OpenAI's, of the whole answer."""
+        """Return OpenAI's usage of the whole answer."""
         usage = usage_of([ended.generated])
         details, found = usage["completion_tokens_details"], ended.generated.usage
         usage["reasoning_tokens"] = details["reasoning_tokens"] = ended.reasoning_tokens
@@ -456,7 +456,7 @@ class _Chat(msgspec.Struct, frozen=True):
 
 
 class ChatCompletions:
-    """The endpoint's handler."""
+    """Handler of chat completions."""
 
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
@@ -475,7 +475,7 @@ class ChatCompletions:
         return {**head, "choices": choices, "usage": asked.usage(ended)}
 
     async def jobs(self, body: ChatBody) -> list[GenerateRequest]:
-        """What is run for a body."""
+        """Return the generation of a body."""
         return [(await self._parse(body)).prepared.job]
 
     async def _parse(self, body: ChatBody) -> _Chat:
@@ -533,7 +533,7 @@ class ChatCompletions:
     def _choices(
         self, asked: _Chat, ended: FinalOutput, answers: Sequence[Answer]
     ) -> list[ChatChoice]:
-        """The samples, complete."""
+        """Return the samples, complete."""
         choices: list[ChatChoice] = []
         for index, answer in enumerate(answers):
             output = ended.generated.outputs[index]
@@ -588,7 +588,7 @@ class ChatCompletions:
 
 
 class _Writer:
-    """Writes the deltas of one sample as OpenAI's streamed chunks, which begin with `head`."""
+    """Writer of one sample's deltas as OpenAI's streamed chunks, which begin with `head`."""
 
     def __init__(
         self,
@@ -605,12 +605,12 @@ class _Writer:
         self._so_far = so_far
         self._calls = 0
         self._begun = False
-        # Nearly all chunks differ in their text alone.
+        # Nearly all chunks differ only in their text.
         usual = self._event({"content": _ANY_TEXT})
         self._before, _, self._behind = usual.rpartition(msgspec.json.encode(_ANY_TEXT))
 
     def write(self, said: AnswerDelta) -> bytes:
-        """The events of new pieces of the answer."""
+        """Return the events of new pieces of the answer."""
         top, so_far = self._asked.top, self._so_far
         if so_far is not None:
             prompt_tokens = None if said.begun is None else said.begun.prompt_tokens
@@ -643,7 +643,7 @@ class _Writer:
         return b"".join(map(self._event, written))
 
     def finish(self, output: Output, cut: bool, prompt_tokens: int) -> bytes:
-        """The last events."""
+        """Return the last events."""
         if self._so_far is not None:
             self._head["usage"] = self._so_far.end(self._index, output, prompt_tokens)
         reason = _finish_reason(output, self._calls > 0 and not cut)
@@ -676,7 +676,7 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
 
 
 def _template(body: ChatBody) -> dict[str, Any]:
-    """What chat templates are told: whether, and how hard, the model is to think."""
+    """Return the template's arguments on whether and how hard the model is to think."""
     kwargs = body.chat_template_kwargs
     given = {} if kwargs is None else template_arguments(kwargs)
     if body.thinking is not None or body.reasoning_effort is not None:
@@ -687,5 +687,5 @@ def _template(body: ChatBody) -> dict[str, Any]:
 
 
 def _finish_reason(output: Output, called: bool) -> str:
-    """OpenAI's: an answer that ended by itself and holds calls, whole ones, ended for them."""
+    """Return OpenAI's reason: "tool_calls" for an answer that ended by itself with whole calls."""
     return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, and responses that were kept."""
+"""`POST /v1/responses`, and kept responses."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ from rootlace.wire.sampling import SamplingParams
 
 # Responses body -----------------------------------------------------------------------------------
 #
-# The body of `POST /v1/responses`, and its conversation as chat templates take it.
+# Body of `POST /v1/responses`, and its conversation for chat templates.
 
 
 Included = Literal[
@@ -92,14 +92,14 @@ Included = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""What clients may ask for that OpenAI leaves out otherwise."""
+"""Extra contents that clients may ask OpenAI for."""
 
 
 _NO_SEARCH = ignored("there is no web search")
 
 
 class Item(History):
-    """A message, a call, its result, or thoughts. What came in an answer may be sent back."""
+    """Message, call, its result, or thoughts. Items of an answer may be sent back."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -128,8 +128,8 @@ class FunctionTool(_Function, kw_only=True):
 
 
 class ResponseTool(_Function, kw_only=True):
-    """A function, functions with a name in common, or a web search without `external_web_access`,
-    which Codex offers by default: it is left out, with a warning."""
+    """Function, several functions under a namespace, or a web search. A web search without
+    `external_web_access`, which Codex offers by default, is left out with a warning."""
 
     type: Literal["function", "namespace", "web_search"]
     name: str = ""
@@ -162,8 +162,8 @@ class ReasoningConfig(Body):
 
 @with_sampling("openai")
 class ResponsesBody(HandlingBody):
-    """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` and
-    `return_cache_report` are ours."""
+    """Body of `POST /v1/responses`, without the fields that `with_sampling` adds. `cache_salt` and
+    `return_cache_report` are Rootlace's."""
 
     input: str | Annotated[list[Item], MANY]
     model: str | None = None
@@ -179,7 +179,7 @@ class ResponsesBody(HandlingBody):
     reasoning: ReasoningConfig | None = None
     thinking_budget: Budget | None = None
     metadata: dict[str, str] | None = None
-    # All there is is included, thoughts as plain text.
+    # All contents are always included, thoughts as plain text.
     include: list[Included] | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
@@ -216,10 +216,10 @@ class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
 def messages_of(
     given: str | list[Item], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The input as messages: calls and thoughts belong to the assistant's message beside them.
+    """Turn the input into messages: calls and thoughts join the assistant's message beside them.
 
-    Raises InvalidParameter for content that is not text, and for the result of a call that is
-    neither in it nor in the messages `before`.
+    Raises InvalidParameter for content that is not text, and for a result without its call in the
+    input or in the messages `before`.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -259,7 +259,7 @@ def messages_of(
 
 
 def check_include(body: ResponsesBody) -> None:
-    """Raises InvalidParameter for what is not there."""
+    """Raise InvalidParameter for contents that are never included."""
     for index, wanted in enumerate(body.include or ()):
         if wanted == "message.output_text.logprobs":
             raise InvalidParameter(
@@ -280,11 +280,11 @@ def tool_choice(body: ResponsesBody) -> ToolChoice:
 
 
 def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
-    """The functions that the model may call, those of a namespace by `qualified` names. The first
-    of these says what the namespace is.
+    """Give the functions that the model may call, those of a namespace by `qualified` names. The
+    first of these describes the namespace.
 
-    Raises InvalidParameter for a tool without a name, for one that holds others and may not, for
-    one of a namespace by whose name the model knows another, and for a search of the web.
+    Raises InvalidParameter for a missing name, for tools within a function, for two tools with the
+    same name for the model, and for a web search.
     """
     known = {tool.name for tool in tools if tool.type == "function"}
     for index, tool in enumerate(tools):
@@ -315,7 +315,7 @@ def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
 
 
 def _shown(tool: ResponseTool | FunctionTool) -> dict[str, Any]:
-    """A tool as responses tell it."""
+    """Return a tool in the form of responses."""
     if tool.type == "web_search":
         return {"type": tool.type}
     shown = {"type": tool.type, "name": tool.name, "description": tool.description}
@@ -325,7 +325,7 @@ def _shown(tool: ResponseTool | FunctionTool) -> dict[str, Any]:
 
 
 def constraint_of(body: ResponsesBody) -> Asked | None:
-    """That of `text.format`."""
+    """Return the constraint of `text.format`."""
     form = body.text.format if body.text is not None else None
     if form is None:
         return None
@@ -352,20 +352,20 @@ def _given(item: Item, field: str, param: str) -> Any:
 
 
 class InputDetails(TypedDict):
-    """How the tokens of the conversation came to be."""
+    """Origin of the conversation's tokens."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputDetails(TypedDict):
-    """How many tokens of the answer are thoughts."""
+    """Tokens of the answer that are thoughts."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Reports):
-    """So many tokens."""
+    """Counts of tokens."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -375,7 +375,7 @@ class ResponseUsage(Reports):
 
 
 class ResponseHead(TypedDict):
-    """What is known before there is an answer; the client's own settings among it."""
+    """Head of a response, known before the answer; includes the client's settings."""
 
     id: str
     object: Literal["response"]
@@ -399,7 +399,7 @@ class ResponseHead(TypedDict):
 
 
 class ResponseReply(ResponseHead):
-    """A response, complete."""
+    """Response, complete."""
 
     status: Literal["completed", "incomplete"]
     completed_at: float | None
@@ -408,14 +408,14 @@ class ResponseReply(ResponseHead):
 
 
 class InputTokens(msgspec.Struct):
-    """So long is the conversation that a response would answer."""
+    """Length of a response's conversation in tokens."""
 
     input_tokens: int
     object: str = "response.input_tokens"
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A body, checked and understood. `before` and `new` are its conversation."""
+    """Body, checked and parsed. `before` and `new` are its conversation."""
 
     prepared: Prepared
     head: ResponseHead
@@ -428,7 +428,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class Responses:
-    """The handlers."""
+    """Handlers of responses."""
 
     def __init__(
         self, gateway: ServedModel, chats: Chats, store: ResponseStore, holds: PrefixHolds
@@ -457,7 +457,7 @@ class Responses:
         return cast(ResponseReply, self._store.get(id, owner=owner()).response)
 
     async def inputs(self, id: str, query: InputQuery) -> Listing[InputItem]:
-        """What a response was made from: all of its conversation but the answer."""
+        """Return a response's input: all of its conversation but the answer."""
         kept = self._store.get(id, owner=owner())
         items = input_items(id, kept.messages[:-1], kept.response["tools"])
         return page(query, items, PAGE)
@@ -486,7 +486,7 @@ class Responses:
     async def _wanted(
         self, body: ResponsesBody, model: str
     ) -> tuple[Stored | None, list[dict[str, Any]], ChatRequest]:
-        """The response that a body goes on from, its new messages, and the whole conversation."""
+        """Return a body's previous response, its new messages, and the whole conversation."""
         check_include(body)
         previous = None
         if body.previous_response_id is not None:
@@ -501,7 +501,7 @@ class Responses:
             raise InvalidParameter("n", "a response is one answer: n must be 1")
         if body.max_output_tokens is not None:
             fields["max_tokens"] = body.max_output_tokens
-        # Instructions hold for one request: they are not part of what is kept.
+        # Instructions hold for one request: they are not kept.
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         request = ChatRequest(
             messages=_with_one_system([*system, *before, *new]),
@@ -516,9 +516,9 @@ class Responses:
             cache_report=bool(body.return_cache_report),
             handling=handling,
             adapter=adapter_of(self._gateway, model),
-            # What is not shared ends with the request.
+            # An unshared branch ends with the request.
             keep=store and handling.cache.share,
-            # Another model has other tokens.
+            # Another model's tokens differ.
             behind=previous.held if previous and previous.response["model"] == model else None,
             param="input",
         )
@@ -563,7 +563,7 @@ class Responses:
             yield numbered({"type": "response.failed", "response": failed})
 
     def _ended(self, asked: _Request, blocks: list[Block], ended: FinalOutput) -> ResponseReply:
-        """The whole response, which is kept."""
+        """Return the whole response, and keep it."""
         cut = _cut(ended)
         response: ResponseReply = {
             **asked.head,
@@ -582,7 +582,7 @@ class Responses:
     def _keep(
         self, asked: _Request, ended: FinalOutput, response: ResponseReply, answer: dict[str, Any]
     ) -> None:
-        """Store the response, and hold its branch, of which the one before is the beginning."""
+        """Store the response, and hold its branch, which begins with the previous response's."""
         let_go: Callable[[], None] = nothing
         if ended.opened is not None:
             usage = ended.generated.usage
@@ -595,7 +595,7 @@ class Responses:
 
 
 def _cut(ended: FinalOutput) -> str:
-    """Why the last item is not whole; empty where it is."""
+    """Return why the last item is incomplete; "" if it is complete."""
     if ended.generated.outputs[0].finish_reason == "length":
         return "max_output_tokens"
     return "stop" if ended.cut_calls[0] else ""
@@ -630,7 +630,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHe
 
 
 def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With what the system says at the beginning in one message: templates take no more."""
+    """Join leading system messages into one: templates take no more."""
     leading = []
     for message in messages:
         if message["role"] != "system":
@@ -642,7 +642,7 @@ def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(blocks: list[Block], items: Items) -> dict[str, Any]:
-    """The answer as chat templates take it."""
+    """Return the answer as chat templates take it."""
     texts: dict[str, str] = {"text": "", "thoughts": ""}
     calls = []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What the replies of OpenAI's endpoints share."""
+"""Common parts of replies: streams, and fields of OpenAI's endpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """How a stream is written: each payload, and what comes last."""
+    """Notation of a stream: its content type, the encoder of payloads, and the end."""
 
     content_type: str
     encode: Callable[[Any], bytes]
@@ -38,15 +38,15 @@ _LINE_ENDS = tuple((end.encode(), rb"\u%04x" % ord(end)) for end in "\x85\u2028\
 
 
 def one_line(data: bytes) -> bytes:
-    """JSON whose characters that end a line for `str.splitlines` are escaped: some clients read
-    streams by such lines, as httpx's `iter_lines` does."""
+    """Escape characters in JSON that end a line for `str.splitlines`: some clients split streams
+    so, as httpx's `iter_lines` does."""
     for end, escape in _LINE_ENDS:
         data = data.replace(end, escape)
     return data
 
 
 def sse(payload: object) -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     return b"data: " + one_line(msgspec.json.encode(payload)) + b"\n\n"
 
 
@@ -61,16 +61,15 @@ def _line(payload: object) -> bytes:
 _EVENTS = "text/event-stream; charset=utf-8"
 OPENAI = Dialect(_EVENTS, sse, b"data: [DONE]\n\n")
 NAMED_EVENTS = Dialect(_EVENTS, _named)
-"""Events whose name is their payload's `type`."""
+"""Events named after their payload's `type`."""
 LINES = Dialect("application/x-ndjson", _line)
 
 
 class DirectEvents:
-    """A short way into a stream: what can be written without waiting need not wake the task that
-    answers the request.
+    """Direct way into a stream: writes at once, without waking the task that answers the request.
 
-    It is open between the first payload, which begins the reply, and the end, while the client
-    reads as fast as we write. `Stream.send` opens it.
+    The way is open between the first payload, which begins the reply, and the end, while the client
+    reads as fast as the server writes. `Stream.send` opens it.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class DirectEvents:
         self._writer: StreamWriter | None = None
 
     def begin(self, writer: AbstractStreamWriter | None) -> None:
-        """The reply's head was written to `writer`. Without chunks (HTTP/1.0) this stays closed."""
+        """Open behind the reply's head in `writer`, but not without chunks (HTTP/1.0)."""
         if isinstance(writer, StreamWriter) and writer.chunked:
             self._writer = writer
 
@@ -94,7 +93,7 @@ class DirectEvents:
         return transport is not None and not transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send events together. Only while this is open."""
+        """Send events together. Only while open."""
         writer = self._writer
         assert writer is not None and writer.transport is not None
         if data:
@@ -104,11 +103,10 @@ class DirectEvents:
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """A reply that is written as it comes: each of `payloads` is an event, then comes the end.
+    """Reply written as it comes: each of `payloads` is an event, then comes the end.
 
-    Payloads that are bytes are events already, which are sent together: what the system takes for
-    sending is much of what a short event costs. `direct`: where the generator writes payloads that
-    it does not give.
+    Payloads that are bytes are encoded events, sent together: sending is much of a short event's
+    cost. `direct`: the way for payloads that the generator does not give.
     """
 
     payloads: AsyncGenerator[Any, None]
@@ -119,8 +117,8 @@ class Stream(msgspec.Struct, frozen=True):
         """Answer `request`.
 
         The reply starts with the first payload, so an error before it still has its own HTTP
-        status; a later error is sent as an event in the endpoint's error shape. However this ends,
-        the client disconnecting included, the generator is closed, which cancels its work.
+        status. A later error becomes an event in the endpoint's error shape. However this ends, by
+        the client's disconnect too, the generator is closed, which cancels its work.
         """
         dialect, direct = self.dialect, self.direct
         response = web.StreamResponse(
@@ -171,7 +169,7 @@ def json_response(value: object) -> web.Response:
 
 
 class Envelope(TypedDict):
-    """What all of OpenAI's answers begin with."""
+    """First fields of OpenAI's answers."""
 
     id: str
     object: str
@@ -180,23 +178,22 @@ class Envelope(TypedDict):
 
 
 class PromptTokens(TypedDict):
-    """How the tokens of prompts came to be."""
+    """Origin of the prompts' tokens."""
 
     cached_tokens: int
 
 
 class Drafted(TypedDict):
-    """Tokens computed ahead: those that came, and those that did not."""
+    """Drafted tokens: accepted ones and rejected ones."""
 
     accepted: int
     rejected: int
 
 
 class CompletionTokens(TypedDict):
-    """How the tokens of completions came to be; some of chats are thoughts. Where there was a
-    prediction: of its tokens, those computed ahead that came, and those that did not. `drafts`:
-    the same of what other requests hold ("tree"), of the request's own text ("output") and of what
-    a draft model wrote ("model")."""
+    """Origin of the completions' tokens; a chat's include thoughts. With a prediction: its accepted
+    and rejected tokens. `drafts`: the same for drafts of other requests' tokens ("tree"), of the
+    request's own text ("output") and of a draft model ("model")."""
 
     forced_tokens: int
     reasoning_tokens: NotRequired[int]
@@ -206,21 +203,21 @@ class CompletionTokens(TypedDict):
 
 
 class ReportReply(CacheReport, kw_only=True, frozen=True, omit_defaults=False):
-    """A report on the cache, and a sentence for people."""
+    """Report on the cache, and a sentence for people."""
 
     says: str
 
 
 class Reports(TypedDict):
-    """What there is where it was asked for."""
+    """Parts of a reply that only some requests ask for."""
 
     cache_report: NotRequired[ReportReply]
     cache_pin: NotRequired[str]
 
 
 class UsageReply(TypedDict):
-    """OpenAI's `usage`, with reports on the cache and pins where they were asked for, and of chats
-    with `reasoning_tokens` where sglang's clients look for it."""
+    """OpenAI's `usage`, with reports on the cache and pins where requested. In chats,
+    `reasoning_tokens` also stands where sglang's clients look for it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -233,13 +230,13 @@ class UsageReply(TypedDict):
 
 
 class Status(msgspec.Struct):
-    """How the server is."""
+    """State of the server."""
 
     status: str
 
 
 def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> Envelope:
-    """The first fields of every object of a reply, the same in all chunks of a stream.
+    """Make the first fields of every object of a reply, the same in all chunks of a stream.
 
     `given` is the id that the client chose.
     """
@@ -252,12 +249,12 @@ def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> En
 
 
 def report_fields(report: CacheReport) -> ReportReply:
-    """A report as replies carry it."""
+    """Return a report in the form of replies."""
     return ReportReply(**msgspec.structs.asdict(report), says=describe(report))
 
 
 def report_of(generated: Generated) -> Reports:
-    """Those of a reply, where they were asked for."""
+    """Return the cache report and the pin of a reply, where requested."""
     found: Reports = {}
     facts = generated.facts
     if facts.report is not None:
@@ -268,7 +265,7 @@ def report_of(generated: Generated) -> Reports:
 
 
 def drafts_of(usages: Sequence[Usage]) -> dict[str, Drafted]:
-    """The sum of `Usage.drafts`."""
+    """Return the sum of `Usage.drafts`."""
     found: dict[str, Drafted] = {}
     for usage in usages:
         for source, (accepted, rejected) in usage.drafts.items():
@@ -279,7 +276,7 @@ def drafts_of(usages: Sequence[Usage]) -> dict[str, Drafted]:
 
 
 def usage_of(results: Sequence[Generated]) -> UsageReply:
-    """Summed over the prompts of a request; reports and pins are one per prompt."""
+    """Sum the usage over a request's prompts; reports and pins are one per prompt."""
     usages = [result.usage for result in results]
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)

@@ -1,4 +1,4 @@
-"""Fields that bodies share, and what becomes of them.
+"""Fields that bodies share, and their conversion.
 
 Sections: handling, model, prompts, sampling, OpenAI's body, messages, conversation.
 """
@@ -42,7 +42,7 @@ _WAITED: ContextVar[float] = ContextVar("waited", default=0.0)
 
 
 class HandlingBody(Body, kw_only=True):
-    """What every body that computes something may say. Higher priorities are served first."""
+    """Common fields of bodies that compute something. Higher priorities are served first."""
 
     priority: Priority | None = None
     timeout: Seconds | None = None
@@ -51,7 +51,7 @@ class HandlingBody(Body, kw_only=True):
 
 @contextmanager
 def waited(seconds: float) -> Iterator[None]:
-    """What is read in this block has waited so long already, which its timeout includes."""
+    """Count `seconds` of waiting towards the timeouts of bodies read in the block."""
     token = _WAITED.set(seconds)
     try:
         yield
@@ -60,7 +60,7 @@ def waited(seconds: float) -> Iterator[None]:
 
 
 def handling_of(body: HandlingBody | SamplingBody) -> Handling:
-    """What the body asks for; what it leaves out is the default."""
+    """Return the body's handling; missing fields have their defaults."""
     if body.priority is None and body.timeout is None and body.cache is None:
         return PLAIN
     handling = Handling(body.priority or 0, body.timeout, body.cache or Cache())
@@ -68,7 +68,7 @@ def handling_of(body: HandlingBody | SamplingBody) -> Handling:
 
 
 def handling_without_pin(body: HandlingBody) -> Handling:
-    """The same where there is not one prompt that could be pinned. Raises InvalidParameter."""
+    """Return the body's handling without a pin. Raises InvalidParameter for a pin."""
     handling = handling_of(body)
     if handling.cache.pin:
         raise InvalidParameter("cache.pin", "cache.pin: nothing is pinned here; pin a prompt")
@@ -76,7 +76,7 @@ def handling_without_pin(body: HandlingBody) -> Handling:
 
 
 def remaining(handling: Handling, seconds: float) -> Handling:
-    """With the timeout what is left of it when so many `seconds` have passed."""
+    """Return the handling with the timeout reduced by `seconds`."""
     if handling.timeout is None:
         return handling
     return msgspec.structs.replace(handling, timeout=max(handling.timeout - seconds, 1e-9))
@@ -88,9 +88,9 @@ def remaining(handling: Handling, seconds: float) -> Handling:
 def adapter_of(
     gateway: ServedModel, model: str, asked: str | None = None, field: str = "adapter"
 ) -> str:
-    """The adapter of a request: what its `field` asks for, or else what is behind the name of the
-    model, as `check_name` gives it. "": none, also where it is asked for. Raises InvalidParameter,
-    also where the two differ."""
+    """Return the adapter of a request: the value of its `field`, else the name behind the model's
+    in `model` (see `check_name`). "" means none, in `field` too. Raises InvalidParameter for an
+    unknown adapter, or where the two differ."""
     named = model.removeprefix(gateway.model_info.name).removeprefix(":")
     if asked is None or asked == named:
         return named
@@ -104,26 +104,26 @@ def adapter_of(
 
 # Prompts ------------------------------------------------------------------------------------------
 #
-# Prompts as bodies carry them: a text, token ids, or a list of either.
+# Prompts of bodies: a text, token ids, or a list of either.
 
 
 MAX_PROMPTS = 4096
-"""Also of their samples, together: each is a request of the engine."""
+"""Most prompts, and most samples of all prompts: each is a request of the engine."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt; exactly one of the two is set."""
+    """One prompt; exactly one of the two fields is set."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
 
     def parts(self, begin: bool = True) -> tuple[Part, ...]:
-        """What to append to a branch.
+        """Return the parts to append to a branch.
 
-        Whoever sends a raw prompt wrote its template too, so special tokens in it are recognised.
-        The empty piece of ordinary text makes the branch begin as the tokenizer's post-processor
-        would (BOS), which a branch that begins with special text does not; without `begin` it is
-        left out.
+        Clients that send a raw prompt wrote its template too, so special tokens in it are
+        recognised. The empty piece of ordinary text makes the branch begin as the tokenizer's
+        post-processor would have it (BOS). A branch that begins with special text does not. Without
+        `begin` the empty piece is left out.
         """
         if self.ids is not None:
             return (Tokens(self.ids),)
@@ -134,7 +134,7 @@ class Prompt(msgspec.Struct, frozen=True):
 def parse_prompts(
     given: str | Sequence[str | int | Sequence[int]], param: str, vocab_size: int
 ) -> list[Prompt]:
-    """The prompts of a field that holds a text, token ids, or a list of texts or of token ids.
+    """Return the prompts of a field: a text, token ids, or a list of texts or of token ids.
 
     Raises InvalidParameter for an empty list, a mixed one, or an id outside the vocabulary.
     """
@@ -162,14 +162,14 @@ def parse_prompts(
 
 
 def check_texts(texts: Sequence[str], param: str) -> None:
-    """Raises InvalidParameter for an empty one."""
+    """Raise InvalidParameter for an empty text."""
     for index, text in enumerate(texts):
         if not text:
             raise InvalidParameter(f"{param}[{index}]", f"{param}[{index}] is empty")
 
 
 def check_samples(count: int, param: str) -> None:
-    """Raises InvalidParameter for more samples, of all prompts of a body, than may be asked for."""
+    """Raise InvalidParameter for too many samples of all prompts of a body."""
     if count > MAX_PROMPTS:
         raise InvalidParameter(
             param, f"{param}: at most {MAX_PROMPTS} samples of all prompts together, not {count}"
@@ -196,7 +196,7 @@ TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 
 
 def with_sampling(api: Api) -> Callable[[type[T]], type[T]]:
-    """Give a body a field for each sampling parameter that `api` takes; null is its default."""
+    """Give a body a field for each sampling parameter of `api`; null is its default."""
     fields = [
         (name, parameter.type | parameter.single | None, None)
         for parameter in PARAMETERS.values()
@@ -215,19 +215,19 @@ def with_sampling(api: Api) -> Callable[[type[T]], type[T]]:
 
 @cache
 def _names(api: Api) -> list[tuple[Parameter, tuple[str, ...]]]:
-    """What bodies of `api` call each parameter, the name that wins last."""
+    """Return each parameter with its names in bodies of `api`, the winning name last."""
     return [(one, one.fields(api)[::-1]) for one in PARAMETERS.values() if one.fields(api)]
 
 
 def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
-    """What a body made by `with_sampling` gives, by the names of `SamplingParams`."""
+    """Return the values of a body made by `with_sampling`, by the names of `SamplingParams`."""
     found: dict[str, Any] = {}
     for parameter, names in _names(api):
         for name in names:
             value = getattr(body, name)
             if value is None:
                 continue
-            # Of several names the first counts, unless it is given the default.
+            # Of several names the first counts, unless its value is the default.
             if value != parameter.default or parameter.name not in found:
                 single = parameter.single
                 found[parameter.name] = (
@@ -237,7 +237,7 @@ def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
 
 
 def sglang_names() -> dict[str, str]:
-    """sglang's names of the parameters that it calls otherwise, by our names."""
+    """Map our names of parameters to sglang's, where different."""
     return {
         name: parameter.aliases[0]
         for name, parameter in PARAMETERS.items()
@@ -246,7 +246,7 @@ def sglang_names() -> dict[str, str]:
 
 
 def asked_top(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """How many alternatives a chat reports per token; None without log-probabilities."""
+    """Return the number of alternatives per token of a chat; None without log-probabilities."""
     if not logprobs:
         if top_logprobs:
             raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
@@ -260,11 +260,11 @@ def make_params(
     names: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """`SamplingParams` of the fields that are not None (`max_tokens` may be: no limit).
+    """Return `SamplingParams` of the fields that are not None (`max_tokens` may be: no limit).
 
-    What they do not say is as the `model` is to be sampled, and where that is not known as by the
-    `defaults` of the interface. `names` gives, where it differs, what the client calls a field.
-    Raises InvalidParameter naming the field as the client does.
+    Other parameters have the `model`'s defaults, else the `defaults` of the interface. `names`
+    gives the client's name of a field, where different. Raises InvalidParameter with the client's
+    name of the field.
     """
     names = names or {}
     given: dict[str, Any] = {"max_tokens": None, **(defaults or {}), **model.sampling}
@@ -272,7 +272,7 @@ def make_params(
         if value is not None or key == "max_tokens":
             given[key] = value
     if "max_tokens" not in fields and given["max_tokens"] is not None:
-        # Whoever asks for more than the default bound has not asked for the bound.
+        # A client that asks for more than the default bound does not want the bound.
         given["max_tokens"] = max(given["max_tokens"], fields.get("min_tokens") or 0)
     vocab_size = model.vocab_size
     for key in ("stop_token_ids", "logit_bias"):
@@ -294,11 +294,11 @@ def make_params(
 
 # OpenAI's body ------------------------------------------------------------------------------------
 #
-# What the bodies of OpenAI's endpoints have in common.
+# Common fields of the bodies of OpenAI's endpoints.
 #
-# Every field may be null, which means its default. Fields that clients send and that do not change
-# what a text model answers are typed and then ignored; any other unknown field is refused, because
-# a misspelt parameter that does nothing is worse than an error.
+# Every field may be null, which means its default. Fields that clients send without effect on a
+# text model's answer are typed and then ignored. Any other unknown field is refused, because a
+# misspelt parameter without effect is worse than an error.
 
 
 ACCOUNT = ignored("it is about the account of OpenAI's clients")
@@ -313,7 +313,7 @@ class StreamOptions(Body):
 
 
 class SamplingBody(OpenAIConstraintBody):
-    """What completions and chat completions share, but for what `with_sampling` adds."""
+    """Common fields of completions and chats, without those that `with_sampling` adds."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -325,7 +325,7 @@ class SamplingBody(OpenAIConstraintBody):
     cache_salt: str | None = None
     return_cache_report: bool | None = None
     request_id: str | None = None
-    # Those of a `HandlingBody`: a struct cannot have two others for its bases.
+    # Fields of a `HandlingBody`: a struct cannot have two bases with fields.
     priority: Priority | None = None
     timeout: Seconds | None = None
     cache: Cache | None = None
@@ -359,8 +359,8 @@ class SamplingBody(OpenAIConstraintBody):
 
 
 def openai_fields(body: SamplingBody) -> dict[str, Any]:
-    """The `sampling_fields` of OpenAI's endpoints. Raises InvalidParameter if more samples were to
-    be drawn than are returned."""
+    """Return the `sampling_fields` of OpenAI's endpoints. Raises InvalidParameter if more samples
+    are to be drawn than returned."""
     fields = sampling_fields(body, "openai")
     n = fields.get("n", 1)
     if body.best_of is not None and body.best_of != n:
@@ -369,8 +369,8 @@ def openai_fields(body: SamplingBody) -> dict[str, Any]:
 
 
 def chosen_id(given: str | None) -> str | None:
-    """The id that a body asks for as `request_id`. Raises InvalidParameter for one that could not
-    be a header's: every event of a stream has it."""
+    """Return a body's `request_id`. Raises InvalidParameter for an id that could not stand in a
+    header: every event of a stream has it."""
     if given is not None and not SENSIBLE_ID.fullmatch(given):
         raise InvalidParameter(
             "request_id",
@@ -380,7 +380,7 @@ def chosen_id(given: str | None) -> str | None:
 
 
 def wants_usage(body: SamplingBody) -> bool:
-    """Whether a stream ends with a chunk that carries the usage, and with it the cache report."""
+    """Return whether a stream ends with a chunk of the usage, and with it the cache report."""
     if body.stream_options is None:
         return bool(body.stream and body.return_cache_report)
     if not body.stream:
@@ -389,7 +389,7 @@ def wants_usage(body: SamplingBody) -> bool:
 
 
 def wants_usage_so_far(body: SamplingBody) -> bool:
-    """Whether each chunk of a stream carries the usage so far, beside that of `include_usage`."""
+    """Return whether each chunk of a stream has the usage so far (with `include_usage`)."""
     options = body.stream_options
     return bool(options and options.include_usage and options.continuous_usage_stats)
 
@@ -402,7 +402,7 @@ CACHED = ignored("every prompt is cached")
 
 
 class ContentPart(History):
-    """Only text can be read."""
+    """Part of a message's content. Only text can be read."""
 
     type: str
     text: str | None = None
@@ -421,7 +421,7 @@ class ToolCall(History, kw_only=True):
 
 
 class Message(History):
-    """What anybody said. `reasoning` is what others call `reasoning_content`."""
+    """Message of a conversation. `reasoning` is another name of `reasoning_content`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
@@ -431,7 +431,7 @@ class Message(History):
     reasoning_content: str | None = None
     reasoning: Any = None
     refusal: str | None = None
-    # These would be content, were they anything else.
+    # Other values of these fields would be content.
     function_call: None = None
     audio: None = None
 
@@ -461,7 +461,7 @@ _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "
 
 
 def template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`chat_template_kwargs`. Raises InvalidParameter for what has a field of its own."""
+    """Return `chat_template_kwargs`. Raises InvalidParameter for an argument with its own field."""
     for name in sorted(_TEMPLATE_ARGUMENTS & given.keys()):
         raise InvalidParameter(
             f"chat_template_kwargs.{name}", f"{name} belongs outside of chat_template_kwargs"
@@ -470,7 +470,7 @@ def template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Messages as dictionaries with plain text content and decoded tool arguments.
+    """Turn messages into dictionaries with plain text content and decoded tool arguments.
 
     Raises InvalidParameter for content that is not text.
     """
@@ -510,7 +510,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
-    """The tools of a body."""
+    """Return the tools of a body."""
     if not tools:
         return ()
     functions = [tool.function for tool in tools]
@@ -518,7 +518,7 @@ def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
 
 
 def text_of(content: str | list[ContentPart], param: str) -> str:
-    """A content's text. Raises InvalidParameter for a part, below `param`, that is none."""
+    """Return a content's text. Raises InvalidParameter for a part, below `param`, without text."""
     if isinstance(content, str):
         return content
     texts = []
@@ -536,9 +536,9 @@ def text_of(content: str | list[ContentPart], param: str) -> str:
 def call_of(
     call_id: str | None, name: str, arguments: str | dict[str, Any] | None
 ) -> dict[str, Any]:
-    """A call as chat templates expect it."""
+    """Return a call as chat templates expect it."""
     if isinstance(arguments, str):
-        # Templates write the arguments as JSON themselves; text that is none stays as it is.
+        # Templates write arguments as JSON themselves; text that is no JSON stays as it is.
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments or "{}")
     function = {"name": name, "arguments": {} if arguments is None else arguments}

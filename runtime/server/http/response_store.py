@@ -1,4 +1,4 @@
-"""Responses that later requests may go on from, as many as fit in bounds, maybe on a disk, too."""
+"""Store of responses for later requests to go on from, bounded, optionally also on a disk."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rootlace.wire.errors import InvalidRequest
 
 # Response disk ------------------------------------------------------------------------------------
 #
-# Kept responses in a file of SQLite, so that they outlive the server.
+# Kept responses in a SQLite file, so that they outlive the server.
 #
-# A change is marked, and a thread commits what is marked; `flush` waits for it. On a full disk the
-# changes stay marked: memory has the responses, and the file gets them when there is room.
+# A change is marked, and a thread commits marked changes; `flush` waits for the commit. On a full
+# disk the changes stay marked: memory has the responses, and the file gets them when there is room.
 
 
 VERSION = 1
@@ -51,7 +51,7 @@ pragma user_version = {VERSION};
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A response as it was kept, oldest first. Messages have numbers, which conversations share."""
+    """Row of a kept response, oldest first. Messages have numbers, which conversations share."""
 
     id: str
     owner: str
@@ -61,31 +61,31 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 _Key = tuple[int] | tuple[str, str]
-"""The number of a message, or the owner and the id of a response."""
+"""Number of a message, or owner and id of a response."""
 _Rows = dict[_Key, tuple[Any, ...] | None]
-"""Rows that the file lacks; None for one to be deleted there."""
+"""Rows that the file lacks; None deletes a row."""
 
 
 class ResponseDisk:
-    """The file. Raises InvalidRequest where it cannot be used.
+    """File of kept responses. Raises InvalidRequest where the file cannot be used.
 
-    A full disk is no reason: what cannot be written is logged once, and tried again
-    later (`Retry`), whether or not there are more changes.
+    A full disk is no such error: it is logged once, and writing is retried later (`Retry`), with or
+    without further changes.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._retry = Retry(path, "responses", clock)
         self._lock = threading.Lock()
-        """Of `_changed`, which two threads replace."""
+        """Guards `_changed`, which two threads replace."""
         self._changed: _Rows = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._later: threading.Timer | None = None
-        """Tries again what could not be written."""
+        """Timer of the next attempt to write."""
         self._file = self._open()
 
     def _open(self) -> sqlite3.Connection | None:
-        """None where the disk is too full. Raises InvalidRequest."""
+        """Open the file; None where the disk is too full. Raises InvalidRequest."""
         try:
             return open_file(self._path, self._prepare, self._retry)
         except (sqlite3.Error, OSError) as error:
@@ -100,7 +100,7 @@ class ResponseDisk:
             raise InvalidRequest(f"{self._path} has version {version} of the format, not {VERSION}")
 
     def read(self) -> tuple[dict[int, dict[str, Any]], list[Kept]]:
-        """The messages by number, and the responses all of whose messages are there. Raises
+        """Return the messages by number, and the responses with all of their messages. Raises
         InvalidRequest."""
         try:
             with file_to_read(self._path, self._file) as file:
@@ -110,14 +110,14 @@ class ResponseDisk:
         return messages, [one for one in kept if messages.keys() >= set(one.numbers)]
 
     def put(self, kept: Kept, new: dict[int, dict[str, Any]]) -> None:
-        """Keep a response, and the messages that no other has."""
+        """Keep a response, and the messages that no other response has."""
         rows: _Rows = {(number,): (number, _json(message)) for number, message in new.items()}
         lists = _json(kept.response), _json(list(kept.numbers))
         rows[kept.owner, kept.id] = (kept.id, kept.owner, kept.salt, *lists)
         self._change(rows)
 
     def remove(self, response_id: str, owner: str, unused: Sequence[int]) -> None:
-        """Forget a response, and the messages that no other has any more."""
+        """Forget a response, and the messages that no other response has any more."""
         gone: _Rows = {(number,): None for number in unused}
         self._change(gone | {(owner, response_id): None})
 
@@ -127,8 +127,8 @@ class ResponseDisk:
         self._thread.submit(self._commit)
 
     async def flush(self) -> None:
-        """Return when the system has all of it, whatever becomes of this process; on a full disk,
-        at once."""
+        """Wait until the operating system has all changes, so that they outlive this process. On a
+        full disk, return at once."""
         await asyncio.wrap_future(self._thread.submit(lambda: None))
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ def _read(file: sqlite3.Connection) -> tuple[dict[int, dict[str, Any]], list[Kep
 
 _MESSAGES = "messages", "number = ?", "(?, ?)"
 _RESPONSES = "responses", "owner = ? and id = ?", "(null, ?, ?, ?, ?, ?)"
-"""Tables: the name, the place of a key, and the values of a row."""
+"""Tables: the name, the condition for a key, and the values of a row."""
 
 
 def _write(file: sqlite3.Connection, changed: _Rows) -> None:
@@ -208,13 +208,13 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """Text that the model wrote to itself."""
+    """Text of the model's thoughts."""
 
     text: str
 
 
 class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """What the model says."""
+    """Message of the model."""
 
     id: str
     status: str
@@ -223,7 +223,7 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """What the model thought."""
+    """Thoughts of the model."""
 
     id: str
     status: str
@@ -232,7 +232,7 @@ class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
 
 
 class OutputCall(msgspec.Struct, tag_field="type", tag="function_call", omit_defaults=True):
-    """A function that is to be called, and its arguments as JSON."""
+    """Call of a function, with its arguments as JSON."""
 
     id: str
     status: str
@@ -249,16 +249,16 @@ _NAMES = {"text": "output_text", "thoughts": "reasoning_text", "call": "function
 
 
 def qualified(namespace: str | None, name: str) -> str:
-    """The name by which the model knows a function of a namespace."""
+    """Return the model's name for a function of a namespace."""
     return f"{namespace}__{name}" if namespace else name
 
 
 _Names = dict[str, tuple[str, str | None]]
-"""By `qualified` name, a function's own name and its namespace."""
+"""(own name, namespace) of a function, by `qualified` name."""
 
 
 def _names(tools: Sequence[Mapping[str, Any]]) -> _Names:
-    """Those of the namespaces among a response's tools."""
+    """Return the names of functions in the namespaces among a response's tools."""
     spaces = [tool for tool in tools if tool["type"] == "namespace"]
     return {
         qualified(space["name"], one["name"]): (one["name"], space["name"])
@@ -268,14 +268,14 @@ def _names(tools: Sequence[Mapping[str, Any]]) -> _Names:
 
 
 def _known(names: _Names, name: str) -> tuple[str, str | None]:
-    """The own name and the namespace of a function that the model calls by `name`."""
+    """Return the own name and the namespace of a function that the model calls `name`."""
     return names.get(name, (name, None))
 
 
 class Items:
-    """Writes blocks as items. An item keeps its ids from its first event to the whole response.
+    """Writer of blocks as items. An item keeps its ids from its first event to the whole response.
 
-    `tools`: those of the response.
+    `tools`: the response's tools.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -283,7 +283,7 @@ class Items:
         self._names = _names(tools)
 
     def item(self, block: Block, status: str = "completed") -> OutputItem:
-        """The item of a block; without content while it is in progress."""
+        """Return the item of a block; without content while it is in progress."""
         item_id, call_id = self._of(block)
         written = status != "in_progress"
         if block.kind == "call":
@@ -295,8 +295,8 @@ class Items:
         return OutputMessage(item_id, status, [OutputText(block.text)] if written else [])
 
     def events(self, change: BlockEvent, status: str = "completed") -> list[dict[str, Any]]:
-        """What is streamed of a change, but for the numbers of the events. `status` is that of an
-        item that ends."""
+        """Return the events of a change, without their numbers. `status` applies to an item that
+        ends."""
         block = change.block
         at: dict[str, Any] = {"item_id": self._of(block)[0], "output_index": block.index}
         inside = at if block.kind == "call" else {**at, "content_index": 0}
@@ -346,7 +346,7 @@ def _part(block: Block, text: str) -> OutputText | ReasoningText:
 
 # Response inputs ----------------------------------------------------------------------------------
 #
-# What a response was made from, as a list of items, and the queries about kept responses.
+# Conversation before a response, as a list of items, and the queries about kept responses.
 
 
 PAGE = 20
@@ -354,7 +354,7 @@ _ALL = ignored("all there is is included")
 
 
 class ResponseQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """How a kept response is shown."""
+    """Options for showing a kept response."""
 
     stream: Annotated[bool | None, refused("a kept response is given whole")] = None
     starting_after: Annotated[int | None, refused("a kept response is given whole")] = None
@@ -364,7 +364,7 @@ class ResponseQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputQuery(PageQuery, forbid_unknown_fields=True):
-    """Which items of a list are shown."""
+    """Page of a response's input items."""
 
     include: Annotated[str | None, _ALL] = None
     includes: Annotated[str | None, _ALL] = msgspec.field(name="include[]", default=None)
@@ -377,7 +377,7 @@ class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
 
 
 class InputMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """What anybody said."""
+    """Message of any role."""
 
     id: str
     role: str
@@ -386,7 +386,7 @@ class InputMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class CallOutput(msgspec.Struct, tag_field="type", tag="function_call_output"):
-    """What a function gave."""
+    """Result of a function."""
 
     id: str
     call_id: str
@@ -400,7 +400,7 @@ InputItem = InputMessage | OutputReasoning | OutputCall | CallOutput
 def input_items(
     response_id: str, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[InputItem]:
-    """The messages as items, whose ids are always the same. `tools`: those of the response."""
+    """Return the messages as items with reproducible ids. `tools`: the response's tools."""
     own, names = response_id.removeprefix("resp_"), _names(tools)
     found: list[InputItem] = []
     for message in messages:
@@ -437,11 +437,11 @@ MAX_BYTES = 64 * 2**20
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A response as it was given, and the conversation up to its end.
+    """Stored response, and the conversation up to its end.
 
-    Messages are shared with the responses before it; `size` is in bytes and without them. `salt` is
-    that of the namespace which has the conversation's KV. `held` is the branch, and `let_go` has
-    the cache treat it like any other.
+    Messages are shared with earlier responses; `size` is in bytes without them. `salt` names the
+    namespace with the conversation's KV. `held` is the kept branch; `let_go` releases it in the
+    cache.
     """
 
     response: Mapping[str, Any]
@@ -453,8 +453,8 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class ResponseStore:
-    """The latest responses by id. Where they are too many, that key which has the most of them
-    forgets the one that it used least recently: no key pushes out those of one that has fewer."""
+    """Latest responses by id. Beyond the bounds, the key with most responses loses its least
+    recently used one. So no key displaces responses of a key with fewer."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._of: dict[str, _Responses] = {}
@@ -464,7 +464,7 @@ class ResponseStore:
         self._numbers = count(1)
 
     def open(self, disk: ResponseDisk) -> None:
-        """Take what the disk has of an earlier server, and keep there what comes."""
+        """Take responses of an earlier server from the disk, and keep new ones there."""
         messages, responses = disk.read()
         self._numbers = count(max(messages, default=0) + 1)
         for kept in responses:
@@ -474,7 +474,7 @@ class ResponseStore:
         self._shorten_all()
 
     async def flush(self) -> None:
-        """Return when the disk, if there is one, has been told of all."""
+        """Wait until the disk, if there is one, has all responses."""
         if self._disk is not None:
             await self._disk.flush()
 
@@ -483,7 +483,7 @@ class ResponseStore:
 
     @property
     def nbytes(self) -> int:
-        """What all of them take."""
+        """Bytes of all responses."""
         return sum(one.nbytes for one in self._of.values())
 
     def put(
@@ -496,9 +496,9 @@ class ResponseStore:
         held: CachedPrefix | None = None,
         let_go: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keep a response to the messages `before` and `new`, the last of which is its answer.
+        """Store a response to the messages `before` and `new`, the last of which is its answer.
 
-        With another `owner` it is not found, and nobody goes on from it with another `salt`.
+        Only its `owner` finds the response, and only requests with the same `salt` go on from it.
         """
         own = self._of.setdefault(owner, _Responses())
         numbers = [(own.number(message), message) for message in (*before, *new)]
@@ -520,7 +520,7 @@ class ResponseStore:
         held: CachedPrefix | None = None,
         let_go: Callable[[], None] = lambda: None,
     ) -> None:
-        # A tuple of references beside the response: eight bytes a message.
+        # A tuple of references beside the response takes eight bytes a message.
         size = len(msgspec.json.encode(response)) + 8 * len(messages)
         size += 0 if held is None else held.size
         conversation = tuple(message for _, message in messages)
@@ -534,8 +534,8 @@ class ResponseStore:
         owner: str = "",
         salt: str | None = None,
     ) -> Stored:
-        """Raises NotFound, about the field `param`, for one that is not kept. `salt`: the
-        one it was made with; None takes any."""
+        """Return a response. Raises NotFound, about the field `param`, for one that is not kept.
+        `salt`: the salt it was made with; None takes any."""
         own = self._of.get(owner)
         found = own.stored.get(response_id) if own else None
         if own is None or found is None or salt not in (None, found.salt):
@@ -544,7 +544,7 @@ class ResponseStore:
         return found
 
     def delete(self, response_id: str, owner: str = "") -> None:
-        """Raises NotFound for one that is not kept."""
+        """Delete a response. Raises NotFound for one that is not kept."""
         self.get(response_id, owner=owner)
         self._forget(owner, response_id)
 
@@ -568,7 +568,7 @@ class ResponseStore:
 
 @dataclass
 class _Message:
-    """How many responses have it, its size in bytes and its number on a disk."""
+    """Count of responses with a message, the message's bytes, and its number on the disk."""
 
     responses: int
     size: int
@@ -576,17 +576,17 @@ class _Message:
 
 
 class _Responses:
-    """Those of one key, the one used least recently first, and what they take."""
+    """Responses of one key, least recently used first, and their bytes."""
 
     def __init__(self) -> None:
         self.stored: OrderedDict[str, Stored] = OrderedDict()
-        # A message is counted once, and for as long as a response has it: a conversation may
-        # outlive the responses that it began with.
+        # A message is counted once, for as long as a response has it: a conversation may outlive
+        # its first responses.
         self._shared: dict[int, _Message] = {}
         self.nbytes = 0
 
     def number(self, message: dict[str, Any]) -> int:
-        """0 for one that no response has."""
+        """Return a message's number; 0 for one that no response has."""
         found = self._shared.get(id(message))
         return 0 if found is None else found.number
 
@@ -604,7 +604,7 @@ class _Responses:
             shared.responses += 1
 
     def remove(self, response_id: str) -> list[int]:
-        """Returns the numbers of the messages that no other response has."""
+        """Remove a response; return the numbers of messages that no other response has."""
         stored = self.stored.pop(response_id)
         stored.let_go()
         self.nbytes -= stored.size

@@ -1,5 +1,5 @@
-"""`POST /select`, `/v1/embeddings`, `/v1/score` and `/v1/rerank`: how likely choices and labels are
-behind texts, vectors of texts, and how well texts answer others."""
+"""`POST /select`, `/v1/embeddings`, `/v1/score` and `/v1/rerank`: scores of choices and labels
+behind texts, vectors of texts, and relevance of texts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from rootlace.wire.sampling import Handling
 
 
 class SelectBody(HandlingBody, kw_only=True):
-    """`POST /select`. With a temperature, the choice is drawn."""
+    """Body of `POST /select`. With a temperature, the choice is drawn."""
 
     one_of: ClassVar = ("text", "input_ids")
     text: str | None = None
@@ -63,7 +63,7 @@ class SelectBody(HandlingBody, kw_only=True):
 
 
 class PromptUsage(msgspec.Struct):
-    """The tokens of the prompt, and those of them that were found in the cache."""
+    """Tokens of the prompt, and the cached ones among them."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -82,7 +82,7 @@ class Selection(msgspec.Struct):
 
 
 class EmbeddingBody(HandlingBody, kw_only=True):
-    """`POST /v1/embeddings`. `pooling` and `normalize` are not OpenAI's."""
+    """Body of `POST /v1/embeddings`. `pooling` and `normalize` are not OpenAI's."""
 
     input: str | list[str | int | list[int]]
     model: str | None = None
@@ -96,7 +96,7 @@ class EmbeddingBody(HandlingBody, kw_only=True):
 
 
 class Embedding(TypedDict):
-    """A vector: numbers, or their bytes (float32, little-endian) in base64."""
+    """Vector: numbers, or their bytes (float32, little-endian) in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -104,7 +104,7 @@ class Embedding(TypedDict):
 
 
 class EmbeddingUsage(TypedDict):
-    """The tokens of all inputs."""
+    """Tokens of all inputs."""
 
     prompt_tokens: int
     total_tokens: int
@@ -112,7 +112,7 @@ class EmbeddingUsage(TypedDict):
 
 
 class EmbeddingReply(TypedDict):
-    """The reply to `POST /v1/embeddings`."""
+    """Reply to `POST /v1/embeddings`."""
 
     object: Literal["list"]
     model: str
@@ -129,14 +129,14 @@ def _encoded(vector: Vector, form: str | None) -> list[float] | str:
 
 
 INSTRUCTION = "Given a query, find passages that answer it."
-# The question that rerankers made of language models are trained on.
+# The question that rerankers based on language models are trained on.
 _JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".'
 )
 _ANSWERS = ("yes", "no")
 MAX_LABELS = 2 * MAX_PROMPTS
-"""Labels of a request, counted once for each of its texts."""
+"""Most labels of a request, counted once for each of its texts."""
 _AT_ONCE = 256
 
 
@@ -144,11 +144,10 @@ Method = Literal["judge", "cross-encoder", "embeddings"]
 
 
 class _Ranked(HandlingBody, kw_only=True):
-    """What scores and ranks share. `method` is how a text's relevance is found: `judge` asks the
-    model about it, `cross-encoder` reads both texts and scores them with a head of one label,
-    `embeddings` takes the cosine of the texts' vectors; without one, a model that has such a head
-    uses it, a reranker judges, and of any other model the embeddings count. `instruction` tells
-    the judge what makes a text relevant."""
+    """Common fields of scores and ranks. `method` finds a text's relevance: `judge` asks the model
+    about it; `cross-encoder` scores both texts with a head of one label; `embeddings` takes the
+    cosine of the texts' vectors. By default a model with such a head uses it, a reranker judges,
+    and other models use embeddings. `instruction` tells the judge what makes a text relevant."""
 
     model: str | None = None
     method: Method | None = None
@@ -161,9 +160,9 @@ class _Ranked(HandlingBody, kw_only=True):
 
 
 class ScoreBody(_Ranked, kw_only=True):
-    """`POST /v1/score`: pairs of texts (vLLM's `text_1`, `text_2`: how well the second answers the
-    first), or a `query` with `items`, and the labels to be scored behind each of them: sglang's
-    `label_token_ids`, or texts as `labels`."""
+    """Body of `POST /v1/score`: pairs of texts (vLLM's `text_1`, `text_2`: relevance of the second
+    to the first), or a `query` with `items`, and labels to be scored behind each. Labels are
+    sglang's `label_token_ids`, or texts as `labels`."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -180,7 +179,7 @@ class Document(Body):
 
 
 class RerankBody(_Ranked, kw_only=True):
-    """`POST /v1/rerank`, in the shapes of Jina and Cohere."""
+    """Body of `POST /v1/rerank`, in the shapes of Jina and Cohere."""
 
     query: str
     documents: Annotated[list[str | Document], SOME]
@@ -190,7 +189,7 @@ class RerankBody(_Ranked, kw_only=True):
 
 
 class ScoreUsage(msgspec.Struct):
-    """The tokens of all texts; nothing is generated."""
+    """Tokens of all texts; nothing is generated."""
 
     prompt_tokens: int
     total_tokens: int
@@ -198,7 +197,7 @@ class ScoreUsage(msgspec.Struct):
 
 
 class LabelScores(msgspec.Struct, tag_field="object", tag="scoring"):
-    """The probabilities of the labels behind each text."""
+    """Probabilities of the labels behind each text."""
 
     scores: list[list[float]]
     model: str
@@ -206,7 +205,7 @@ class LabelScores(msgspec.Struct, tag_field="object", tag="scoring"):
 
 
 class PairScore(msgspec.Struct):
-    """How well a pair's second text answers the first."""
+    """Relevance of a pair's second text to the first."""
 
     index: int
     score: float
@@ -214,7 +213,7 @@ class PairScore(msgspec.Struct):
 
 
 class PairScores(msgspec.Struct, tag_field="object", tag="list"):
-    """Those of all pairs."""
+    """Scores of all pairs."""
 
     id: str
     created: int
@@ -225,7 +224,7 @@ class PairScores(msgspec.Struct, tag_field="object", tag="list"):
 
 
 class Ranked(msgspec.Struct):
-    """A document, by its index, and how relevant it is."""
+    """Document, by its index, and its relevance."""
 
     index: int
     relevance_score: float
@@ -243,14 +242,14 @@ class Ranking(msgspec.Struct):
 
 
 class _Scored(msgspec.Struct, frozen=True):
-    """Log-probabilities of the labels behind one text, and the tokens that it took."""
+    """Log-probabilities of the labels behind one text, and the text's tokens."""
 
     logprobs: tuple[float, ...]
     tokens: int
 
 
 class _Place(TypedDict):
-    """The namespace in which prompts are computed, by which adapter, and how they are served."""
+    """Namespace, adapter and handling of prompts."""
 
     namespace: str
     adapter: str
@@ -258,7 +257,7 @@ class _Place(TypedDict):
 
 
 class Scores:
-    """The handlers."""
+    """Handlers of scores and vectors."""
 
     def __init__(self, gateway: ServedModel, chats: Chats) -> None:
         self._gateway = gateway
@@ -387,8 +386,8 @@ class Scores:
         place: _Place,
         names: tuple[str, str],
     ) -> tuple[Method, list[float], ScoreUsage]:
-        """How well each text answers its query, and by which method; `names` are the fields that
-        hold the two."""
+        """Return the method, and each text's relevance to its query; `names` are the fields of
+        both."""
         method = self._method(body)
         if method == "judge":
             scored = await self._judged(body, pairs, place, names[1])
@@ -418,7 +417,7 @@ class Scores:
         pooling: Pooling | None,
         place: _Place,
     ) -> tuple[list[Vector], ScoreUsage]:
-        """Of each input; `pooling` None: of the length 1, to be compared."""
+        """Compute a vector of each input; of length 1, for comparisons, if `pooling` is None."""
         found, usage = await vectors(
             self._gateway,
             inputs,
@@ -430,8 +429,8 @@ class Scores:
         return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 
     def _method(self, body: _Ranked) -> Method:
-        """The one that is asked for, or the model's own. Raises InvalidParameter for one that the
-        model has no head for."""
+        """Return the requested method, or the model's own. Raises InvalidParameter for a method
+        that the model has no head for."""
         labels = self._gateway.model_info.labels
         method: Method = "judge" if labels is None and self._is_reranker() else "embeddings"
         method = body.method or ("cross-encoder" if labels == 1 else method)
@@ -445,8 +444,8 @@ class Scores:
         return method
 
     async def _joined(self, body: _Ranked, pair: tuple[str, str], field: str) -> tuple[Part, ...]:
-        """What a cross-encoder reads of a pair: the question that its template asks, or else both
-        texts as its tokenizer joins them."""
+        """Return a cross-encoder's input for a pair: its template's question, else both texts as
+        its tokenizer joins them."""
         length = len(pair[0]) + len(pair[1])
         check_length(self._gateway, field, length + len(body.instruction or ""))
         if self._asks():
@@ -455,21 +454,21 @@ class Scores:
         return (Tokens(tuple(await self._gateway.tokenize(length, join, *pair))),)
 
     def _asks(self) -> bool:
-        """Whether the template asks the question that rerankers are trained on."""
+        """Return whether the template asks the question that rerankers are trained on."""
         return _JUDGE in (self._gateway.chat.source or "")
 
     def _is_reranker(self) -> bool:
-        """No file says that a model was trained to judge, but the names of such models do."""
+        """Guess from names whether the model was trained to judge, which no file says."""
         info = self._gateway.model_info
         path = Path(info.path)
-        # Of the folders above it only the hub's is called as the model is.
+        # Of the folders above the model, only the hub's is named after the model.
         names = (info.name, path.name, *(one for one in path.parts if one.startswith("models--")))
         return "rerank" in " ".join(names).lower() or self._asks()
 
     async def _judged(
         self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place, field: str
     ) -> list[_Scored]:
-        """How likely "yes" and "no" are as answers whether each text answers its query."""
+        """Score "yes" and "no" as answers to whether each text answers its query."""
         instruction = body.instruction or INSTRUCTION
         for index, (query, text) in enumerate(pairs):
             check_length(
@@ -506,7 +505,7 @@ class Scores:
         return body.labels or ()
 
     def _prompts(self, body: ScoreBody) -> list[Prompt]:
-        """The query with each of the items."""
+        """Return the query with each of the items."""
         if body.query is None or body.items is None:
             raise InvalidParameter("query", "give query and items, or text_1 and text_2")
         size = self._gateway.model_info.vocab_size
@@ -524,7 +523,7 @@ class Scores:
         return prompts
 
     async def _ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Raises InvalidParameter where there is nothing that a label could follow."""
+        """Tokenize a prompt. Raises InvalidParameter for a prompt without tokens."""
         ids = prompt.ids
         if ids is None:
             text = prompt.text or ""
@@ -538,7 +537,7 @@ class Scores:
     async def _append(
         self, prompts: Sequence[tuple[int, ...]], labels: Sequence[int], place: _Place
     ) -> list[_Scored]:
-        """Labels that are tokens: each is appended, and its log-probability read."""
+        """Score labels that are tokens: append each, and read its log-probability."""
 
         def read(ids: tuple[int, ...]) -> Generate:
             params = SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids))
@@ -573,7 +572,7 @@ class Scores:
         place: _Place,
         field: str,
     ) -> list[_Scored]:
-        """Labels that are texts, scored by one `Select` for each prompt, which `field` holds."""
+        """Score labels that are texts, by one `Select` per prompt; `field` holds the prompts."""
         _check_count(count, MAX_PROMPTS)
         _check_count(count * len(labels), MAX_LABELS)
 
@@ -596,7 +595,7 @@ class Scores:
 
 
 def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
-    """Of the labels, all others left out with `softmax`."""
+    """Return the labels' probabilities; `softmax` normalises over the labels alone."""
     if not softmax:
         return [math.exp(one) for one in logprobs]
     most = max(logprobs)
@@ -605,7 +604,7 @@ def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
 
 
 def _sigmoid(score: float) -> float:
-    """As sentence-transformers' CrossEncoder and vLLM read a head of one label."""
+    """Map a score to (0, 1) as sentence-transformers' CrossEncoder and vLLM do for one label."""
     return math.exp(min(score, 0.0)) / (1 + math.exp(-abs(score)))
 
 

@@ -1,9 +1,9 @@
 """sglang's native `POST /generate`.
 
-Two differences are on purpose. sglang gives no log-probability for the first of the reported prompt
-tokens, wherever the report begins; here only the first token of the prompt has none. And where
-nothing is generated, log-probabilities without `logprob_start_len` are those of the whole prompt:
-the unconditional choice of sglang's frontend expects them.
+Two differences are intended. sglang gives no log-probability for the first reported prompt token,
+wherever the report begins; here only the prompt's first token has none. If nothing is generated,
+log-probabilities without `logprob_start_len` cover the whole prompt, as the unconditional choice of
+sglang's frontend expects.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @with_sampling("generate")
 class SamplingParamsBody(ConstraintBody):
-    """`sampling_params` of `/generate`, but for what `with_sampling` adds.
+    """`sampling_params` of `/generate`, without the fields that `with_sampling` adds.
 
     Null means the default; for `max_new_tokens`, no limit.
     """
@@ -77,7 +77,7 @@ _ONE_PROCESS = refused("prompts are computed where tokens are sampled")
 
 
 class GenerateBody(HandlingBody):
-    """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
+    """Body of `POST /generate`. In a batch, every field may be a list with one entry per prompt."""
 
     one_of: ClassVar = ("text", "input_ids")
     text: str | list[str] | None = None
@@ -120,11 +120,11 @@ class GenerateBody(HandlingBody):
 
 
 TokenLikelihood = tuple[float | None, int, str | None]
-"""Log-probability, id and, where it was asked for, text."""
+"""(log-probability, id, text if requested)."""
 
 
 class Finish(TypedDict):
-    """Why a sample ended: `matched` is the stop string, pattern or token."""
+    """End of a sample: `matched` is the stop string, pattern or token."""
 
     type: Literal["stop", "length", "abort"]
     length: NotRequired[int]
@@ -133,7 +133,7 @@ class Finish(TypedDict):
 
 
 class MetaInfo(Reports):
-    """What is known of a sample beside its text."""
+    """Facts of a sample beside its text."""
 
     id: str
     finish_reason: Finish | None
@@ -151,7 +151,7 @@ class MetaInfo(Reports):
 
 
 class GenerateReply(TypedDict):
-    """A sample; of streams as far as it came."""
+    """Sample; in a stream, as far as it has come."""
 
     text: str
     output_ids: list[int]
@@ -160,11 +160,11 @@ class GenerateReply(TypedDict):
 
 # Aborts -------------------------------------------------------------------------------------------
 #
-# Requests that can be ended by their id (`rid`); `POST /abort`, and sglang's `/abort_request`.
+# Requests that can be ended by their id (`rid`): `POST /abort`, and sglang's `/abort_request`.
 
 
 class AbortBody(Body):
-    """`POST /abort`."""
+    """Body of `POST /abort`."""
 
     rid: str | None = None
     abort_all: bool | None = None
@@ -172,21 +172,21 @@ class AbortBody(Body):
 
 
 class Aborted(msgspec.Struct):
-    """So many requests were ended."""
+    """Number of ended requests."""
 
     aborted: int
     success: bool = True
 
 
 class Aborts:
-    """What is running, by id, and the handler that ends it: of the same API key alone."""
+    """Running requests by id, and the handler that ends those of the same API key."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
     @contextmanager
     def running(self, named: Sequence[tuple[str, Callable[[], None]]]) -> Iterator[None]:
-        """While the block runs, each id ends what is beside it. Several may have the same id."""
+        """Let each id end its request while the block runs. Ids may repeat."""
         keys = [((owner(), rid), abort) for rid, abort in named]
         for key, abort in keys:
             self._running.setdefault(key, []).append(abort)
@@ -220,7 +220,7 @@ _NAMES = sglang_names()
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """One prompt of a body, checked and understood."""
+    """One prompt of a body, checked and parsed."""
 
     prompt: Prompt
     job: generation.GenerateRequest
@@ -228,12 +228,12 @@ class _Asked(msgspec.Struct, frozen=True):
     texts: bool
 
     def id_of(self, index: int) -> str:
-        """That of one of its samples."""
+        """Return the id of one of its samples."""
         return f"{self.rid}-{index}" if index else self.rid
 
 
 class Generate:
-    """The endpoint's handler."""
+    """Handler of `/generate`."""
 
     def __init__(self, gateway: ServedModel, aborts: Aborts, sessions: Sessions) -> None:
         self._gateway = gateway
@@ -307,7 +307,7 @@ class Generate:
     async def _in_session(
         self, body: GenerateBody, asked: list[_Asked]
     ) -> tuple[list[_Asked], Turn | None]:
-        """The same prompt behind what the session has, if the body names one."""
+        """Put the prompt behind the session's earlier turns, if the body names a session."""
         params = body.session_params
         if params is None:
             return asked, None
@@ -316,7 +316,7 @@ class Generate:
         (one,) = asked
         turn = await self._sessions.begin(params, one.prompt, one.rid)
         prompt = Prompt(ids=tuple(turn.prompt))
-        # What is not shared ends with the request.
+        # An unshared branch ends with the request.
         job = replace(one.job, parts=prompt.parts(), keep=one.job.handling.cache.share)
         return [replace(one, prompt=prompt, job=job)], turn
 
@@ -324,7 +324,7 @@ class Generate:
     def _running(
         self, body: GenerateBody, asked: list[_Asked], turn: Turn | None
     ) -> Iterator[generation.GenerationStream]:
-        """The prompts, under way; while the block runs, clients may end them."""
+        """Run the prompts while the block runs; clients may end them by id."""
         jobs = [one.job for one in asked]
         with ExitStack() as stack:
             if turn is not None:
@@ -369,7 +369,7 @@ class Generate:
                     yield {**reply, "index": choice} if batch else reply
 
     async def _prompt_tokens(self, prompt: Prompt) -> int:
-        """sglang's streams have it in every event, the gateway knows it only at the end."""
+        """Count the prompt's tokens, which sglang's streams have in every event."""
         if prompt.ids is not None:
             return len(prompt.ids)
         text, tokenizer = prompt.text or "", self._gateway.tokenizer
@@ -378,7 +378,7 @@ class Generate:
 
 @dataclass
 class _Grown:
-    """What one sample has given so far: sglang's streams repeat it in every event."""
+    """Growing text of one sample: sglang's streams repeat it in every event."""
 
     prompt_tokens: int
     text: str = ""
@@ -405,7 +405,7 @@ class _Grown:
 def _replies(
     asked: Sequence[_Asked], results: Sequence[Generated], elapsed: float
 ) -> list[dict[str, Any]]:
-    """Every sample of every prompt."""
+    """Return every sample of every prompt."""
     return [
         _reply(one, result, index, elapsed)
         for one, result in zip(asked, results, strict=True)
@@ -414,7 +414,7 @@ def _replies(
 
 
 def _reply(asked: _Asked, result: Generated, index: int, elapsed: float) -> dict[str, Any]:
-    """One finished sample."""
+    """Return one finished sample."""
     output = result.outputs[index]
     meta: dict[str, Any] = {
         "id": asked.id_of(index),
@@ -445,7 +445,8 @@ def _finish_reason(output: Output) -> Finish:
 
 
 def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[str, list[Any]]:
-    """`{side}_token_logprobs` as [logprob, id, text], and `{side}_top_logprobs` if asked for."""
+    """Return `{side}_token_logprobs` as [logprob, id, text], and requested
+    `{side}_top_logprobs`."""
     found: dict[str, list[Any]] = {
         f"{side}_token_logprobs": [
             [
@@ -467,7 +468,7 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
 
 
 def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingParams:
-    """Those of a prompt; errors name the field below `param`, the path of their object."""
+    """Return a prompt's parameters; errors name the field below `param`, the path of its object."""
     try:
         return make_params(fields, model, _NAMES)
     except InvalidParameter as error:
@@ -477,14 +478,14 @@ def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingPar
 
 
 def _prompt_field(body: GenerateBody, index: int) -> str:
-    """What holds a prompt."""
+    """Return the field that holds a prompt."""
     name, given = ("input_ids", body.input_ids) if body.text is None else ("text", body.text)
     several = isinstance(given, list) and not isinstance(given[0], int)
     return f"{name}[{index}]" if several else name
 
 
 def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -> list[T]:
-    """One entry per prompt of a field that is one value for all or a list of them."""
+    """Return one entry per prompt of a field with one value for all or a list of them."""
     if value is None:
         return [default] * count
     if not isinstance(value, list):
@@ -499,7 +500,7 @@ def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -
 def _named(
     body: GenerateBody, asked: Sequence[_Asked], shots: generation.GenerationStream
 ) -> list[tuple[str, Callable[[], None]]]:
-    """What ends each prompt, by its id, and by that which the client gave them all."""
+    """Return functions that end the prompts, by their own ids and by the client's common id."""
     named: list[tuple[str, Callable[[], None]]] = []
     for index, one in enumerate(asked):
         abort = partial(shots.abort, index)
@@ -509,7 +510,7 @@ def _named(
 
 
 def _is_batch(body: GenerateBody, asked: list[_Asked]) -> bool:
-    """Whether the reply is a list: more than one prompt or sample, or a list of prompts."""
+    """Return whether the reply is a list: several prompts or samples, or a list of prompts."""
     if asked[0].job.params.n > 1 or isinstance(body.text, list):
         return True
     return body.input_ids is not None and isinstance(body.input_ids[0], list)

@@ -1,5 +1,5 @@
-"""sglang's sessions: requests of `/generate` that go on from earlier ones, by their ids; and what
-holds the prefixes of such requests in the cache."""
+"""sglang's sessions: requests of `/generate` that go on from earlier ones by id. Their prefixes are
+held in the cache."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from rootlace.wire.protocol import Output
 
 # Held prefixes ------------------------------------------------------------------------------------
 #
-# Sequences of requests that have ended, which stay in the cache for others to go on from.
+# Sequences of ended requests, kept in the cache for later requests.
 
 
 MAX_HELD = 256
 _PART_OF_CACHE = 4
-"""All that is held is at most one part in so many of what the cache holds."""
+"""Held prefixes take at most one part in this many of the cache."""
 
 
 class PrefixHolds:
-    """Keeps such sequences open, as those of a program that still runs, whose path in the cache is
-    evicted last.
+    """Holder of ended requests' sequences: they stay open like a running program's, whose path in
+    the cache is evicted last.
 
-    Each is held for `hold_seconds`. The oldest are let go where there would be too many, or where
-    they would take too much of the cache. What was let go counts as what requests of no program
-    left behind.
+    Each is held for `hold_seconds`. The oldest are released where there would be too many, or where
+    they would take too much of the cache. Released prefixes count like those of requests without a
+    program.
     """
 
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
         self._held: dict[ExitStack, int] = {}
-        """What lets each go, and its tokens."""
+        """Maps each release callback to the number of tokens it frees."""
         self._tokens = 0
 
     def add(self, opened: OpenSequences, tokens: int) -> Callable[[], None]:
-        """Hold sequences that have so many `tokens` for themselves. What this returns closes them,
-        and keeps nothing in memory once they are closed: neither them nor their model."""
+        """Hold sequences with `tokens` of their own. Returns the function that releases them; once
+        they are closed, the function keeps neither them nor their model in memory."""
         held = ExitStack()
         seconds = self._gateway.config.hold_seconds
         timer = asyncio.get_running_loop().call_later(seconds, held.close)
@@ -77,13 +77,13 @@ class PrefixHolds:
 
 MAX_SESSIONS = 1024
 MAX_TOKENS = 16 * 2**20
-"""Of the turns of all sessions, four bytes each."""
+"""Most tokens of all sessions' turns, four bytes each."""
 _TURN_TOKENS = 256
-"""A turn counts as so many more: what takes its memory is not only its tokens."""
+"""Tokens that a turn counts in addition, for its other memory."""
 
 
 class OpenSessionBody(Body):
-    """`POST /open_session`."""
+    """Body of `POST /open_session`."""
 
     capacity_of_str_len: Annotated[
         int | None, ignored("a sequence may be as long as the model's context")
@@ -97,21 +97,22 @@ class OpenSessionBody(Body):
 
 
 class CloseSessionBody(Body):
-    """`POST /close_session`."""
+    """Body of `POST /close_session`."""
 
     session_id: str
     model: str | None = None
 
 
 class SessionParams(Body):
-    """Go on from the request `rid` of the session `id`: behind its prompt and output, or behind the
-    first `offset` tokens of them (from the end if negative), or without the output.
+    """Earlier request to go on from: `rid` of the session `id`. The new prompt stands behind its
+    prompt and output, behind their first `offset` tokens (negative: from the end), or without the
+    output.
 
-    With `replace` all that went on from that request is forgotten (without a `rid`: all requests of
-    the session), and what of it runs is ended; else the new request is one more branch.
+    With `replace`, requests behind that one are forgotten and ended (without a `rid`: all of the
+    session's). Otherwise the new request is one more branch.
 
-    A session that was opened with `streaming` has one line: each request goes on from the last one
-    that was not aborted, whatever `rid` says.
+    A session opened with `streaming` has one line: each request goes on from the last one that was
+    not aborted, whatever `rid` says.
     """
 
     id: str
@@ -122,12 +123,12 @@ class SessionParams(Body):
 
 
 _Key = tuple[str, str]
-"""A session's: the name of the API key, and the id."""
+"""Session: the name of the API key, and the id."""
 
 
 @dataclass(eq=False)
 class Turn:
-    """A request of a session: the tokens of its prompt and, as far as they came, of its output."""
+    """Request of a session: the tokens of its prompt and, as far as they came, of its output."""
 
     key: _Key
     rid: str
@@ -136,10 +137,10 @@ class Turn:
     output: array[int] = field(default_factory=lambda: array("i"))
     done: bool = False
     counted: int = 0
-    """As how many it was counted for `MAX_TOKENS`."""
+    """Tokens that the turn is counted with for `MAX_TOKENS`."""
     abort: Callable[[], None] = nothing
     let_go: Callable[[], None] = nothing
-    """Have the cache treat it like any other."""
+    """Releases its prefix in the cache."""
 
     @property
     def size(self) -> int:
@@ -147,15 +148,15 @@ class Turn:
 
     @property
     def cost(self) -> int:
-        """How many tokens it counts as."""
+        """Tokens that the turn counts as."""
         return self.size + len(self.rid) + _TURN_TOKENS
 
 
 class Sessions:
-    """The open sessions of one model.
+    """Open sessions of one model.
 
-    Beyond `MAX_SESSIONS` and `MAX_TOKENS`, of the key that has the most that one is closed which
-    was used least recently and of which nothing runs; of its only one, the oldest turns go.
+    Beyond `MAX_SESSIONS` and `MAX_TOKENS`, the key with most loses a session: the least recently
+    used one without a running request. If that is its only session, its oldest turns go.
     """
 
     def __init__(self, gateway: ServedModel, holds: PrefixHolds) -> None:
@@ -163,11 +164,11 @@ class Sessions:
         self._holds = holds
         self._turns: OrderedDict[_Key, dict[str, Turn]] = OrderedDict()
         self._lines: set[_Key] = set()
-        """The sessions of one line."""
+        """Sessions of one line (`streaming`)."""
         self._tokens = 0
 
     async def open(self, body: OpenSessionBody) -> str:
-        """Its reply is the session's id."""
+        """Open a session; the reply is its id."""
         check_name(self._gateway.model_info, body.model)
         key = owner(), body.session_id or uuid.uuid4().hex
         if key in self._turns:
@@ -187,8 +188,8 @@ class Sessions:
         return Status("closed")
 
     async def begin(self, params: SessionParams, prompt: Prompt, rid: str) -> Turn:
-        """A new turn. Raises InvalidParameter for a session or request that is not there, or cannot
-        be gone on from."""
+        """Begin a turn. Raises InvalidParameter for an unknown session or request, or one that
+        cannot be gone on from."""
         given = prompt.ids if prompt.ids is not None else await self._encode(prompt.text or "")
         new = array("i", given)
         key = owner(), params.id
@@ -215,7 +216,7 @@ class Sessions:
             if before is not None and not before.done:
                 before.abort()
             gone: set[Turn] = set()
-            for turn in list(turns.values()):  # each comes after the one that it went on from
+            for turn in list(turns.values()):  # each stands behind the turn it went on from
                 if before is None or turn.parent is before or turn.parent in gone:
                     gone.add(turn)
                     self._forget(turns.pop(turn.rid))
@@ -227,9 +228,9 @@ class Sessions:
         return turn
 
     def end(self, turn: Turn, output: Output, shots: GenerationStream) -> None:
-        """The turn's request ended. Its branch is held, of which the turn before is the beginning,
-        unless the turn was replaced or the session closed, or it was aborted in a session of one
-        line, which is then as before."""
+        """End a turn's request, and hold its branch, which begins with the previous turn's. A
+        replaced turn, or one of a closed session, is not held. After an abort, a session of one
+        line stays as before."""
         aborted = output.finish_reason == "abort"
         if aborted and turn.key in self._lines:
             return
@@ -245,14 +246,14 @@ class Sessions:
             if before is not None:
                 before.let_go()
         if turn.key in self._lines and before is not None:
-            turn.parent = None  # nor does it keep all that came before in memory
+            turn.parent = None  # nor does the turn keep all earlier ones in memory
             if self._has(before):
                 self._forget(self._turns[turn.key].pop(before.rid))
 
     @contextmanager
     def running(self, turn: Turn) -> Iterator[None]:
-        """While the block runs, `turn.abort` may end its request. A turn that has not ended with
-        the block is forgotten."""
+        """Let `turn.abort` end the request while the block runs. A turn that has not ended with the
+        block is forgotten."""
         try:
             yield
         finally:
@@ -270,12 +271,12 @@ class Sessions:
         return await self._gateway.tokenize(len(text), encode, pieces, None, True)
 
     def _without_bos(self, ids: array[int]) -> array[int]:
-        """A prompt that goes on from another one, without what would begin it."""
+        """Remove the BOS of a prompt that goes on from another one."""
         bos = array("i", self._gateway.tokenizer.bos_ids)
         return ids[len(bos) :] if ids[: len(bos)] == bos else ids
 
     def _count(self, turn: Turn) -> None:
-        """The turn is new, or has grown."""
+        """Count a new or grown turn."""
         self._tokens += turn.cost - turn.counted
         turn.counted = turn.cost
         self._bound()
@@ -296,7 +297,7 @@ class Sessions:
                 return  # what is left runs
 
     def _forget_oldest(self, key: _Key) -> bool:
-        """Of the session's turns that have ended; whether there is one."""
+        """Forget the session's oldest ended turn; return whether there was one."""
         turns = self._turns[key]
         oldest = next((turn for turn in turns.values() if turn.done), None)
         if oldest is not None:
@@ -319,7 +320,7 @@ class Sessions:
 
 
 def _last(params: SessionParams, turns: dict[str, Turn]) -> Turn | None:
-    """What a request goes on from in a session of one line, of the turns that it has."""
+    """Return the turn that a request of a one-line session goes on from."""
     for name in ("offset", "replace", "drop_previous_output"):
         if getattr(params, name):
             raise InvalidParameter(

@@ -1,7 +1,7 @@
-"""How models write what they think, say and call: a parser of answers for each family.
+"""Formats of thoughts, answers and calls: a parser for each family of models.
 
-`base` says what a parser gives and what a format is, `listing` finds the format of a chat template.
-`tagged` holds the formats whose calls stand between tags (Hermes and Qwen, Llama 3, Mistral,
-DeepSeek), `tagged_arguments` those with tags around each argument (Qwen3-Coder, GLM 4.5), `harmony`
-that of gpt-oss.
+`base` defines parsers and formats, `learnt` finds the format of a chat template, and `listing`
+shows tools to a model. `tagged` holds formats with calls between tags (Hermes and Qwen, Llama 3,
+Mistral, DeepSeek). `tagged_arguments` holds those with tags around each argument (Qwen3-Coder, GLM
+4.5), `harmony` gpt-oss's.
 """

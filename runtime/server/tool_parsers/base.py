@@ -1,4 +1,4 @@
-"""What an answer consists of, how calls are written, and what a format is."""
+"""Parts of an answer, notations of calls, and the interface of formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rootlace.wire.tool_calls import LINES, Around
 
 # Deltas -------------------------------------------------------------------------------------------
 #
-# What an answer consists of, piece by piece as it is written, and as a whole.
+# Parts of an answer, piece by piece as it is written, and as a whole.
 
 
 @dataclass(slots=True)
@@ -28,13 +28,13 @@ class Content:
 
 @dataclass(slots=True)
 class Reasoning:
-    """Text that the model wrote to itself."""
+    """Text of the model's thoughts."""
 
     text: str
 
 
 class CallBegin(msgspec.Struct, frozen=True):
-    """A tool call begins; what follows until the next one are its arguments."""
+    """Beginning of a tool call; arguments up to the next one are its own."""
 
     name: str
 
@@ -49,7 +49,7 @@ Delta = Content | Reasoning | CallBegin | CallArguments
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A whole call; `arguments` is JSON text as the model wrote it."""
+    """Whole call; `arguments` is JSON text as the model wrote it."""
 
     name: str
     arguments: str
@@ -63,11 +63,11 @@ class Answer:
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     deltas: tuple[Delta, ...] = field(default=(), compare=False)
-    """What it was made of, in order."""
+    """Deltas of the answer, in order."""
 
     @classmethod
     def of(cls, deltas: Iterable[Delta]) -> Answer:
-        """White space around calls says nothing and is left out."""
+        """Join deltas; white space around calls has no meaning and is dropped."""
         deltas = tuple(deltas)
         content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
         reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
@@ -87,19 +87,19 @@ class Answer:
 
 # Tags ---------------------------------------------------------------------------------------------
 #
-# Tags in text of which only the beginning may have come.
+# Tags in text of which perhaps only the beginning has come.
 
 
 _PIECE_CHARACTERS = 4096
 
 
 def first_tag(text: str, tags: Collection[str]) -> tuple[int, str] | None:
-    """Where the first of the tags stands, and which it is."""
+    """Find the first of the tags: its place, and the tag."""
     return min(((at, tag) for tag in tags if (at := text.find(tag)) >= 0), default=None)
 
 
 def possible_begin(text: str, tags: Collection[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a tag."""
+    """Count the characters at the end of `text` that may be the beginning of a tag."""
     firsts = {tag[:1] for tag in tags}
     most = max(map(len, tags), default=1) - 1
     for at in range(max(len(text) - most, 0), len(text)):
@@ -111,14 +111,14 @@ def possible_begin(text: str, tags: Collection[str]) -> int:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces that a parser can search from their beginning for every tag in them."""
+    """Split the text into pieces that a parser can search from the start for every tag."""
     for at in range(0, len(text), _PIECE_CHARACTERS):
         yield text[at : at + _PIECE_CHARACTERS]
 
 
 # Json text ----------------------------------------------------------------------------------------
 #
-# JSON that is still being written: where a value ends.
+# Growing JSON text: the search for the end of a value.
 
 
 _IN_STRING = re.compile(r'["\\]')
@@ -128,8 +128,8 @@ class JsonEnd:
     """Finds the end of an object or array whose text comes in pieces."""
 
     def __init__(self, depth: int = 0, stops: tuple[str, ...] = ()) -> None:
-        """`depth`: how many brackets are open already. `stops`: tags that end the value if they
-        stand outside a string, where the model forgot a bracket."""
+        """`depth`: brackets already open. `stops`: tags that end the value outside a string, where
+        the model forgot a bracket."""
         self.closed = False
         """Whether the value's last bracket has been closed."""
         self.stopped = False
@@ -145,8 +145,8 @@ class JsonEnd:
         return self.closed or self.stopped
 
     def feed(self, text: str) -> int:
-        """How many characters of `text` belong to the value. What is left is behind its end or,
-        where it has not ended, may be the beginning of a tag: it has to be fed again."""
+        """Count the characters of `text` that belong to the value. The rest is behind its end or,
+        if it has not ended, may be the beginning of a tag: feed it again."""
         at, sure = 0, len(text) - possible_begin(text, self._stops)
         while at < len(text):
             if self._in_string:
@@ -171,7 +171,7 @@ class JsonEnd:
         return at
 
     def _string(self, text: str, at: int) -> int:
-        """The place behind the string's end, or that of the text."""
+        """Return the place behind the string's end, or the text's end."""
         if self._escaped:
             self._escaped, at = False, at + 1
         while (found := _IN_STRING.search(text, at)) is not None:
@@ -193,27 +193,27 @@ _NAME_CHARACTERS = 128
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Where calls stand, and how they are written.
+    """Notation of calls, and their places.
 
-    A call is a JSON object with a name and arguments or, where `header` matches what stands behind
-    the tag, the name in the group `name` and then the arguments.
+    A call is a JSON object with a name and arguments. Where `header` matches behind the tag, a call
+    is the name in the group `name`, then the arguments.
     """
 
     begin: str
-    """The tag before a call."""
+    """Tag before a call."""
     opening: str
     between: str
-    """What the model is used to around a call's name."""
+    """`opening` and `between` stand around a call's name, as the model has learnt."""
     end: str
-    """What stands behind the arguments."""
+    """Text behind the arguments."""
     fence: str = ""
-    """What ends the arguments behind a `header`, and is no content."""
+    """Tag that ends the arguments behind a `header`, and is no content."""
     ends: tuple[str, ...] = ()
     """Tags that may stand behind a call, in this order, and are no content."""
     again: str = ""
-    """What stands between two calls behind one tag."""
+    """Text between two calls behind one tag."""
     around: Around = LINES
-    """How they stand together."""
+    """Texts around several calls."""
     array: bool = False
     """Whether the calls may stand in a JSON array."""
     header: re.Pattern[str] | None = None
@@ -235,7 +235,7 @@ HERMES = Calls(
     end="}\n</tool_call>",
     ends=("</tool_call>",),
 )
-"""Of Hermes and Qwen models, and of the embedded one."""
+"""Calls of Hermes and Qwen models, and of the embedded one."""
 
 LLAMA3 = Calls(
     begin="<|python_tag|>",
@@ -262,7 +262,7 @@ MISTRAL_BLANK = msgspec.structs.replace(
     opening='[TOOL_CALLS] [{"name": "',
     around=("[TOOL_CALLS] [", ", ", "]"),
 )
-"""Of Mistral's models with SentencePiece's tokens, whose templates have a blank there."""
+"""Calls of Mistral's models with SentencePiece's tokens, whose templates have a blank there."""
 
 MISTRAL_ARGS = Calls(
     begin="[TOOL_CALLS]",
@@ -277,7 +277,7 @@ MISTRAL_ARGS = Calls(
     again=",",
     around=("", "", ""),
 )
-"""Of Mistral's newer models."""
+"""Calls of Mistral's newer models."""
 
 _DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK_TAGS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
@@ -295,7 +295,7 @@ DEEPSEEK = Calls(
     around=(_DEEPSEEK_BEGIN, "\n", _DEEPSEEK_TAGS[1]),
     noise=(_DEEPSEEK_BEGIN,),
 )
-"""Of DeepSeek V3 and R1."""
+"""Calls of DeepSeek V3 and R1."""
 
 DEEPSEEK_31 = Calls(
     begin="<｜tool▁call▁begin｜>",
@@ -313,55 +313,54 @@ DEEPSEEK_31 = Calls(
 
 
 Schemas = Mapping[str, Mapping[str, Any] | None]
-"""The names of the tools that were offered, and the schemas of their arguments."""
+"""Names of the offered tools, with the schemas of their arguments."""
 
 
 class Parser(Protocol):
-    """Takes an answer as it is written.
+    """Parser of a growing answer.
 
-    What comes out does not depend on where the pieces of text end. Nothing that the model wrote is
-    lost: what looks like a call and is none is content. The work grows with
-    the text's length, not with its square.
+    The deltas do not depend on where the pieces of text end. No text of the model is lost: text
+    that looks like a call and is none is content. The work is linear in the text's length.
     """
 
     def feed(self, text: str) -> list[Delta]:
-        """What is decided now."""
+        """Add text; return the deltas now certain."""
 
     def finish(self) -> list[Delta]:
-        """What is left when the answer has ended."""
+        """Return the remaining deltas when the answer has ended."""
 
 
 @dataclass(frozen=True)
 class Format(ABC):
-    """How one family of models writes its answers."""
+    """Notation of one family's answers."""
 
     calls: Calls
 
     @property
     def trigger(self) -> str:
-        """What every call begins with."""
+        """Text that begins every call."""
         calls = self.calls
         tags = (tag for tag in (calls.begin, *calls.noise) if calls.opening.startswith(tag))
         return next(tags, calls.opening)
 
     @property
     def end(self) -> str:
-        """What stands behind a call's arguments."""
+        """Text behind a call's arguments."""
         return self.calls.end
 
     @property
     def around(self) -> Around:
-        """How calls stand together."""
+        """Texts around several calls."""
         return self.calls.around
 
     def begin(self, name: str) -> str:
-        """What a call of the tool `name` begins with, up to its arguments."""
+        """Return the beginning of a call of the tool `name`, up to its arguments."""
         spelt = name if self.calls.header else msgspec.json.encode(name).decode()[1:-1]
         return self.calls.opening + spelt + self.calls.between
 
     def begin_alone(self, name: str) -> tuple[str, str] | None:
-        """What else begins a call of the tool `name`, without what is around calls that stand
-        together: a tag, and all up to the arguments. None where nothing else does."""
+        """Return another beginning of a call of the tool `name`, without the texts around several
+        calls: (tag, all up to the arguments). None without another one."""
         tag, begin = self.calls.begin, self.begin(name)
         if begin.startswith(tag):
             return None
@@ -371,7 +370,7 @@ class Format(ABC):
     @property
     @abstractmethod
     def always(self) -> bool:
-        """Whether answers are to be parsed even if nobody offers a tool: they may have thoughts."""
+        """Whether answers must be parsed even without tools, since they may have thoughts."""
 
     @property
     def writes_json(self) -> bool:
@@ -379,30 +378,30 @@ class Format(ABC):
         return True
 
     def content(self, content: tool_calls.Content) -> tool_calls.Content:
-        """What holds a call's arguments as they are written to `content`, which holds JSON. Raises
-        InvalidConstraint where they cannot be held so."""
+        """Adapt the constraint `content` of JSON arguments to the notation of arguments. Raises
+        InvalidConstraint where that is impossible."""
         return content
 
     @abstractmethod
     def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> Parser:
-        """A parser of an answer that follows `prompt_end`.
+        """Make a parser of an answer that follows `prompt_end`.
 
-        `tools` are those that were offered. Calls are not looked for where there are none, nor
-        thoughts without `reasoning`: then they are content.
+        `tools` are the offered ones. Without tools, calls are content; without `reasoning`,
+        thoughts are.
         """
 
     @abstractmethod
     def thoughts(self, prompt_end: str) -> Thoughts | None:
-        """Those that may come behind the prompt. None where none come."""
+        """Return the thoughts that may follow the prompt; None if none can."""
 
     def leave_thoughts(self, prompt_end: str) -> str:
-        """What ends thoughts that the prompt begins; empty where it begins none."""
+        """Return the text that ends thoughts begun by the prompt; "" if the prompt begins none."""
         return ""
 
     def no_thoughts(self) -> str:
-        """What a model is shown that is not to think where it may; empty where nothing says so."""
+        """Return the text that keeps a thinking model from thinking; "" if there is none."""
         return ""
 
     def answer_prefix(self, prompt_end: str) -> str:
-        """What leads from the prompt to the place where text for the user stands."""
+        """Return the text from the prompt's end to the text for the user."""
         return self.leave_thoughts(prompt_end)

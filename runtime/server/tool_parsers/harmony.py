@@ -29,9 +29,9 @@ from rootlace.wire.protocol import Thoughts
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BEGINS = ("<|start|>", "<|channel|>")
-# No header is longer; what has not become one by then is text.
+# Longest header; a text longer than that is no header.
 _HEADER_CHARACTERS = 512
-# Every alternative takes all that it can: there is one way to match a text.
+# Every alternative takes all that it can, so there is one way to match a text.
 _HEADER = re.compile(
     r"(?:\s|<\|start\|>[\w.-]*(?![\w.-])|<\|(?:channel|constrain)\|>\w*(?!\w)|to=[\w.-]+(?![\w.-])"
     r"|\b(?:assistant|analysis|commentary|final|json|code)\b)*"
@@ -53,7 +53,7 @@ _CALLS = Calls(
 
 @dataclass(frozen=True)
 class Harmony(Format):
-    """The format; see `base.Format`."""
+    """Format of gpt-oss; see `base.Format`."""
 
     calls: Calls = _CALLS
 
@@ -73,9 +73,9 @@ class Harmony(Format):
 
 
 class HarmonyParser:
-    """Parses an answer; see `base.Parser`. `opened`: it begins within a message for the user.
+    """Parser of an answer; see `base.Parser`. `opened`: the answer begins within a message.
 
-    Text between messages is content, too. What ends a message is no text wherever it stands.
+    Text between messages is content, too. Tags that end a message are never text.
     """
 
     def __init__(self, opened: bool, tools: Collection[str], reasoning: bool) -> None:
@@ -83,7 +83,7 @@ class HarmonyParser:
         self._reasoning = reasoning
         self._buffer = ""
         self._kind: type[Content] | type[Reasoning] | type[CallArguments] = Content
-        """What the message consists of."""
+        """Kind of the message's deltas."""
         self._within = opened  # a message; else between messages
         self._heading = not opened  # a header is being written: the prompt began one
         self._trim = True  # white space between messages says nothing
@@ -133,7 +133,7 @@ class HarmonyParser:
         return True
 
     def _no_header(self, out: list[Delta]) -> None:
-        """What began like a header is text."""
+        """Treat the beginning of a supposed header as text."""
         self._leave()
         tag = next((tag for tag in _BEGINS if self._buffer.startswith(tag)), "")
         self._buffer = self._buffer[len(tag) :]

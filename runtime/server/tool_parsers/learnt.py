@@ -44,7 +44,7 @@ _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def format_of(template: ChatTemplate) -> Format:
-    """The format that the template writes earlier answers in; Hermes's if it shows none."""
+    """Return the format of the template's earlier answers; Hermes's if it shows none."""
     source = template.source or ""
     if "<|channel|>" in source and "<|message|>" in source:
         return Harmony()
@@ -58,7 +58,7 @@ def format_of(template: ChatTemplate) -> Format:
 
 
 def _known(source: str) -> Calls | None:
-    """Calls of a family whose models, or whose templates, write them in more than one way."""
+    """Return calls of a family whose models or templates write them in more than one way."""
     if "<｜tool▁call▁begin｜>" in source:
         return DEEPSEEK if "```json" in source else DEEPSEEK_31
     if "[TOOL_CALLS]" not in source:
@@ -84,7 +84,7 @@ def rendered(
     tools: list[Message] | None = None,
     generate: bool = True,
 ) -> str:
-    """What the template makes of it; empty where it refuses."""
+    """Render the messages; "" if the template refuses them."""
     try:
         parts = template.render([*messages], tools=tools, add_generation_prompt=generate)
     except InvalidRequest:
@@ -93,7 +93,7 @@ def rendered(
 
 
 def calling(arguments: Any, *names: str) -> Message:
-    """An answer that is a call of each of these tools."""
+    """Return an answer that calls each of these tools."""
     functions = [{"name": name, "arguments": arguments} for name in names]
     calls = [{"id": _ID, "type": "function", "function": function} for function in functions]
     return {"role": "assistant", "content": "", "tool_calls": calls}
@@ -105,7 +105,7 @@ def _answer(
     around: tuple[str, str],
     think: tuple[str, str] | None,
 ) -> str:
-    """An answer without what stands around any answer, and without thoughts."""
+    """Return an answer without thoughts, and without the texts around every answer."""
     text = rendered(template, [ASKED, message], generate=False)
     before, after = around
     begin = _whole_tags(text, _shared(text, before))
@@ -117,7 +117,7 @@ def _answer(
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters both texts begin with; any number is as good as another."""
+    """Count the characters that both texts begin with; all digits count as equal."""
     size = 0
     for a, b in zip(one, other, strict=False):
         if a != b and not (a.isdecimal() and b.isdecimal()):
@@ -127,7 +127,7 @@ def _shared(one: str, other: str) -> int:
 
 
 def _whole_tags(text: str, at: int) -> int:
-    """The place `at`, or where the tag begins that has it inside."""
+    """Return the place `at`, or the beginning of the tag around it."""
     begin = text.rfind("<", 0, at)
     return begin if begin > text.rfind(">", 0, at) else at
 
@@ -136,7 +136,7 @@ def _whole_tags(text: str, at: int) -> int:
 
 
 def _thoughts(template: ChatTemplate) -> tuple[str, str] | None:
-    """The tags around the thoughts of an answer, where only these tell both apart."""
+    """Return the tags around thoughts, where only such tags separate thoughts and answer."""
     said = {"content": _SAID, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
     text = rendered(template, [ASKED, {"role": "assistant", **said}], generate=False)
     found = re.search(rf"(<[^<>/]+>)\s*{_THOUGHT}\s*(</[^<>]+>)\s*{_SAID}", text)
@@ -153,15 +153,15 @@ _FORMS = (
     (?P=opening) probe_b (?P=between) 12 (?P=gap) (?P=close) (?P=after)
     """,
 )
-"""How `_ARGUMENTS` are written: as JSON, or each in tags of its own."""
+"""Patterns of `_ARGUMENTS` as JSON, or each in tags of its own."""
 _MARKED = "<probe> &\n"
-"""A text that some templates mark, as it is none within tags."""
+"""Text that some templates mark within tags."""
 _TAG = re.compile(r"<[^<>]*>")
 _NAME_CHARACTERS = 128
 
 
 class _Parts(NamedTuple):
-    """See the top of the file."""
+    """Parts of a call, as drawn at the top of the file."""
 
     first: str
     begin: str
@@ -172,7 +172,7 @@ class _Parts(NamedTuple):
 
 
 def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | None:
-    """The format that reads what the template writes; None where none does."""
+    """Return the format that parses the template's own calls; None if no format does."""
     said = {"role": "assistant", "content": _SAID}
     before, found, after = rendered(template, [ASKED, said], generate=False).partition(_SAID)
     arguments: Any = _ARGUMENTS
@@ -208,7 +208,7 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
 
 
 def _reads(form: Tagged, text: str) -> bool:
-    """Whether the parser finds the calls that the template wrote, and no text behind them."""
+    """Return whether the parser finds the template's calls, and no text behind them."""
     names = [name for name in (NAME, _OTHER_NAME) if name in text]
     parser = form.parser("", dict.fromkeys(names), False)
     begin, end = text.find(form.calls.opening), text.rfind(form.end) + len(form.end)
@@ -222,7 +222,7 @@ def _reads(form: Tagged, text: str) -> bool:
 
 
 def _parts(one: str, two: str, given: re.Match[str]) -> _Parts | None:
-    """The parts of an answer of one call, whose arguments are `given`, as one of two shows them."""
+    """Split an answer of one call, whose arguments are `given`, as one of two calls shows it."""
     before, _, between = one[: given.start()].partition(NAME)
     behind, call = one[given.end() :], one[: given.end()]
     others, found, _ = two.removeprefix(call).partition(_OTHER_NAME)
@@ -244,13 +244,13 @@ def _parts(one: str, two: str, given: re.Match[str]) -> _Parts | None:
 
 
 def _tags(text: str, count: int) -> str:
-    """The text up to the end of so many tags; without the tags that end the answer."""
+    """Cut the text behind `count` tags, before the tags that end the answer."""
     tags = list(_TAG.finditer(text))
     return text if len(tags) <= count else text[: tags[count].start()].rstrip()
 
 
 def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
-    """Calls as the parsers read them; None where nothing tells one from text."""
+    """Return calls in the parsers' notation; None where nothing separates a call from text."""
     first, begin, between, end, apart, behind = parts
     array, tags = first.rstrip().endswith("["), tuple(_TAG.findall(end + behind))
     noise, at = tuple(_TAG.findall(first)), begin.find("{")
@@ -291,6 +291,6 @@ def _calls(parts: _Parts, argument: Argument | None) -> Calls | None:
 
 
 def _loosely(text: str) -> str:
-    """A pattern of the text with any other white space, and with other numbers."""
+    """Return a pattern of the text with any other white space and other numbers."""
     words = (re.sub(r"\d+", r"\\d{1,9}", re.escape(word)) for word in re.split(r"\s+", text))
     return r"\s{0,8}".join(words)

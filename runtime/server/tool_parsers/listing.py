@@ -1,5 +1,5 @@
-"""How a model is shown tools, its earlier calls and their results: by its chat template, and in
-words of our own where that has no place for them."""
+"""Presentation of tools, calls and results to a model: by its chat template, and in Rootlace's own
+words where the template has no place for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rootlace.wire.tool_calls import FORMS, ToolFormat, write_list, write_tool
 
 
 RESULT = ("<tool_response>\n", "\n</tool_response>")
-"""What stands around a result in words of our own."""
+"""Texts around a result in Rootlace's own words."""
 
 _SYSTEM, _RESULT = "probe the system", "probe the result"
 _ROLE = re.compile("""['"]tool['"]""")
@@ -42,11 +42,11 @@ _ARGUMENTS = {"probe_the_key": "probe the value"}
 
 
 class ToolPrompt:
-    """Writes conversations with tools for a template, which is asked once what it has a place for.
+    """Writer of conversations with tools for a template, whose abilities are probed once.
 
-    What it has none for becomes content of the messages that it does write: tools stand behind the
-    content of the system message, or of the first user's where it writes no system messages; calls
-    behind what the assistant says, as `format` writes them; and results in a turn of the user.
+    Parts that the template has no place for become content of other messages. Tools stand behind
+    the system message's content, or the first user's where there are no system messages. Calls
+    stand behind the assistant's text, in the notation of `format`; results in a turn of the user.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -65,13 +65,13 @@ class ToolPrompt:
             self.calls = self.encodes
         guessed = isinstance(self.format, Tagged) and self.format.calls is HERMES
         self.reads = not self.calls or self.encodes or not guessed
-        """False where the template writes calls in a form that no parser has, such as arguments in
-        tags that say their type (DeepSeek V3.2)."""
+        """False where no parser reads the template's calls, such as arguments in tags that say
+        their type (DeepSeek V3.2)."""
         if self.encodes:
             asked = [user, calling(json.dumps(_ARGUMENTS), NAME)]
         elif not self.calls:
             asked = [user, {"role": "assistant", "content": "?"}]
-        # A template that writes any role as it stands knows no results for that.
+        # A template that writes any role as it stands does not know results.
         known = source is None or _ROLE.search(source) is not None
         written = rendered(template, [*asked, result], generate=False).partition(_RESULT)
         self.results = known and bool(written[1])
@@ -85,8 +85,8 @@ class ToolPrompt:
     def write(
         self, messages: Sequence[Message], tools: Sequence[Message]
     ) -> tuple[list[Message], list[Message] | None, list[str]]:
-        """The conversation and the tools that the template is to write, which are as they were
-        but for what it has no place for; and that: of tools, calls and results."""
+        """Return the conversation and the tools for the template, and the names of missing
+        abilities: tools, calls and results. Parts without a place are rewritten."""
         found, calls, results = [], False, False
         for message in messages:
             if message["role"] in RESULTS:
@@ -122,7 +122,7 @@ class ToolPrompt:
         return [*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :]]
 
     def _with_calls(self, message: Message) -> Message:
-        """With its calls as text behind its content."""
+        """Return the message with its calls as text behind its content."""
         calls = message.get("tool_calls")
         if not calls:
             return message
@@ -139,7 +139,7 @@ class ToolPrompt:
         return {**other, "content": f"{said}\n{text}" if said else text}
 
     def _with_results(self, messages: Sequence[Message]) -> list[Message]:
-        """With the results behind a message, in the order of its calls, as a turn of the user."""
+        """Turn results behind a message into a turn of the user, in the order of its calls."""
         found: list[Message] = []
         order: dict[str | None, int] = {}
         results: list[Message] = []
@@ -166,7 +166,7 @@ class ToolPrompt:
         return found
 
     def _enclosed(self, result: Message) -> Message:
-        """With content that cannot end the result: others' words would follow."""
+        """Escape a result's content, which must not end the result: others' words would follow."""
         content = result.get("content")
         if not isinstance(content, str):
             return result
@@ -178,8 +178,8 @@ class ToolPrompt:
 
 
 def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = "") -> ChatFormat:
-    """How programs write conversations: as `template` does, and tools as `with_tools` does. With
-    `refuse`, tools that it has no place for are refused for that reason."""
+    """Return the format for programs: messages of `template`, tools of `with_tools`. With `refuse`,
+    tools without a place in it are refused for that reason."""
     prompt = ToolPrompt(with_tools)
     listed = prompt.listed
     if refuse and not prompt.lists:
@@ -193,8 +193,8 @@ def chat_format(template: ChatTemplate, with_tools: ChatTemplate, refuse: str = 
 
 
 def tool_format(template: ChatTemplate, form: Format) -> ToolFormat:
-    """As the template lists tools behind the content of a system message; in words of our own where
-    it does so elsewhere, or not at all."""
+    """Return the template's listing of tools behind a system message's content. Where it lists them
+    elsewhere or not at all, use Rootlace's own words."""
     begin, _, between = form.begin(NAME).partition(NAME)
     own = ToolFormat()
     argument, after = None, own.after
@@ -241,7 +241,7 @@ _TOOLS = [_tool("probe_a"), _tool("probe_b")]
 
 
 def _listing(template: ChatTemplate) -> str:
-    """What stands behind the system message's content because of the tools."""
+    """Return the text behind the system message's content that tools add."""
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "?"}]
     usual = rendered(template, messages).partition(_SYSTEM)[2]
     listed = rendered(template, messages, _TOOLS).partition(_SYSTEM)[2]
@@ -249,7 +249,7 @@ def _listing(template: ChatTemplate) -> str:
 
 
 def _encoded(message: Message) -> Message:
-    """With the arguments of its calls as JSON text."""
+    """Return the message with the arguments of its calls as JSON text."""
     calls = []
     for call in message.get("tool_calls") or ():
         given = call["function"]["arguments"]
@@ -263,7 +263,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def _default_system(form: ChatFormat) -> str:
-    """The content of the system message that the template writes where there is none."""
+    """Return the content of the template's default system message."""
     role = form.roles.get("system")
     text = form.default_system
     if role is None or not (text.startswith(role.begin) and text.endswith(role.end)):

@@ -1,4 +1,4 @@
-"""Formats whose calls stand in the text behind a tag."""
+"""Formats with calls in the text behind a tag."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rootlace.runtime.server.tool_parsers.base import (
 )
 from rootlace.wire.protocol import Thoughts
 
-# No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
-# what is looked at again with every new piece.
+# Longest header, and longest text around arguments; longer ones are text. This bounds the work
+# repeated for every new piece.
 HEADER_CHARACTERS = 512
 OBJECT = re.compile(
     r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
@@ -37,7 +37,7 @@ OBJECT = re.compile(
 
 @dataclass(frozen=True)
 class Tagged(Format):
-    """A format of tagged calls and thoughts; `think` are the tags around thoughts."""
+    """Format of tagged calls and thoughts; `think` holds the tags around thoughts."""
 
     think: tuple[str, str] | None = None
 
@@ -51,7 +51,7 @@ class Tagged(Format):
     def _given(
         self, prompt_end: str, tools: Schemas, reasoning: bool
     ) -> tuple[Calls | None, Schemas, tuple[str, str] | None, bool]:
-        """What a parser is made of."""
+        """Return the arguments of a parser."""
         think = self.think if reasoning else None
         thinking = think is not None and prompt_end.rstrip().endswith(think[0])
         return self.calls if tools else None, tools, think, thinking
@@ -74,7 +74,7 @@ class Tagged(Format):
 
 
 class State(Enum):
-    """Where a parser is."""
+    """State of a parser."""
 
     TEXT = auto()
     THOUGHT = auto()
@@ -86,7 +86,7 @@ class State(Enum):
 
 
 class TaggedParser:
-    """Parses an answer; see `base.Parser`. A call is given as it is written."""
+    """Parser of an answer; see `base.Parser`. Gives a call while it is written."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class TaggedParser:
             pass
 
     def _close(self) -> bool:
-        """Decides what waits for more text. Returns whether some of it has to be read once more."""
+        """Decide about text that waits for more; return whether some of it must be read again."""
         rest = self._buffer
         if self._state is State.HEADER and not rest.lstrip().startswith("{"):
             self._take_whole("")
@@ -235,7 +235,7 @@ class TaggedParser:
         return True
 
     def _begin_call(self, head: str) -> bool:
-        """Begins the call whose name is known, and whose arguments follow."""
+        """Begin a call if its name is known and its arguments follow; return whether so."""
         calls = self._calls
         assert calls is not None
         found, named = OBJECT.match(head), True
@@ -275,7 +275,7 @@ class TaggedParser:
         return True
 
     def _rest(self) -> bool:
-        """Other members of a call's object say nothing. What is no member is not part of it."""
+        """Skip further members of a call's object, which have no meaning."""
         calls = self._calls
         assert calls is not None
         self._buffer = self._buffer.lstrip()
@@ -319,7 +319,7 @@ class TaggedParser:
         self._state, self._trim = State.TEXT, True
 
     def _take_whole(self, source: str) -> None:
-        """A call whose arguments could not be given as they came, or else content."""
+        """Give a call whose arguments could not be given as they came, or else content."""
         calls = self._calls
         assert calls is not None
         call, self._held = _whole_call(source), []
@@ -343,7 +343,7 @@ class TaggedParser:
         self._out.append(Content(text))
 
     def _reason(self, text: str) -> None:
-        """White space around thoughts says nothing."""
+        """Give thoughts without white space around them."""
         if self._trim:
             text = text.lstrip()
         whole = text.rstrip()
@@ -362,7 +362,7 @@ def _string(source: str) -> str | None:
 
 
 def _is_rest(source: str, end: str) -> bool:
-    """Whether an object whose arguments were its last member so far may go on with `source`."""
+    """Return whether an object may go on with `source` behind its arguments."""
     try:
         msgspec.json.decode(f'{{"":0{source}{end}')
     except (msgspec.DecodeError, RecursionError):
@@ -371,7 +371,7 @@ def _is_rest(source: str, end: str) -> bool:
 
 
 class _Written(msgspec.Struct):
-    """A call as models write it. The arguments stay as written: numbers are not reformatted."""
+    """Call as models write it. The arguments stay as written: numbers are not reformatted."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw()
@@ -385,7 +385,7 @@ class _Whole(msgspec.Struct, frozen=True):
 
 
 def _whole_call(source: str) -> _Whole | None:
-    """The call that an object's JSON is; None if it is none."""
+    """Return the call in an object's JSON; None if it is none."""
     try:
         call = msgspec.json.decode(source.strip(), type=_Written)
         given = bytes(call.arguments) or bytes(call.parameters)

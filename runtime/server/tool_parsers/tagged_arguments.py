@@ -1,4 +1,4 @@
-"""Formats whose calls have each argument in tags of its own.
+"""Formats with each argument of a call in tags of its own.
 
     Qwen3-Coder                          GLM 4.5
 
@@ -10,7 +10,7 @@
     </function>
     </tool_call>
 
-Where line breaks stand is seen from the chat template.
+The chat template shows where line breaks stand.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from rootlace.wire.tool_calls import Argument, Content
 
 @dataclass(frozen=True)
 class TaggedArguments(Tagged):
-    """A format of tagged calls, whose arguments are written as `argument` says."""
+    """Format of tagged calls with arguments in the notation of `argument`."""
 
     argument: Argument = field(kw_only=True)
 
@@ -73,7 +73,7 @@ _NO_END = 1 << 30
 
 
 class TaggedArgumentsParser(TaggedParser):
-    """Parses an answer; see `base.Parser`. Texts are given as they are written, other values when
+    """Parser of an answer; see `base.Parser`. Gives texts as they are written, other values when
     they are whole. Arguments that the answer ends within stay open."""
 
     def __init__(
@@ -140,7 +140,7 @@ class TaggedArgumentsParser(TaggedParser):
             self._give('"')
 
     def _streams(self) -> bool:
-        """Whether the value is given as it is written."""
+        """Return whether the value is given as it is written."""
         return self._reading is Reading.TEXT and not self._argument.cdata
 
     def _text_value(self) -> bool:
@@ -164,8 +164,8 @@ class TaggedArgumentsParser(TaggedParser):
         return ended
 
     def _up_to_close(self) -> tuple[str, bool]:
-        """The text of a value that has come, without the gap before its closing tag, and whether
-        that follows."""
+        """Take a value's text so far, without the gap before its closing tag; return it, and
+        whether the tag follows."""
         gap, close = self._argument.gap, self._argument.close
         at = self._buffer.find(close)
         keep = 0 if at >= 0 else possible_begin(self._buffer, (gap + close, close))
@@ -174,7 +174,7 @@ class TaggedArgumentsParser(TaggedParser):
         return (text.removesuffix(gap) if at >= 0 else text), at >= 0
 
     def _take_value(self) -> None:
-        """Gives a value of which the whole text has come."""
+        """Give a value whose whole text has come."""
         text, self._held, again = "".join(self._held), [], ""
         if self._reading is Reading.JSON:
             if not is_json(text) and (found := self._goes_on.search(text)) is not None:
@@ -189,8 +189,8 @@ class TaggedArgumentsParser(TaggedParser):
             self._end_value()
 
     def _read_again(self, text: str) -> None:
-        """Reads what a value turned out not to hold: once, or the work would grow with its
-        square."""
+        """Parse text again that a value turned out not to hold: only once, to keep the work
+        linear."""
         behind, plain = self._buffer, self._plain
         self._buffer, self._plain = text, True
         self._end_value()
