@@ -126,16 +126,17 @@ def _text_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> _Text | No
     says = schema.keys() - _NOTES
     if says == {"$ref"}:
         return _text_of(_referred(schema["$ref"], root), root, depth + 1)
-    if says in ({"anyOf"}, {"allOf"}):
+    if says in ({"anyOf"}, {"oneOf"}, {"allOf"}):
         (given,) = (schema[key] for key in says)
         if not isinstance(given, list) or ("allOf" in says and len(given) != 1):
             return None
         each = [_text_of(one, root, depth + 1) for one in given]
         found = [one for one in each if one is not None]
-        if len(found) < len(each):
-            return None
-        each_string = chain.from_iterable(one.strings for one in found)
-        return _Text(tuple(each_string), any(one.nullable for one in found))
+        strings = tuple(chain.from_iterable(one.strings for one in found))
+        nulls = sum(one.nullable for one in found)
+        if len(found) < len(each) or ("oneOf" in says and (len(strings) > 1 or nulls > 1)):
+            return None  # of `oneOf` not what fits two members
+        return _Text(strings, nulls > 0)
     types = schema.get("type", [])
     types = {str(one) for one in (types if isinstance(types, list) else [types])}
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)

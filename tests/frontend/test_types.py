@@ -225,6 +225,8 @@ CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
     (set[int], [("[1,2]", {1, 2})], ["[1,1]"]),
     (Optional[int], [("null", None), ("1", 1)], ['"a"']),  # noqa: UP045 (the spelling is the point)
     (int | str | None, [('"a"', "a"), ("1", 1)], ["[]"]),
+    (list[str] | dict[str, int], [('{"tea":3}', {"tea": 3}), ('["tea"]', ["tea"])], ['"tea"']),
+    (list[str] | str, [('"tea"', "tea"), ('["tea"]', ["tea"])], ['{"tea":3}']),
     (Literal["a", 1, None], [('"a"', "a"), ("1", 1), ("null", None)], ['"b"', "2"]),
     (Literal["only"], [('"only"', "only")], ['"other"']),
     (Color, [('"red"', Color.RED)], ['"RED"', '"green"']),

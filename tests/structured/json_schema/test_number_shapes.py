@@ -86,6 +86,14 @@ def test_bounds_hold_after_rounding_and_lose_no_short_decimal(seed: int) -> None
             '{"5" disk":1}',
             '{"5\\" disk":1}',
         ),
+        ({"enum": ["1.5", "C++"]}, '"175"', '"1.5"'),
+        ({"enum": ["C", "C++"]}, '"CCC"', '"C++"'),
+        ({"enum": ["none (yet)"]}, '"none yet"', '"none (yet)"'),
+        ({"type": "object", "properties": {"a.b": False}}, '{"a.b": 1}', '{"axb": 1}'),
+        ({"type": "integer", "minimum": 0}, "-1", "12"),
+        ({"type": "number", "exclusiveMinimum": 0}, "0", "0.5"),
+        ({"type": "object", "properties": {"a": {"minItems": 1}}}, '{"a": []}', '{"a": [1, 2]}'),
+        ({"type": "object", "properties": {"a": {"maxItems": 2}}}, '{"a": [1,2,3]}', '{"a": [1]}'),
     ],
 )
 def test_numbers_that_a_mask_does_not_know(schema: Any, wrong: str, right: str) -> None:
