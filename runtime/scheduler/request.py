@@ -397,9 +397,11 @@ class RequestState:
     def target(self) -> int:
         """Tokens to compute before the next sample, or before the request ends.
 
-        The last token of a complete output needs no KV.
+        The last token of a complete output needs no KV, nor that of a prompt that is scored and
+        not pinned.
         """
-        if self.ending is None or self.length == self.prompt_len:
+        scored = self.score_from < self.prompt_len and not self.request.handling.cache.pin
+        if self.ending is None or (self.length == self.prompt_len and not scored):
             return self.length
         return self.length - 1
 

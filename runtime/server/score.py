@@ -15,7 +15,8 @@ unconditional_likelihood_normalized
 
 The methods and their names are those of sglang's frontend. With a temperature T above 0 choice c is
 drawn with probability proportional to exp(score(c) / T) instead. All choices are submitted
-together, so the prefix they share is computed once.
+together, so the prefix they share is computed once. Tokens that several choices begin with are
+scored once, with the first of these choices in the order of token ids.
 """
 
 from __future__ import annotations
@@ -220,21 +221,15 @@ _random = random.SystemRandom()
 
 @dataclass(eq=False)
 class _Scored:
-    """Prompt, int32, with scored tokens from index `start` on."""
+    """Prompt of a choice, int32, whose tokens from index `start` on count. The first `known` of
+    them are scored with the choice before, in the order of token ids."""
 
+    choice: int
     ids: np.ndarray
     start: int
+    known: int
     scores: EngineOutput | None = None
     facts: RequestFacts = field(default_factory=RequestFacts)
-
-    def logprobs(self, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
-        """Return the scores. Raises InternalError where one is missing."""
-        scores = [] if self.scores is None else self.scores.prompt_token_scores()
-        if len(scores) != len(self.ids) - self.start:
-            raise InternalError(
-                f"select: {len(self.ids) - self.start} tokens to score, {len(scores)} scored"
-            )
-        return tuple(token_logprob(tokenizer, score) for score in scores)
 
 
 class Selection:
@@ -253,7 +248,7 @@ class Selection:
         scored = await self._conditional()
         alone: list[_Scored] = []
         if op.method == "unconditional_likelihood_normalized":
-            alone = [_Scored(s.ids[s.start :], 0) for s in scored]
+            alone = [_Scored(s.choice, s.ids[s.start :], 0, s.known) for s in scored]
         await self._score([*scored, *alone])
         rows = sum(len(s.ids) - s.start for s in scored)
         best, scores, logprobs = await call_for(rows, self._best, scored, alone)
@@ -296,7 +291,8 @@ class Selection:
                 raise InvalidRequest(f"select: choice {index} is empty", f"choices[{index}]")
 
     async def _conditional(self) -> list[_Scored]:
-        """Tokenize the branch with each choice, and find the first token where they differ."""
+        """Tokenize the branch with each choice, and find the first token where they differ. The
+        choices are in the order of token ids."""
         state, choices = self._sequence.state, self._op.choices
         length = (state.pending_length() + 1) * len(choices) + sum(map(len, choices))
         _check_size(length, MAX_CHARACTERS, "characters, text that has no tokens yet included")
@@ -305,11 +301,11 @@ class Selection:
     def _tokenize(self) -> list[_Scored]:
         state, encode = self._sequence.state, self._model.tokenizer.encode_pieces
         base = encode(state.pending, *state.before)
-        common, joint = len(base), []
+        common, joint = len(base), list[list[int]]()
         for choice in self._op.choices:
             ids = encode((*state.pending, Piece(choice)), *state.before)
             common = min(common, common_prefix(base[:common], ids))
-            joint.append(np.array(ids, np.int32))
+            joint.append(ids)
         settled = np.array(state.ids, np.int32)
         for index, length in enumerate(map(len, joint)):
             if length == common:
@@ -321,8 +317,12 @@ class Selection:
         tokens = sum(map(len, joint))
         _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
         _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")
-        start = len(settled) + common
-        return [_Scored(np.concatenate((settled, own)), start) for own in joint]
+        start, scored, last = len(settled) + common, list[_Scored](), list[int]()
+        for own, at in sorted((ids[common:], at) for at, ids in enumerate(joint)):
+            prompt = np.concatenate((settled, np.array(joint[at], np.int32)))
+            scored.append(_Scored(at, prompt, start, common_prefix(last, own)))
+            last = own
+        return scored
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         sequence, model = self._sequence, self._model
@@ -333,7 +333,8 @@ class Selection:
         handling = msgspec.structs.replace(given, cache=cache)
 
         def request(scored: _Scored) -> EngineRequest:
-            params = msgspec.structs.replace(NO_OUTPUT, prompt_logprobs_from=scored.start)
+            first = scored.start + scored.known
+            params = msgspec.structs.replace(NO_OUTPUT, prompt_logprobs_from=first)
             return sequence.request(scored.ids, params, handling)
 
         asked = ((request(scored), partial(_take, scored)) for scored in prompts)
@@ -345,10 +346,24 @@ class Selection:
     ) -> tuple[int, list[float], tuple[tuple[TokenLogprob, ...], ...]]:
         """Return the best choice, the scores of all, and the log-probabilities behind them."""
         tokenizer = self._model.tokenizer
-        logprobs = tuple(one.logprobs(tokenizer) for one in scored)
-        by_itself = [one.logprobs(tokenizer) for one in alone]
+        logprobs, by_itself = _logprobs(tokenizer, scored), _logprobs(tokenizer, alone)
         best, scores = choose(self._op.method, _values(logprobs), _values(by_itself))
         return best, scores, logprobs
+
+
+def _logprobs(
+    tokenizer: Tokenizer, scored: Sequence[_Scored]
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Those of each choice. Raises InternalError where one is missing."""
+    last: tuple[TokenLogprob, ...] = ()
+    found = [last] * len(scored)
+    for one in scored:
+        scores = [] if one.scores is None else one.scores.prompt_token_scores()
+        last = (*last[: one.known], *(token_logprob(tokenizer, score) for score in scores))
+        if len(last) != (count := len(one.ids) - one.start):
+            raise InternalError(f"select: {count} tokens to score, {len(last)} scored")
+        found[one.choice] = last
+    return tuple(found)
 
 
 def _take(scored: _Scored, update: EngineOutput) -> None:

@@ -52,8 +52,9 @@ def test_a_sequence_that_finds_its_rest_cached_waits_for_scores_under_way() -> N
     while world.stats["steps"] < 4:
         world.step()
     assert world.jobs[first].finish is None and len(world.flights) == 1
-    # All but its last token beside one decode row; then the first request ends, and leaves that.
-    scored = world.submit([*prompt, *said[:3]], 0, prompt_logprobs_from=0)
+    # All but one of what it needs beside one decode row; then the first request ends, and leaves
+    # that.
+    scored = world.submit([*prompt, *said], 0, prompt_logprobs_from=0)
     assert launched(world).num_tokens == 9
     world.land()
     assert world.jobs[first].finish == "length"
@@ -61,7 +62,7 @@ def test_a_sequence_that_finds_its_rest_cached_waits_for_scores_under_way() -> N
     assert world.jobs[scored].finish is None
     world.drain()
     (update,) = world.jobs[scored].updates
-    assert update.prompt_scores is not None and len(update.prompt_scores.logprobs) == 8
+    assert update.prompt_scores is not None and len(update.prompt_scores.logprobs) == 9
 
 
 def test_an_abort_tells_no_scores_while_some_are_under_way() -> None:

@@ -296,6 +296,16 @@ def test_max_tokens_zero_computes_the_prompt_and_nothing_twice() -> None:
     assert world.stats["steps"] == steps
 
 
+def test_the_last_token_of_a_prompt_that_is_only_scored_is_not_computed() -> None:
+    world = World()
+    for length in (9, 1):
+        before = world.stats["computed_tokens"]
+        job = world.run(ids(length), 0, prompt_logprobs_from=0)
+        assert world.stats["computed_tokens"] - before == length - 1
+        (update,) = job.updates
+        assert job.finish == "length" and len(update.prompt_token_scores()) == length
+
+
 def test_limits_of_context_and_pool() -> None:
     world = World(context_length=20)
     assert len(world.run(ids(15), 100).output) == 5

@@ -247,6 +247,12 @@ async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(m
     # That is how `ollama stop` says it.
     _, reply = await place.ask("/api/generate", {"model": "b", "keep_alive": 0})
     assert reply["done_reason"] == "unload" and room.gateway is None
+    loaded = place.loaded[:]
+    for path, body in (("generate", {"prompt": ""}), ("chat", {"messages": []}), ("chat", {})):
+        _, reply = await place.ask(f"/api/{path}", {"model": "b:latest", "keep_alive": 0, **body})
+        assert (reply["model"], reply["done_reason"]) == ("b", "unload")
+    assert (await place.ask("/api/generate", {"model": "c", "keep_alive": 0}))[0] == 404
+    assert place.loaded == loaded  # it was not loaded to be unloaded
     # Who is answered meanwhile keeps it.
     assert (await place.ask("/api/chat", asked))[0] == 200
     async with place.rooms.use("b"):

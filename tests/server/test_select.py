@@ -101,6 +101,22 @@ async def test_all_choices_are_submitted_together(client: Callable[..., Client])
         assert "".join(t.text for t in tokens) == choice
 
 
+@pytest.mark.parametrize("method", METHODS)
+async def test_what_choices_begin_with_is_scored_once(
+    client: Callable[..., Client], tokenizer: Tokenizer, method: ChoicesMethod
+) -> None:
+    c = client(tokenizer=tokenizer)
+    choices = (" shoes > men", " hats", " shoes > women", " shoes", " hats", " shoes > men > old")
+    c.send(Open(1, 1), Append(2, 1, (Text("Kind:"),)), Select(3, 1, choices, method=method))
+    selected = await c.result(3)
+    assert isinstance(selected, Selected)
+    best, scores = brute_scores(tokenizer, "Kind:", choices, method)
+    assert selected.index == best and selected.scores == pytest.approx(scores)
+    told = [(m.token_ids.tolist(), m.params.prompt_logprobs_from or 0) for m in c.engine.submitted]
+    scored = [tuple(ids[: at + 1]) for ids, start in told for at in range(start, len(ids))]
+    assert len(scored) == len(set(scored))
+
+
 async def test_too_long_and_without_room(client: Callable[..., Client]) -> None:
     c = client()
     c.send(Open(1, 1), Append(2, 1, (Text("a"),)), Select(3, 1, ("b", "c " * 5000)))

@@ -9,7 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -250,12 +250,14 @@ Kind = Literal["text", "thoughts", "call"]
 
 @dataclass
 class Block:
-    """Block of an answer. `name` is the called tool's."""
+    """Block of an answer. `name` is the called tool's. `logprobs` of the block's tokens are set by
+    the endpoint that shows them."""
 
     index: int
     kind: Kind
     name: str = ""
     text: str = ""
+    logprobs: list[Any] = field(default_factory=list)
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -265,6 +267,7 @@ class Begin(msgspec.Struct, frozen=True):
 class More(msgspec.Struct, frozen=True):
     block: Block
     text: str
+    logprobs: list[Any] = []
 
 
 class End(msgspec.Struct, frozen=True):

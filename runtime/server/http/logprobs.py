@@ -77,8 +77,15 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> ChatLogprobs:
-    """Return `logprobs` of a chat choice: one entry per token, with its `top` best alternatives.
-    Forced tokens have `forced`, and drafted tokens `drafted`."""
+    """Return `logprobs` of a chat choice."""
+    return {"content": in_parts(chosen_tokens(tokenizer, tokens, top)), "refusal": None}
+
+
+def chosen_tokens(
+    tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
+) -> list[ChosenToken]:
+    """Return one entry per token, with its `top` best alternatives. Forced tokens have `forced`,
+    and drafted tokens `drafted`."""
     content = []
     for token in tokens:
         entry = _entry(tokenizer, token.token_id, token.text, token.logprob)
@@ -96,7 +103,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
         if token.drafted:
             chosen["drafted"] = token.drafted
         content.append(chosen)
-    return {"content": in_parts(content), "refusal": None}
+    return content
 
 
 def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None) -> TokenReply:

@@ -33,7 +33,7 @@ from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING
 from rootlace.runtime.server.http.endpoint import Endpoint, Reference
 from rootlace.runtime.server.http.errors import Handler
-from rootlace.runtime.server.http.ollama import unloads
+from rootlace.runtime.server.http.ollama import unloads, without_text
 from rootlace.runtime.server.http.ollama_models import (
     NEVER,
     Entries,
@@ -42,7 +42,7 @@ from rootlace.runtime.server.http.ollama_models import (
     running_of,
     with_adapters,
 )
-from rootlace.runtime.server.http.replies import Status
+from rootlace.runtime.server.http.replies import Status, json_response
 from rootlace.runtime.server.http.request_fields import waited
 from rootlace.runtime.server.model_registry import ModelRegistry, ModelSlot
 from rootlace.runtime.server.served_model import ServedModel
@@ -70,8 +70,9 @@ _WATCHING = (
     "/cache/pins",
     "/cache/pins/{id}",
 )
-# Endpoints whose bodies have `keep_alive`.
-_KEEPING_ALIVE = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
+# Endpoints whose bodies have `keep_alive`; without text the first ones load or unload a model.
+_STOPPING = ("/api/chat", "/api/generate")
+_KEEPING_ALIVE = (*_STOPPING, "/api/embed", "/api/embeddings")
 
 
 _Scalar = str | int | float | bool | None
@@ -79,15 +80,18 @@ _Scalar = str | int | float | bool | None
 
 
 class _Named(msgspec.Struct):
-    """Fields of a body about its model: name, timeout and time to stay loaded. `name` is Ollama's
-    older word for `model`."""
+    """Fields of a body about its model: name, timeout, time to stay loaded, and what the model is
+    asked. `name` is Ollama's older word for `model`."""
 
     model: _Scalar = None
     name: _Scalar = None
     timeout: Any = None
     keep_alive: Any = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_EMPTY = (b"null", b'""', b"[]")
 _named = msgspec.json.Decoder(_Named)
 
 
@@ -137,11 +141,17 @@ class ModelRoutes:
 
     def _dispatch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked, timeout, keep_alive = await _asked(request)
+            asked, timeout, said = await _asked(request)
+            leaves = path in _KEEPING_ALIVE and unloads(self._rooms.config.load, said.keep_alive)
+            chat = path == "/api/chat"
+            text = said.messages if chat else said.prompt
+            if leaves and path in _STOPPING and bytes(text) in _EMPTY:
+                room = self._rooms.room(asked)
+                if room.gateway is None:
+                    return json_response(without_text(asked or room.name, chat, "unload"))
             async with self._use(asked, timeout) as model:
                 reply = await model.endpoints[method, path].handle(request)
-            answered = path in _KEEPING_ALIVE and reply.status < 400
-            if answered and unloads(self._rooms.config.load, keep_alive):
+            if leaves and reply.status < 400:
                 self._rooms.unload(asked)
             return reply
 
@@ -149,7 +159,7 @@ class ModelRoutes:
 
     def _watch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked, _, _ = await _asked(request)
+            asked, *_ = await _asked(request)
             gateway = _loaded(self._rooms.room(asked))
             return await self._of(gateway).endpoints[method, path].handle(request)
 
@@ -299,20 +309,19 @@ def _written(started: int) -> str:
     return datetime.fromtimestamp(started, UTC).isoformat()
 
 
-async def _asked(request: web.Request) -> tuple[str | None, float | None, Any]:
-    """Return a request's model, timeout and `keep_alive`; None where missing or unreadable."""
+async def _asked(request: web.Request) -> tuple[str | None, float | None, _Named]:
+    """Return a request's model, timeout and body; None where missing or unreadable."""
     asked: _Scalar = request.query.get("model")
-    timeout = keep_alive = None
+    timeout, body = None, _Named()
     if asked is None and request.method == "POST":
         try:
             body = _named.decode(await request.app[RECEIVING].read(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None, None, None
-        asked, keep_alive = body.model or body.name, body.keep_alive
+            return None, None, body
+        asked = body.model or body.name
         with suppress(msgspec.ValidationError):  # its endpoint says what is wrong
             timeout = msgspec.convert(body.timeout, Seconds | None)
-    name = asked.removesuffix(":latest") if isinstance(asked, str) else None
-    return name, timeout, keep_alive
+    return asked.removesuffix(":latest") if isinstance(asked, str) else None, timeout, body
 
 
 def runner_for(served: ServedModel | ModelRegistry) -> web.AppRunner:

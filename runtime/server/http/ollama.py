@@ -468,7 +468,7 @@ class Ollama:
     async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.messages:  # that is how Ollama's clients load a model
-            return {**_head(model), **_text(True, ""), **self._loaded(body)}
+            return without_text(model, True, self._loaded(body))
         messages, tools = messages_of(body.messages), tools_of(body.tools)
         wanted = self._wanted(body, model, messages, tools=tools, choice=choice_of(body))
         prepared = await self._chats.prepare(wanted)
@@ -477,7 +477,7 @@ class Ollama:
     async def generate(self, body: GenerateBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
         if not body.prompt:
-            return {**_head(model), **_text(False, ""), **self._loaded(body)}
+            return without_text(model, False, self._loaded(body))
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*messages, {"role": "user", "content": body.prompt}]
         wanted = self._wanted(body, model, messages)
@@ -487,9 +487,8 @@ class Ollama:
             prepared = await self._chats.prepare(wanted)
         return await self._answer(body, model, prepared, chat=False)
 
-    def _loaded(self, body: AnswerBody) -> dict[str, Any]:
-        leaves = unloads(self._gateway.config.load, body.keep_alive)
-        return {"done": True, "done_reason": "unload" if leaves else "load"}
+    def _loaded(self, body: AnswerBody) -> str:
+        return "unload" if unloads(self._gateway.config.load, body.keep_alive) else "load"
 
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
@@ -575,6 +574,11 @@ class Ollama:
 
 def _head(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": datetime.now(UTC).isoformat()}
+
+
+def without_text(model: str, chat: bool, reason: str) -> dict[str, Any]:
+    """The answer to a request that only loads or unloads a model."""
+    return {**_head(model), **_text(chat, ""), "done": True, "done_reason": reason}
 
 
 def _text(chat: bool, text: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
 
 import msgspec
@@ -12,13 +14,7 @@ from msgspec.structs import replace
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http.batch_store import Deleted, Listing, page
-from rootlace.runtime.server.http.body import (
-    MANY,
-    Body,
-    History,
-    ignored,
-    refused,
-)
+from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
@@ -27,6 +23,7 @@ from rootlace.runtime.server.http.chat_request import (
     Budget,
     ChatRequest,
     End,
+    More,
     Tool,
     ToolChoice,
     blocks_of,
@@ -40,6 +37,7 @@ from rootlace.runtime.server.http.generation import (
     FinalOutput,
     Prepared,
 )
+from rootlace.runtime.server.http.logprobs import chosen_tokens, rows_of
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,
@@ -52,6 +50,7 @@ from rootlace.runtime.server.http.request_fields import (
     CLIENTS_RUN,
     ContentPart,
     HandlingBody,
+    TopLogprobs,
     adapter_of,
     call_of,
     handling_of,
@@ -73,8 +72,9 @@ from rootlace.runtime.server.http.response_store import (
 )
 from rootlace.runtime.server.http.sglang_sessions import PrefixHolds
 from rootlace.runtime.server.served_model import ServedModel, check_name
-from rootlace.runtime.server.server_state import nothing
+from rootlace.runtime.server.server_state import call_for, nothing
 from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import TokenLogprob
 from rootlace.wire.sampling import SamplingParams
 
 # Responses body -----------------------------------------------------------------------------------
@@ -179,8 +179,9 @@ class ResponsesBody(HandlingBody):
     reasoning: ReasoningConfig | None = None
     thinking_budget: Budget | None = None
     metadata: dict[str, str] | None = None
-    # All contents are always included, thoughts as plain text.
+    # All contents are always included, thoughts as plain text; log-probabilities on request.
     include: list[Included] | None = None
+    top_logprobs: TopLogprobs | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
 
@@ -198,7 +199,6 @@ class ResponsesBody(HandlingBody):
     background: Annotated[bool | None, refused("every request is waited for")] = None
     conversation: Annotated[Any, refused("use previous_response_id")] = None
     prompt: Annotated[Any, refused("no prompts are stored")] = None
-    top_logprobs: Annotated[int | None, refused("use /v1/chat/completions", 0)] = None
     context_management: Annotated[Any, refused("the whole conversation is read")] = None
     truncation: Literal["auto", "disabled"] | None = None
 
@@ -256,15 +256,6 @@ def messages_of(
             messages[-1]["reasoning_content"] = thoughts
             thoughts = ""
     return messages
-
-
-def check_include(body: ResponsesBody) -> None:
-    """Raise InvalidParameter for contents that are never included."""
-    for index, wanted in enumerate(body.include or ()):
-        if wanted == "message.output_text.logprobs":
-            raise InvalidParameter(
-                f"include[{index}]", f"there is no {wanted}: use /v1/chat/completions"
-            )
 
 
 def tool_choice(body: ResponsesBody) -> ToolChoice:
@@ -394,6 +385,7 @@ class ResponseHead(TypedDict):
     text: dict[str, Any]
     tool_choice: Literal["auto", "none", "required"] | _Chosen | _Allowed
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
 
@@ -443,7 +435,10 @@ class Responses:
         if body.stream:
             return Stream(self._stream(asked), NAMED_EVENTS)
         ended, (answer,) = await AnswerStream.whole(self._gateway, asked.prepared)
-        response = self._ended(asked, blocks_of(answer), ended)
+        blocks, tokens = blocks_of(answer), ended.generated.outputs[0].logprobs
+        grown = [More(block, block.text, block.logprobs) for block in blocks]
+        await call_for(rows_of([ended.generated]), self._score, asked, grown, tokens)
+        response = self._ended(asked, blocks, ended)
         await self._store.flush()
         return response
 
@@ -487,7 +482,6 @@ class Responses:
         self, body: ResponsesBody, model: str
     ) -> tuple[Stored | None, list[dict[str, Any]], ChatRequest]:
         """Return a body's previous response, its new messages, and the whole conversation."""
-        check_include(body)
         previous = None
         if body.previous_response_id is not None:
             previous = self._store.get(
@@ -501,6 +495,9 @@ class Responses:
             raise InvalidParameter("n", "a response is one answer: n must be 1")
         if body.max_output_tokens is not None:
             fields["max_tokens"] = body.max_output_tokens
+        included = "message.output_text.logprobs" in (body.include or ())
+        fields["logprobs"] = bool(included or body.top_logprobs)
+        fields["top_logprobs"] = body.top_logprobs
         # Instructions hold for one request: they are not kept.
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         request = ChatRequest(
@@ -526,8 +523,26 @@ class Responses:
             request = await self._chats.fitting(request)
         return previous, new, request
 
+    def _score(
+        self, asked: _Request, changes: Sequence[BlockEvent], tokens: tuple[TokenLogprob, ...]
+    ) -> tuple[TokenLogprob, ...]:
+        """Give new text the log-probabilities of its `tokens`; return the tokens behind it."""
+        top = asked.prepared.job.params.top_logprobs
+        for change in changes:
+            if not tokens or not isinstance(change, More) or change.block.kind == "call":
+                continue
+            ends = list(accumulate(len(token.text) for token in tokens))
+            begin = max("".join(token.text for token in tokens).find(change.text), 0)
+            end = bisect_left(ends, begin + len(change.text)) + 1
+            if change.block.kind == "text":
+                own = tokens[bisect_right(ends, begin) : end]
+                change.logprobs.extend(chosen_tokens(self._gateway.tokenizer, own, top))
+            tokens = tokens[end:]
+        return tokens
+
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, written, number = Blocks(), list[Block](), 0
+        tokens: tuple[TokenLogprob, ...] = ()
 
         def numbered(event: dict[str, Any]) -> dict[str, Any]:
             nonlocal number
@@ -535,7 +550,11 @@ class Responses:
             return {**event, "sequence_number": number - 1}
 
         def changed(changes: list[BlockEvent], *status: str) -> list[dict[str, Any]]:
-            written.extend(change.block for change in changes if isinstance(change, End))
+            for change in changes:
+                if isinstance(change, More):
+                    change.block.logprobs.extend(change.logprobs)
+                elif isinstance(change, End):
+                    written.append(change.block)
             return [numbered(event) for c in changes for event in asked.items.events(c, *status)]
 
         started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
@@ -546,13 +565,15 @@ class Responses:
                         for name in ("response.created", "response.in_progress"):
                             yield numbered({"type": name, "response": started})
                     if not isinstance(event, FinalOutput):
-                        for one in changed(blocks.take(event.deltas)):
+                        changes = blocks.take(event.deltas)
+                        tokens = self._score(asked, changes, tokens + event.logprobs)
+                        for one in changed(changes):
                             yield one
                         continue
-                    last = changed(blocks.finish(), "incomplete" if _cut(event) else "completed")
+                    ends = changed(blocks.finish(), "incomplete" if _cut(event) else "completed")
                     whole = self._ended(asked, written, event)
                     await self._store.flush()
-                    for one in last:
+                    for one in ends:
                         yield one
                     yield numbered({"type": f"response.{whole['status']}", "response": whole})
         except RootlaceError as error:
@@ -624,6 +645,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHe
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
         "tools": [_shown(tool) for tool in body.tools or ()],
+        "top_logprobs": params.top_logprobs,
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
     }

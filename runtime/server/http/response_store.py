@@ -23,6 +23,7 @@ from rootlace.runtime.server.http.batch_store import PageQuery
 from rootlace.runtime.server.http.body import ignored, refused
 from rootlace.runtime.server.http.chat_request import Begin, Block, BlockEvent, CachedPrefix, More
 from rootlace.runtime.server.http.errors import NotFound
+from rootlace.runtime.server.http.logprobs import ChosenToken, in_parts
 from rootlace.wire.errors import InvalidRequest
 
 # Response disk ------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
     text: str
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: Sequence[ChosenToken] = ()
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
@@ -292,7 +293,7 @@ class Items:
             return OutputCall(item_id, status, call_id, name, arguments, namespace)
         if block.kind == "thoughts":
             return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
-        return OutputMessage(item_id, status, [OutputText(block.text)] if written else [])
+        return OutputMessage(item_id, status, [_said(block)] if written else [])
 
     def events(self, change: BlockEvent, status: str = "completed") -> list[dict[str, Any]]:
         """Return the events of a change, without their numbers. `status` applies to an item that
@@ -302,13 +303,13 @@ class Items:
         inside = at if block.kind == "call" else {**at, "content_index": 0}
         name = f"response.{_NAMES[block.kind]}"
         if isinstance(change, More):
-            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+            more = {"logprobs": change.logprobs} if block.kind == "text" else {}
             return [{"type": f"{name}.delta", **inside, "delta": change.text, **more}]
         if isinstance(change, Begin):
             item = self.item(block, "in_progress")
             events = [_item_event("response.output_item.added", block, item)]
             if block.kind != "call":
-                part = _part(block, "")
+                part = _part(Block(block.index, block.kind))
                 events.append({"type": "response.content_part.added", **inside, "part": part})
             return events
         ended = _item_event("response.output_item.done", block, self.item(block, status))
@@ -316,8 +317,8 @@ class Items:
             own, _ = _known(self._names, block.name)
             whole = {"arguments": block.text, "name": own}
             return [{"type": f"{name}.done", **inside, **whole}, ended]
-        logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-        part = _part(block, block.text)
+        logprobs = {"logprobs": in_parts(block.logprobs)} if block.kind == "text" else {}
+        part = _part(block)
         return [
             {"type": f"{name}.done", **inside, "text": block.text, **logprobs},
             {"type": "response.content_part.done", **inside, "part": part},
@@ -340,8 +341,12 @@ def _item_event(kind: str, block: Block, item: OutputItem) -> dict[str, Any]:
     return {"type": kind, "output_index": block.index, "item": item}
 
 
-def _part(block: Block, text: str) -> OutputText | ReasoningText:
-    return OutputText(text) if block.kind == "text" else ReasoningText(text)
+def _said(block: Block) -> OutputText:
+    return OutputText(block.text, logprobs=in_parts(block.logprobs))
+
+
+def _part(block: Block) -> OutputText | ReasoningText:
+    return _said(block) if block.kind == "text" else ReasoningText(block.text)
 
 
 # Response inputs ----------------------------------------------------------------------------------

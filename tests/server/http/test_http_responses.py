@@ -75,6 +75,40 @@ async def test_thoughts_and_calls_streamed_or_not(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    "given, top, text", [({"top_logprobs": 2}, 2, "well"), ({}, 0, "well " * 199 + "then")]
+)
+async def test_text_has_log_probabilities_where_they_are_asked_for(
+    served: Served, given: dict[str, Any], top: int, text: str
+) -> None:
+    served.gateway.chat.source = "{# <think> </think> #}"
+    served.gateway.script = lambda prompt, index: SAID.replace("hm", text).replace(
+        "\nwell", f"\n{text}"
+    )
+    client = served.openai()
+    given = {"model": "fake", "input": "hi", "tools": [TOOL], **given}
+    if not top:
+        given["include"] = ["message.output_text.logprobs"]
+    whole: Any = await client.responses.create(**given)
+    assert whole.top_logprobs == top
+    logprobs = whole.output[1].content[0].logprobs
+    assert "".join(one.token for one in logprobs) == text
+    assert {len(one.top_logprobs) for one in logprobs} == {top}
+    async with client.responses.stream(**given) as stream:
+        events: list[Any] = [event async for event in stream]
+    pieces = [one for e in events if e.type == "response.output_text.delta" for one in e.logprobs]
+    (done,) = (event.logprobs for event in events if event.type == "response.output_text.done")
+    last = events[-1].response.output[1].content[0].logprobs
+    assert [one.to_dict() for one in last] == [one.to_dict() for one in logprobs]
+    for found in (pieces, done):
+        assert [(one.token, one.logprob) for one in found] == [
+            (one.token, one.logprob) for one in logprobs
+        ]
+    turn: Any = [{"role": "user", "content": "hi"}, whole.output[1].to_dict()]
+    again: Any = await client.responses.create(model="fake", input=turn)
+    assert again.output[1].content[0].logprobs == []
+
+
+@pytest.mark.parametrize(
     "given, reason, cut",
     [
         ({"max_output_tokens": 30}, "max_output_tokens", "well"),
@@ -371,10 +405,7 @@ async def test_constraints(served: Served) -> None:
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
-        (
-            {"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]},
-            "include[1]",
-        ),
+        ({"top_logprobs": 21}, "top_logprobs"),
     ],
 )
 async def test_refusals(served: Served, given: dict[str, Any], param: str) -> None:
