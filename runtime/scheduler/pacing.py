@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from operator import mul
 from statistics import median
 
 import numpy as np
@@ -25,13 +26,15 @@ _FIRST_WEIGHT = 0.5
 """Weight of the prior besides, divided by the steps: a few steps tell little of what makes them."""
 _LARGEST_KEPT = 0.9
 _FARTHEST = 2.0
-_SOLVED_AFTER = 8
-"""Steps after which coefficients are found again, at the latest; sooner among the first ones."""
+_SOLVED_AFTER, _SOLVED_PART = 32, 8
+"""Steps after which coefficients are found again, at the latest, and the part of all steps that is
+enough before. Finding takes 0.1 ms."""
 _SURPRISE, _LONG = 1.25, 0.02
 """Coefficients are found again behind a step that had so many times the prompt tokens of those
-before, and took so many seconds: what comes next is as large. Finding takes 0.1 ms."""
+before, and took so many seconds: what comes next is as large."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
+_NONE = np.empty(0)
 _LEVEL_OF, _LEVEL_MOST = 3, 8.0
 """A level is the median of so many steps, and at most so many times above or below 1."""
 
@@ -55,12 +58,13 @@ class MeasuredCost:
         self._units = np.array([getattr(prior, name) for name in _PARTS])
         self._products = np.zeros((len(_PARTS), len(_PARTS)))
         self._sums = np.zeros(len(_PARTS))
-        self._solution = np.ones(len(_PARTS))
-        """The coefficients in units of the prior."""
-        self._recent: list[deque[tuple[np.ndarray, float]]] = [
-            deque(maxlen=_LEVEL_OF) for _ in range(2)
-        ]
-        """Work in units of the prior, and seconds, of the last steps without prompts and with."""
+        self._rates: list[float] = self._units.tolist()
+        """The coefficients, in the order of `_PARTS`."""
+        self._fresh: list[tuple[Work, float, float]] = []
+        """Steps since the coefficients were found: work, expected seconds, and how many times as
+        long each took."""
+        self._recent: list[deque[tuple[Work, float]]] = [deque(maxlen=_LEVEL_OF) for _ in range(2)]
+        """Work and seconds of the last steps without prompts and with."""
         self.levels = [1.0, 1.0]
         """Of the steps without prompts and with."""
         self.steps = 0
@@ -75,46 +79,54 @@ class MeasuredCost:
         unlike = work[1] > _SURPRISE * self.largest and seconds > _LONG
         if work[1]:
             self.largest = max(work[1], _LARGEST_KEPT * self.largest)
-        parts, kind = self._units * work, int(work[1] > 0)
-        self._recent[kind].append((parts, seconds))
-        expected = float(parts @ self._solution) if self.steps else 0.0
+        kind = int(work[1] > 0)
+        self._recent[kind].append((work, seconds))
+        expected = sum(map(mul, self._rates, work)) if self.steps else 0.0
         if expected < 1e-3 * seconds:  # no step before had such work
             expected = seconds
         self.steps += 1
-        parts = parts / expected
-        kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
-        self._products = kept * self._products + np.outer(parts, parts)
         ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
-        self._sums = kept * self._sums + parts * ratio
-        due = self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER)
+        self._fresh.append((work, expected, ratio))
+        due = self._solved + min(self.steps // _SOLVED_PART, _SOLVED_AFTER)
         solves = unlike or self.steps >= due
         if solves:
             self._solve()
         for each in (0, 1) if solves else (kind,):
             if len(recent := self._recent[each]) == _LEVEL_OF:
-                works, times = zip(*recent, strict=True)
-                slower = times / np.maximum(np.array(works) @ self._solution, 1e-9)
-                level = median(slower.tolist())
-                self.levels[each] = min(max(level, 1 / _LEVEL_MOST), _LEVEL_MOST)
+                slower = [took / max(sum(map(mul, self._rates, of)), 1e-9) for of, took in recent]
+                self.levels[each] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
         """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
-        counts = np.diff(plan.row_start)
-        prompts = counts > 1
-        chunks, ends = counts[prompts].astype(np.float64), plan.context_len[prompts]
+        rows, context = len(plan.context_len), plan.context_len
+        chunks, pairs = _NONE, 0.0
+        if plan.row_start[-1] > rows:
+            counts = np.diff(plan.row_start)
+            prompts = counts > 1
+            chunks, ends = counts[prompts].astype(np.float64), context[prompts]
+            context, pairs = context[~prompts], float(np.dot(chunks, ends - chunks / 2))
         work = (
             1.0,
             float(chunks.sum()),
-            len(counts) - len(chunks),
-            float(plan.context_len[~prompts].sum()),
-            float(np.dot(chunks, ends - chunks / 2)),
+            rows - len(chunks),
+            float(context.sum()),
+            pairs,
             sum(len(row.targets) for row in plan.prompt_scores) if plan.prompt_scores else 0,
         )
         if not self.steps:
             return work, 0.0
-        return work, float((self._units * work) @ self._solution) * self.levels[work[1] > 0]
+        return work, sum(map(mul, self._rates, work)) * self.levels[work[1] > 0]
 
     def _solve(self) -> None:
+        # All steps since, at once. Each of the first ones is solved for by itself.
+        works, expected, ratios = (np.array(each) for each in zip(*self._fresh, strict=True))
+        self._fresh = []
+        kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
+        weights = kept ** np.arange(len(works))[::-1]
+        parts = self._units * works / expected[:, None]
+        weighted = (parts * weights[:, None]).T
+        self._products = kept ** len(works) * self._products + weighted @ parts
+        self._sums = kept ** len(works) * self._sums + weighted @ ratios
         # Factor by which the prior as a whole is too low.
         scale = self._sums.sum() / self._products.sum()
         weight = _PRIOR_WEIGHT + _FIRST_WEIGHT / self.steps
@@ -130,8 +142,8 @@ class MeasuredCost:
             known &= solution > 0
         if not solution[:2].any():
             solution[0] = 1.0
-        self._solution, self._solved = solution, self.steps
-        found = dict(zip(_PARTS, (solution * self._units).tolist(), strict=True))
+        self._rates, self._solved = (solution * self._units).tolist(), self.steps
+        found = dict(zip(_PARTS, self._rates, strict=True))
         self.cost = replace(self.cost, **found, source="measured as it runs")
 
 
