@@ -2,9 +2,9 @@
 
 A field's name, type and default are the parameter's. Its `Parameter` adds where it acts, which
 values are allowed, and its other names. All code reads sampling parameters here: the keywords of
-`gen` and `run` (`rootlace.language.sampling`), the fields of HTTP bodies
-(`server/http/request_fields.py`), the sampler's arrays (`runtime/model/sampler.py`) and, by name,
-the arguments of kernels (`kernels/interface.py`).
+`gen` and `run` (`rootlace.language.sampling`) and the fields of HTTP bodies
+(`server/http/request_fields.py`). So do the sampler's arrays (`runtime/model/sampler.py`) and, by
+name, the arguments of kernels (`kernels/interface.py`).
 """
 
 from __future__ import annotations

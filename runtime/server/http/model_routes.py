@@ -266,7 +266,7 @@ class ModelRoutes:
         found: dict[str, Model] = {}
         for room in self._rooms.all:
             gateway, status = room.gateway, None
-            if gateway is not None:  # it may be unloaded while it is asked
+            if gateway is not None:  # the model may be unloaded meanwhile
                 with suppress(RootlaceError):
                     status = await gateway.status()
             found[room.name] = None if gateway is None else gateway.metrics, status
@@ -309,7 +309,7 @@ async def _asked(request: web.Request) -> tuple[str | None, float | None, Any]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None, None, None
         asked, keep_alive = body.model or body.name, body.keep_alive
-        with suppress(msgspec.ValidationError):  # its endpoint says what is wrong
+        with suppress(msgspec.ValidationError):  # the endpoint reports the fault
             timeout = msgspec.convert(body.timeout, Seconds | None)
     name = asked.removesuffix(":latest") if isinstance(asked, str) else None
     return name, timeout, keep_alive
