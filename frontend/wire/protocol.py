@@ -248,8 +248,8 @@ class Open(_Op, tag="open"):
     with another adapter than its parent starts with the same text, and computes all of it anew: KV
     of different adapters is never shared.
 
-    Without `share` the branch and its descendants have a private namespace, which is forgotten when
-    the last of them is closed.
+    Without `share` the branch and its descendants have a private namespace. Closing the last of
+    them forgets it.
     """
 
     branch: int
@@ -539,8 +539,8 @@ class Welcome(_Event, tag="welcome"):
 class Chunk(_Event, tag="chunk"):
     """New text of sample `index` of a streaming `Generate`. All chunks together are the output.
 
-    The first chunk of a `Generate` with `tell_cached` states the lengths of the prompt and of its
-    cached prefix, in tokens.
+    The first chunk of a `Generate` with `tell_cached` has the prompt's and its cached prefix's
+    lengths in tokens.
     """
 
     index: int

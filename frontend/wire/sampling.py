@@ -37,8 +37,7 @@ class Cache(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     `pin` holds the prompt in the cache for `ttl` seconds (`PIN_SECONDS` by default), whatever else
     needs the memory; pinning again renews the time. Without room the request fails, unless `pin` is
     "try". Without a pin, `ttl` is the lifetime of unused KV that the request added. With `share`
-    false, the request and others find nothing of each other's KV, and its KV is forgotten at its
-    end.
+    false, the request and others find nothing of each other's KV. Its KV is forgotten at its end.
     """
 
     pin: bool | Literal["try"] = False

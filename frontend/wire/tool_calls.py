@@ -49,8 +49,8 @@ FORMS: tuple[Form, ...] = ("tool", "tool_indented", "function", "function_indent
 
 
 class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Format of calls and lists. A call is `begin + name + between`, then the arguments as a JSON
-    object or each as an `argument`, then `end`. Every call begins with `trigger`; several calls
+    """Format of calls and lists. A call is `begin + name + between`, arguments, `end`. Arguments
+    are a JSON object, or each is an `argument`. Every call begins with `trigger`; several calls
     together have the texts `around`. A list stands in a system message behind its content:
     `before`, the tools in `form` with `separator` between them, and `after`.
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SPARE = 64
 """Connections allowed beyond the most clients, so that a refused client hears why."""
 UNKNOWN_BYTES = 2 * 2**20
-"""Most bytes from a peer without a session: a hello is smaller."""
+"""Most bytes of an unfinished message from a peer without a session: a hello is smaller."""
 SLACK_BYTES = 2**20
 """Bytes that encryption and frame headers may add to a message."""
 MESSAGES = 16

@@ -111,8 +111,8 @@ class _Step(NamedTuple):
 class Search:
     """Pattern to search for, in the syntax of Python's `re`.
 
-    Raises InvalidConstraint for a pattern that `parse` refuses, look-ahead over more than one
-    character, a pattern that matches the empty text, and more than `MAX_POSITIONS` positions.
+    Raises InvalidConstraint for a pattern that `parse` refuses or that matches the empty text. Also
+    for look-ahead over more than one character, and more than `MAX_POSITIONS` positions.
     """
 
     def __init__(self, pattern: str) -> None:

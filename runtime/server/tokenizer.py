@@ -580,8 +580,8 @@ class Detokenizer:
 class _Window:
     """Window of tokens decoded by the library: new text is what the window gains by new tokens.
 
-    The window starts at the last place where the text was whole, so a call's cost does not grow
-    with the sequence.
+    The window starts where the text was last whole, so a call's cost does not grow with the
+    sequence.
     """
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
