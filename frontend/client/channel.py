@@ -122,7 +122,7 @@ class Signal:
 
 
 def call_in_loop(loop: Any, callback: Callable[[], object]) -> None:
-    """Have `loop` call `callback`. Nobody waits in a loop that was closed meanwhile."""
+    """Let `loop` call `callback`. Nobody waits in a loop that was closed meanwhile."""
     gathered = _gathering.calls
     if gathered is not None:
         gathered.setdefault(loop, []).append(callback)
@@ -399,8 +399,9 @@ class Machine:
 
 
 class LocalChannel:
-    """Channel that runs operations with a `Machine` in the sending thread, one at a time whoever
-    sends. Events come before `send` returns, or in the thread already running operations.
+    """Channel that runs operations with a `Machine` in the sending thread, one operation at a time
+    over all threads. Events come before `send` returns, or in the thread already running
+    operations.
 
     `check` raises InvalidRequest for an operation to be refused at the line that sends it.
     """
@@ -437,7 +438,7 @@ class LocalChannel:
 
     def send(self, op: protocol.Op, sink: Sink) -> None:
         self._check(op)
-        pack(op)  # what no frame can carry is refused here, too
+        pack(op)  # an operation that no frame can carry is refused here, too
         self._sinks[op.op] = sink
         self.call(lambda: self._do(op))
 

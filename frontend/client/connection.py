@@ -1,12 +1,12 @@
-"""A connection to a server: one I/O thread with an asyncio loop and a ZeroMQ DEALER socket.
+"""Connection to a server: one I/O thread with an asyncio loop and a ZeroMQ DEALER socket.
 
 Program threads (and event loops) only put operations into an outbox, and get events through the
 sink of each operation; nothing here blocks them. Operations put within a short while travel as one
-frame. The frame of a program that is about to wait leaves at once, so that a straight-line program
-is one message and one round trip.
+frame. The frame of a program that is about to wait leaves at once. So a straight-line program is
+one message and one round trip.
 
-There are no locks on the way in: the garbage collector may close a branch from any thread, even in
-the middle of this module, and `deque.append` and `dict.pop` are atomic.
+There are no locks on the way in, since `deque.append` and `dict.pop` are atomic. The garbage
+collector may close a branch from any thread, even in the middle of this module.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ Packed = tuple[int, msgspec.Raw]
 class Outbox:
     """Packed operations, put in by any thread and taken out, as frames, in the loop `loop`.
 
-    There is no lock: the garbage collector may put an operation in from any thread, even in the
-    middle of this class, and `deque.append` and `deque.popleft` are atomic.
+    There is no lock, since `deque.append` and `deque.popleft` are atomic. The garbage collector may
+    put an operation in from any thread, even in the middle of this class.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coalesce: float) -> None:
@@ -99,7 +99,7 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._armed = self._flushing = False  # before taking: what comes later wakes again
+            self._armed = self._flushing = False  # before taking: later operations wake again
             self.write_all(send)
 
     def write_all(self, send: Callable[[list[Packed]], None]) -> None:
@@ -295,10 +295,10 @@ class Connection:
     is lost after `timeout` seconds without a message, although pings are sent every
     `ping_interval`.
 
-    With a server that keeps programs (`Welcome.kept`), a broken connection is made again for up to
-    `patience` seconds, and unanswered operations are sent again: programs notice a pause. With
-    other servers, or after that time, the connection stays lost: make a new one. It also stays lost
-    if a server breaks it again and again, and answers nothing in between for so long.
+    A server may keep programs (`Welcome.kept`). Then a broken connection is made again for up to
+    `patience` seconds, and unanswered operations are sent again: programs notice a pause.
+    Otherwise, or after that time, the connection stays lost: make a new one. A server that keeps
+    breaking the connection without an answer for that long loses it, too.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class Connection:
         self._cut: RootlaceError | None = None
         """Reason why the last line was given up."""
         self._answered = False
-        """Whether the line brought any event but pongs."""
+        """True if the line brought any event but pongs."""
         self._welcome = asyncio.Event()
         self._goodbye = asyncio.Event()
         self._over = asyncio.Event()
@@ -370,7 +370,7 @@ class Connection:
     def lost(self) -> RootlaceError | None:
         """Reason why the connection is lost, or None."""
         if self._lost is None and not self._thread.is_alive():
-            # This process is a fork of the one that connected: threads are not inherited.
+            # This process is a fork of the connected process: threads are not inherited.
             return ServerUnavailable(f"the connection to {self.address} is another process's")
         return self._lost
 

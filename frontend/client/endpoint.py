@@ -183,13 +183,14 @@ LOAD_SECONDS = 600.0
 
 class RuntimeEndpoint:
     """Runtime at `url`: `tcp://host:port` or `ipc://path` of a program socket, or the `http://`
-    address of a server, which is asked for its program socket. A server started with
-    `--program-key` encrypts, and its public key stands behind `#` in the address.
+    address of a server, which tells its program socket. A server started with `--program-key`
+    encrypts, and its public key stands behind `#` in the address.
 
-    One connection serves all programs and threads. When it is lost, running operations fail with
-    ServerUnavailable, and the next program makes a new connection. Raises ServerUnavailable when
-    nobody answers, Unauthorized for a wrong `api_key`. `model` names one of a server's several
-    models; the server loads it where necessary. Programs of another model need another endpoint.
+    All programs and threads share one connection. When the connection is lost, running operations
+    fail with ServerUnavailable, and the next program makes a new connection. Raises
+    ServerUnavailable when nobody answers, Unauthorized for a wrong `api_key`. `model` names one of
+    a server's several models; the server loads it where necessary. Programs of another model need
+    another endpoint.
     """
 
     _finalizer: Any = None

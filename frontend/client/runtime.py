@@ -116,7 +116,7 @@ class GatewayProcess:
             process.stdin.write(json.dumps(self._config) + "\n")
             process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            pass  # it died or was stopped at once: the reader finds its output ended
+            pass  # the child died or was stopped: the reader finds its output ended
         try:
             ready = lines.get(timeout=self._timeout)
         except queue.Empty:
@@ -212,8 +212,8 @@ R = TypeVar("R", bound="Runtime")
 
 class Runtime(RuntimeEndpoint):
     """Runtime started for `model` (also `model_path`), and the connection to it. A model is a
-    folder or GGUF file, a name that `rootlace models` lists (`smollm2`), or a name on the Hugging
-    Face hub (`Qwen/Qwen3-0.6B`), which is downloaded where the cache lacks it.
+    folder or GGUF file, or a name that `rootlace models` lists (`smollm2`). A name on the Hugging
+    Face hub (`Qwen/Qwen3-0.6B`) is downloaded where the cache lacks it.
 
     The default is the embedded demo model.
 
@@ -224,15 +224,15 @@ class Runtime(RuntimeEndpoint):
     again, and programs go on. Messages go to `log_file` (a temporary one by default). The runtime
     ends with `shutdown`, with the `with` block, or with this process, however the process ends.
 
-    `warm_up`: generate once at the start, so that the first program need not wait for what is made
-    at a first use. True (as `rootlace serve --warm-up`), or an expression with the constraints of
-    later programs, such as `gen(type=Person)`.
+    `warm_up`: generate once at the start, so that the first program does not wait for first uses.
+    True (as `rootlace serve --warm-up`), or an expression with the constraints of later programs,
+    such as `gen(type=Person)`.
 
     The constructor returns when the runtime can answer; `await Runtime.start(...)` leaves an event
     loop running meanwhile.
 
-    Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error) if
-    it does not start within `launch_timeout` seconds.
+    Raises TypeError for an unknown option. Raises ServerUnavailable (or the runtime's own typed
+    error) if it does not start within `launch_timeout` seconds.
     """
 
     @with_keywords(

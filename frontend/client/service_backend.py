@@ -60,8 +60,8 @@ class Message:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A `Generate`. Without `messages`, the service continues the text `prompt`; with `begun`, the
-    last message, which is the assistant's. The answer must fit `schema`."""
+    """Request of a `Generate`. Without `messages`, the service continues the text `prompt`; with
+    `begun`, the last message, which is the assistant's. The answer must fit `schema`."""
 
     params: protocol.SamplingParams
     messages: tuple[Message, ...] = ()
@@ -82,7 +82,7 @@ class ChatRequest:
 
 @dataclass
 class Sample:
-    """One answer, as far as it has come."""
+    """Answer, as far as it has come."""
 
     text: str = ""
     finish: protocol.FinishReason = "stop"
@@ -231,7 +231,7 @@ _BROKEN = (
 
 
 class HttpService:
-    """HTTP client of `url`; raises typed errors, whatever goes wrong."""
+    """HTTP client of `url`; raises typed errors for every fault."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url.rstrip("/")
@@ -374,14 +374,14 @@ class ServiceBackend(RuntimeEndpoint):
             return None
         try:
             return [self._asked.pop(op.op).result()]
-        except CancelledError:  # it was closed before a thread came to it
+        except CancelledError:  # closed before a thread took the work
             raise self._gone() from None
 
     def _gone(self) -> ServerUnavailable:
         return ServerUnavailable(f"the backend of {self.url} was closed")
 
     def _work(self, branch: BranchText, op: Ask) -> Callable[[], Said]:
-        """Return a thread's work. Raises InvalidRequest for what the service does not have."""
+        """Return a thread's work. Raises InvalidRequest for requests the service does not have."""
         if isinstance(op, protocol.Select):
             if "select" not in self._emulate:
                 raise InvalidRequest(
@@ -471,7 +471,7 @@ class ServiceBackend(RuntimeEndpoint):
     def _select(self, request: ChatRequest, op: protocol.Select) -> protocol.Selected:
         listed = "\n".join(op.choices)
         hint = f"Answer with one of these lines, exactly as it is, and with nothing else:\n{listed}"
-        backwards = [*enumerate(op.choices)][::-1]  # of choices that are the same, the first
+        backwards = [*enumerate(op.choices)][::-1]  # of equal choices, the first
         exact = {choice.strip(): index for index, choice in backwards}
         plain = {_plain(choice): index for index, choice in backwards}
         began = time.perf_counter()

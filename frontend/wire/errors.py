@@ -136,7 +136,7 @@ class DeadlineExceeded(RootlaceError):
 
     @classmethod
     def after(cls, seconds: float) -> DeadlineExceeded:
-        shown = float(f"{seconds:.4g}")  # what a run has left is 7.99982
+        shown = float(f"{seconds:.4g}")  # a run's remaining time is 7.99982 or the like
         return cls(f"the request was not done within its timeout of {shown:g} s")
 
 

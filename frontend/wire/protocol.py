@@ -1,14 +1,14 @@
-"""The wire between a program and the gateway.
+"""Wire between a program and the server.
 
-A client holds *branches*: growing token sequences with a place in the cache's tree. It sends lists
-of operations and receives lists of events; every operation gets exactly one terminal event
-(`Done`, `Generated`, `Selected`, `Explained`, `Embedded`, `Status` or `Failed`). Operations are
-pipelined: the gateway runs the operations of one branch in the order they were sent, and a branch
+A client holds *branches*: growing token sequences with a place in the cache's tree. The client
+sends lists of operations and receives lists of events. Every operation gets exactly one terminal
+event (`Done`, `Generated`, `Selected`, `Explained`, `Embedded`, `Status` or `Failed`). Operations
+are pipelined. The server runs the operations of one branch in the order they were sent. A branch
 starts where its parent stood when the parent reached the `Open`.
 
-One ZeroMQ message is one frame: a MessagePack array of operations (client to gateway) or of
-events (gateway to client). The first message of a connection holds exactly one `Hello`; the gateway
-answers with `Welcome`, or with `Failed(op=0)` and forgets the peer. Nothing is ever pickled.
+One ZeroMQ message is one frame: a MessagePack array of operations (client to server) or of events
+(server to client). The first message of a connection holds exactly one `Hello`. The server answers
+with `Welcome`, or with `Failed(op=0)` and forgets the peer. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -221,11 +221,11 @@ class Hello(_Op, tag="hello"):
 
     `session` is an unguessable name that the client chooses. If `Welcome.kept` is true, a client
     can come back after a lost connection or a restart of the server. The client then says hello
-    with the same name and with the number of terminal events that it has `heard`. It sends all
-    operations without a terminal event again, in their order. Ended operations get the same event
-    as before; running ones go on from where they were, streams too. `chunks` holds the received
-    part of streams as (operation, sample, characters, tokens). No id of an operation or branch is
-    used twice in a session. `state_lost`: the server cannot go on with the session.
+    with the same name and with the number of terminal events that it has `heard`. The client sends
+    all operations without a terminal event again, in their order. Ended operations get the same
+    event as before; running ones go on from where they were, streams too. `chunks` holds the
+    received part of streams as (operation, sample, characters, tokens). No id of an operation or
+    branch is used twice in a session. `state_lost`: the server cannot go on with the session.
     """
 
     version: int
@@ -248,8 +248,8 @@ class Open(_Op, tag="open"):
     with another adapter than its parent starts with the same text, and computes all of it anew: KV
     of different adapters is never shared.
 
-    Without `share` the branch and its descendants have a private namespace, which is forgotten when
-    the last of them is closed.
+    Without `share` the branch and its descendants have a private namespace. Closing the last of
+    them forgets it.
     """
 
     branch: int
@@ -275,8 +275,9 @@ class Prefill(_Op, tag="prefill"):
 
 
 class Thoughts(_Wire):
-    """Thoughts (reasoning) of a model before its answer, ending with `end`. `begin` starts them; it
-    is empty where the branch already ends with it. With a `begin`, the model may have no thoughts.
+    """Thoughts (reasoning) of a model before its answer, ending with `end`. `begin` starts them,
+    and is empty where the branch already ends with it. With a `begin`, the model may have no
+    thoughts.
 
     Within thoughts no stop string, pattern or stop token ends the text. The constraint begins
     behind them, behind `gap` (unless the model writes white space there itself). `then` is written
@@ -296,8 +297,8 @@ class Generate(_Op, tag="generate"):
     """Sample; the text of the first sample becomes part of the branch.
 
     With `cache_report`, the result explains the cached length of the prompt; with `tell_cached`, a
-    stream's first chunk states it. A timeout counts from when the server receives the operation. Of
-    `handling.cache`, only `share` is not about this prompt.
+    stream's first chunk states it. A timeout counts from when the server receives the operation.
+    The pin and the `ttl` of `handling.cache` apply to the prompt.
 
     Where the output repeats the text `prediction`, it comes faster; a prediction never changes the
     output. `thoughts` may come before the answer.
@@ -538,8 +539,8 @@ class Welcome(_Event, tag="welcome"):
 class Chunk(_Event, tag="chunk"):
     """New text of sample `index` of a streaming `Generate`. All chunks together are the output.
 
-    The first chunk of a `Generate` with `tell_cached` states the lengths of the prompt and of its
-    cached prefix, in tokens.
+    The first chunk of a `Generate` with `tell_cached` has the prompt's and its cached prefix's
+    lengths in tokens.
     """
 
     index: int

@@ -2,9 +2,9 @@
 
 A field's name, type and default are the parameter's. Its `Parameter` adds where it acts, which
 values are allowed, and its other names. All code reads sampling parameters here: the keywords of
-`gen` and `run` (`rootlace.language.sampling`), the fields of HTTP bodies
-(`server/http/request_fields.py`), the sampler's arrays (`runtime/model/sampler.py`) and, by name,
-the arguments of kernels (`kernels/interface.py`).
+`gen` and `run` (`rootlace.language.sampling`) and the fields of HTTP bodies
+(`server/http/request_fields.py`). So do the sampler's arrays (`runtime/model/sampler.py`) and, by
+name, the arguments of kernels (`kernels/interface.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Cache(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     `pin` holds the prompt in the cache for `ttl` seconds (`PIN_SECONDS` by default), whatever else
     needs the memory; pinning again renews the time. Without room the request fails, unless `pin` is
     "try". Without a pin, `ttl` is the lifetime of unused KV that the request added. With `share`
-    false, the request and others find nothing of each other's KV, and its KV is forgotten at its
-    end.
+    false, the request and others find nothing of each other's KV. Its KV is forgotten at its end.
     """
 
     pin: bool | Literal["try"] = False

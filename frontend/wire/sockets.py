@@ -1,6 +1,6 @@
 """ZeroMQ: sockets read in an asyncio event loop without a future per message, and encrypted TCP.
 
-`zmq.asyncio` makes futures for each message and wakes tasks that await them. This costs several
+`zmq.asyncio` makes futures for each message and wakes tasks that await them. These cost several
 times as much as reading the message, and a model's steps send thousands of messages a minute.
 
 TCP between a runtime's processes on several machines is encrypted (CURVE). The server tells an
@@ -46,7 +46,7 @@ class MessageReader:
         self._scheduled = False
         self._closed = False
         self._loop.add_reader(self._descriptor, self._read)
-        self._schedule()  # what came before is not signalled
+        self._schedule()  # earlier messages are not signalled
 
     def look(self) -> None:
         """Read soon if a message has come."""

@@ -34,7 +34,7 @@ class Argument(msgspec.Struct, frozen=True):
     close: str
     after: str
     cdata: bool = False
-    """Whether a string may stand as <![CDATA[...]]>."""
+    """True if a string may stand as <![CDATA[...]]>."""
 
     def written(self, key: str, text: str) -> str:
         """Write the argument `key` with the value's text."""
@@ -49,10 +49,10 @@ FORMS: tuple[Form, ...] = ("tool", "tool_indented", "function", "function_indent
 
 
 class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Format of calls and lists. A call is `begin + name + between`, the arguments as a JSON object
-    or each as an `argument`, and `end`. Every call begins with `trigger`; several calls together
-    have the texts `around`. In a system message, behind its content, the list is `before`, the
-    tools in `form` with `separator` between them, and `after`.
+    """Format of calls and lists. A call is `begin + name + between`, arguments, `end`. Arguments
+    are a JSON object, or each is an `argument`. Every call begins with `trigger`; several calls
+    together have the texts `around`. A list stands in a system message behind its content:
+    `before`, the tools in `form` with `separator` between them, and `after`.
 
     The defaults are for a model whose template shows no tools. `refused`: why no tools can be
     listed; empty where they can.
@@ -111,7 +111,7 @@ PLAIN_TOOLS = ToolFormat()
 Content = Mapping[str, Any]
 """Content of a call: its arguments' schema, made by `arguments`."""
 Calls = Iterable[tuple[str, Content]]
-"""For each tool: the text that begins its call, and the arguments that follow."""
+"""(text that begins the call, arguments that follow) for each tool."""
 
 
 _NO_ARGUMENTS = frozenset({"array", "string", "number", "integer", "boolean"})

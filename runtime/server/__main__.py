@@ -1,8 +1,8 @@
-"""The server process: `python -m rootlace.runtime.server`, started as a child process.
+"""Server process: `python -m rootlace.runtime.server`, started as a child process.
 
-Reads its configuration as one JSON line from standard input, and prints one JSON line when it is
-ready (or why it cannot start). Ends when standard input closes or on SIGINT. On SIGTERM running
-work may end first.
+Reads its configuration as one JSON line from standard input. Prints one JSON line when it is ready
+(or why it cannot start). Ends when standard input closes or on SIGINT. On SIGTERM running work may
+end first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import servable_source
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
-# A gateway whose loop hangs while it stops must not outlive its parent.
+# A server whose loop hangs while it stops must not outlive its parent.
 LAST_RESORT_SECONDS = 20.0
 
 

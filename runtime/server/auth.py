@@ -314,7 +314,7 @@ log = logging.getLogger(__name__)
 
 
 class Keys:
-    """The operator's key, and the keys of a file, which is read again when the file changes.
+    """API keys: the operator's, and those of a file, which is read again when it changes.
 
     Raises InvalidRequest if the file cannot be read at first. If the file becomes unreadable later,
     the accounts stay as they were.

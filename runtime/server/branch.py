@@ -1,4 +1,4 @@
-"""A branch of a program: a token sequence and the queue of operations on it."""
+"""Branch of a program: a token sequence and the queue of operations on it."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ class PromptLint:
             kind = "order"
         else:
             return None  # two texts that quote the same passage
-        if ordered:  # which windows are chosen at its very beginning depends on what is before
+        if ordered:  # windows chosen at a passage's very beginning depend on the text before
             inside = ours + WINDOW
             mark = next((one for at_, _, one in behind if at_ >= inside), behind[0][2])
         else:

@@ -1,4 +1,4 @@
-"""The model's chat template: conversations as text in which content cannot forge a role."""
+"""Chat template of a model: conversations as text in which content cannot forge a role."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def write(
 def derive(render: Render, bos: str) -> ChatFormat | None:
     """Derive the format behind a template; None where that is impossible.
 
-    The begin of `assistant` is the template's generation prompt. It may differ from how the
-    template writes an earlier answer (a thinking model's prompt opens its thoughts). Some templates
-    put the system message inside the first user turn, and have no exact per-role form. There the
-    system message is written as a user turn of its own.
+    The begin of `assistant` is the template's generation prompt. This prompt may differ from the
+    begin of an earlier answer (a thinking model's prompt opens its thoughts). Some templates put
+    the system message inside the first user turn, and have no exact per-role form. There the system
+    message is written as a user turn of its own.
     """
     try:
         return _derive(render, bos)
@@ -226,7 +226,7 @@ class Lookalikes:
         begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
         places, at = set[int](), 0
         while match := self._whole.search(text, at):
-            at = _first_of(match) + 1  # one may begin within another
+            at = _first_of(match) + 1  # a token may begin within another
             places.add(at - 1)
         # Parts of tokens are looked for at the ends alone, since texts may be long.
         longest = min(self._longest, end - begin)

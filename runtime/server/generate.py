@@ -59,7 +59,7 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "abort": "abort"}
 
 
 class Sample:
-    """One sample: turns the engine's updates of one request into chunks and an output.
+    """Sample: turns the engine's updates of one request into chunks and an output.
 
     `context` holds the ids of the prompt. `token_ids` holds every sampled token, the one that ended
     the sample included; `kept` says what becomes part of the branch.
@@ -106,7 +106,7 @@ class Sample:
         self._decoded = 0
         """Number of `token_ids` with their text in `_texts` or held back in the detokenizer."""
         self._ends: list[int] = []
-        """With stop strings: characters decoded after each token, -1 within a character."""
+        """Characters decoded after each token, -1 within a character. Only with stop strings."""
         self._length = 0
         self._chunked_texts = 0
         self._chunked_ids = 0
@@ -290,7 +290,7 @@ CHARACTERS_PER_TOKEN = 16
 
 
 class Generation:
-    """One `Generate` operation. The first sample continues the branch; sample i has seed + i."""
+    """Run of a `Generate`. The first sample continues the branch; sample i has seed + i."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ class Generation:
         if thoughts is not None and not (
             op.constraint is not None or thoughts.stops or thoughts.budget is not None
         ):
-            thoughts = None  # they change nothing for the engine
+            thoughts = None  # without effect on the engine
         goes_on = self._log is not None and self._go_on(self._log)
         paid = len(state.ids) if goes_on else sequence.paid
         requests = Requests(model.engine, sequence.asker, paid)
@@ -481,7 +481,7 @@ class Generation:
             if self._first_token is None:
                 self._first_token = now
             if sample.index == 0:
-                # The first and the latest stay; those between are far enough apart to draw.
+                # The first and the latest point stay; points between are far enough apart to draw.
                 told = self._progress
                 if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
                     told.pop()
@@ -510,8 +510,8 @@ class Generation:
         return len(update.token_ids) - (len(sample.token_ids) - before)
 
     def _engine_params(self, prompt: int) -> tuple[SamplingParams, int]:
-        """Return the engine's parameters (no None for a number, no stop strings), and the count of
-        prompt log-probabilities that are wanted. Raises InvalidRequest."""
+        """Return the engine's parameters, without None for a number and without stop strings, and
+        the number of prompt log-probabilities. Raises InvalidRequest."""
         given, vocabulary = self._op.params, self._model.model_info.vocab_size
         for index, stop in enumerate(given.stop):
             if len(stop) > MAX_STOP_LENGTH:

@@ -29,7 +29,7 @@ from rootlace.wire.errors import (
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
-"""First and longest time until a failed load is retried; it doubles with each failure."""
+"""First and longest time until a failed load is retried. The time doubles with each failure."""
 LOOK_SECONDS = 1.0
 """Time between searches for idle models."""
 CLEARED_SECONDS = 1.0

@@ -78,7 +78,7 @@ class ModelTexts(msgspec.Struct, frozen=True):
         if values:
             said = (f"{key} {value:g} ({origins[key]})" for key, value in values.items())
             log.info("default sampling of %s: %s", name, ", ".join(said))
-        if not values.keys() & {*TUNED}:  # a bound on answers says nothing of how to draw them
+        if not values.keys() & {*TUNED}:  # a bound on length is no recommendation of sampling
             log.warning(
                 "%s recommends no sampling: requests without a temperature are sampled at the "
                 "default of their interface, which is 1 with nothing cut (Ollama's: 0.8); "

@@ -33,11 +33,11 @@ async def open_room(
     exception or a cancelled call nothing is left running. `start` gives engines that run elsewhere.
     End the model with `close_room`.
     """
-    # The model's texts, and what reads them, while the engine loads its weights.
+    # Read the texts, and import their readers, while the engine loads the model's weights.
     begin = start or partial(_start, engine_config, config, on_exit)
     starting: asyncio.Task[Engine] = asyncio.create_task(begin())
     try:
-        # What the texts take for a while is free for the modules then.
+        # The modules then reuse the memory that reading the texts took for a while.
         texts = await asyncio.to_thread(_read_texts, config)
         await asyncio.to_thread(meanwhile)
         engine = await asyncio.shield(starting)
@@ -89,7 +89,7 @@ async def close_room(gateway: ServedModel) -> None:
 
 
 def _read_texts(config: GatewayConfig) -> ModelTexts:
-    # Only here: the engine should not wait for what reads them to be imported.
+    # A late import: the engine should not wait for the readers' import.
     from rootlace.runtime.server.model_texts import ModelTexts
 
     return ModelTexts.read(config)

@@ -1,7 +1,7 @@
 """TCP connections of programs, with bounds that ZeroMQ lacks.
 
-ZeroMQ bounds the size of a frame, but not the number of a message's frames or of connections. It
-keeps frames until the message's last one has come. It reveals their descriptors.
+ZeroMQ bounds the size of a frame, but not the number of a message's frames or of connections.
+ZeroMQ keeps frames until the message's last one has come. Its monitor reveals descriptors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SPARE = 64
 """Connections allowed beyond the most clients, so that a refused client hears why."""
 UNKNOWN_BYTES = 2 * 2**20
-"""Most bytes from a peer without a session: a hello is smaller."""
+"""Most bytes of an unfinished message from a peer without a session: a hello is smaller."""
 SLACK_BYTES = 2**20
 """Bytes that encryption and frame headers may add to a message."""
 MESSAGES = 16
@@ -105,7 +105,7 @@ class ProgramPeers:
                 while True:
                     self._note(self._monitor.recv_multipart(zmq.NOBLOCK))
         peer = self._peers.get(descriptor)
-        if peer is None:  # it has gone since
+        if peer is None:  # the peer has gone since
             return
         # ZeroMQ gives no identity twice, but a client with an identity of its own may come back.
         if identity[:1] == b"\0" and identity == self._before.get(descriptor):
@@ -141,7 +141,7 @@ class ProgramPeers:
 
     def _note(self, frames: list[bytes]) -> None:
         kind, descriptor = _EVENT.unpack(frames[0])
-        self._forget(descriptor)  # whoever had it is gone
+        self._forget(descriptor)  # the descriptor's last peer is gone
         if kind == zmq.EVENT_DISCONNECTED:
             return
         self._peers[descriptor] = _Peer()

@@ -167,7 +167,7 @@ _numbers = msgspec.msgpack.Decoder(_Numbers)
 
 
 class _Malformed(NamedTuple):
-    """An operation that could not be decoded, with its number and branch as far as readable."""
+    """Operation that could not be decoded, with its number and branch as far as readable."""
 
     op: int
     branch: int | None
@@ -175,7 +175,7 @@ class _Malformed(NamedTuple):
 
 
 class Connection:
-    """A peer that said hello.
+    """Connection of a peer that said hello.
 
     `waiting` holds operations that the session has not been given yet, `backlog` frames that could
     not be sent yet. `heard`: whether the peer sent something since the last watch. `silent`:
@@ -198,8 +198,8 @@ class Connection:
 class ProgramServer:
     """Server of programs: turns frames of a ROUTER socket into operations, and events into frames.
 
-    A peer is dropped and its branches freed when a send finds it gone, when it is silent for
-    `client_timeout`, or when it does not read.
+    A peer is dropped and its branches freed when a send finds it gone, or when it does not read. A
+    peer that is silent for `client_timeout` is dropped, too.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class ProgramServer:
         connection.session = Session(gateway, deliver, client, account, address, log)
         self._connections[identity] = connection
         shown = model
-        if account is not None:  # a saved state tells by the path whose token ids it holds
+        if account is not None:  # the path names the model of a saved state's token ids
             digest = hashlib.blake2b(model.path.encode(), digest_size=8).hexdigest()
             shown = msgspec.structs.replace(model, path=f"{model.name}#{digest}")
         welcome = Welcome(0, PROTOCOL_VERSION, shown, kept=log is not None)

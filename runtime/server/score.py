@@ -233,7 +233,7 @@ class _Scored:
 
 
 class Selection:
-    """One `Select` operation."""
+    """Run of a `Select`."""
 
     def __init__(self, model: ServedModel, sequence: TokenSequence, op: Select) -> None:
         self._model = model

@@ -272,8 +272,8 @@ class OpenSequences:
         asker: Asker,
         stays_wanted: bool = False,
     ) -> None:
-        """An `asker` without a connection gets a number as its connection. With `stays_wanted`, the
-        cache keeps blocks of ended programs as if of no program."""
+        """An `asker` without a connection gets a number as its connection. With `stays_wanted`,
+        cached blocks of its ended programs count as blocks of no program."""
         self.number = next(model.numbers)
         if "#" not in asker.source:
             own = f"{asker.source}#{self.number}" if asker.source else f"session {self.number}"
@@ -308,8 +308,8 @@ class OpenSequences:
         return sequence
 
     def check_share(self) -> None:
-        """Raise Overloaded if only the last eighth of all branches is free and this client has its
-        share: that eighth is for clients with fewer branches than the mean."""
+        """Raise Overloaded if this client would take some of the last eighth of all branches. That
+        eighth is for clients with fewer branches than the mean."""
         model = self._model
         count, most = model.branch_count, model.config.max_branches
         if not model.plenty_branches <= count < most:
@@ -404,7 +404,7 @@ async def append(
     """Add text (as pending text), ids, or the gained text of quoted branches.
 
     Raises InvalidRequest for ids outside the vocabulary, text that is not Unicode or a quote of an
-    unknown branch, ContextLengthExceeded for a sequence that can never fit.
+    unknown branch. Raises ContextLengthExceeded for a sequence that can never fit.
     """
     state = sequence.state
     waiting = iter(quotes)

@@ -1,4 +1,4 @@
-"""A served model, for programs and HTTP clients alike: engine, tokenizer, limits, counters."""
+"""Served model, for programs and HTTP clients alike: engine, tokenizer, limits, counters."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Engine(Protocol):
 
 
 class Owner(Protocol):
-    """A program or an HTTP request; `end` gets the error that says why the model goes."""
+    """Program or HTTP request; `end` gets the error that says why the model goes."""
 
     end: Callable[[RootlaceError], None]
 

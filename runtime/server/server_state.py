@@ -53,8 +53,8 @@ class Drain:
             self.requests -= 1
 
     async def run(self, busy: Callable[[], bool], seconds: float, stop: asyncio.Event) -> None:
-        """Refuse new work, and wait until no request is left and `busy` is false, but for `seconds`
-        at most, or until `stop` is set."""
+        """Refuse new work, and wait until no request runs and `busy` is false. Ends early after
+        `seconds`, or once `stop` is set."""
         self.begun = True
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -82,8 +82,8 @@ class ServerState:
 
 def kept_for_others(own: int, owners: int, taken: int, most: int, more: int = 1) -> bool:
     """Return whether `more` for an owner with `own` would come from the last eighth of `most`, for
-    owners below the mean. `owners` hold `taken` in all. Does not check the bound: `taken + more`
-    may exceed `most`."""
+    owners below the mean. All `owners` together hold `taken`. Does not check the bound: `taken +
+    more` may exceed `most`."""
     return taken + more > plenty(most) and own * max(owners, 1) >= taken
 
 

@@ -114,7 +114,7 @@ _Snapshot = asyncio.Future[Any]
 
 
 class Session:
-    """A client's session: takes operations, gives events. Belongs to the event loop that made it.
+    """Session of a client: takes operations, gives events. Belongs to the event loop that made it.
 
     Every operation gets exactly one terminal event; events of one branch come in the order of its
     operations. A client's mistakes raise nothing. After `close` there are no more events.
@@ -139,7 +139,7 @@ class Session:
         self._on_events = on_events
         self._loop = asyncio.get_running_loop()
         self._alive = OpenSequences(model, self.end, Asker.of(account, source))
-        """The open branches, and closing ones until they are closed."""
+        """Open branches, and closing ones until they are closed."""
         self._branches: dict[int, Branch] = {}
         # Branches whose `Close` waits behind other operations: they can still be cancelled.
         self._closing: dict[int, Branch] = {}
@@ -162,7 +162,7 @@ class Session:
             if self.closed:
                 return
             if self.log is not None and (ended := self.log.answers(op)):
-                for event in ended:  # the client lost it with a connection
+                for event in ended:  # the client lost the event with a connection
                     self._emit(event)
                 continue
             try:
@@ -202,7 +202,7 @@ class Session:
         self._alive.close()
         self._branches.clear()
         self._closing.clear()
-        self._on_events = nothing  # whoever hears may have this session
+        self._on_events = nothing  # the receiver may refer to this session
 
     # ------------------------------------------------------------ dispatch
 
@@ -377,7 +377,7 @@ class Session:
             branch.paid, branch.state = kept.paid, state
             try:
                 self._model.check_adapter(kept.adapter)
-            except InvalidRequest as error:  # the server was started without it
+            except InvalidRequest as error:  # the server was started without the adapter
                 branch.error = error
             if kept.broken is not None:
                 branch.error = from_code(*kept.broken)

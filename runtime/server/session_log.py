@@ -72,7 +72,7 @@ class SessionLog:
         self._opening: dict[Branch, Open] = {}
         """Branches that the store does not have yet."""
 
-    # ------------------------------------------------------------ what was before
+    # ------------------------------------------------------------ earlier records
 
     def branches(self) -> Iterator[tuple[KeptBranch, SequenceState]]:
         """Give the branches that were open, and the state of each."""
@@ -118,7 +118,7 @@ class SessionLog:
             before.append((row.index, update))
         return GenerationLog(before, self._chunks.pop(op, {}), partial(self._told, op))
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ new records
 
     def opening(self, branch: Branch, op: Open) -> None:
         """Note that a branch is to be opened."""
@@ -128,7 +128,7 @@ class SessionLog:
         """Record a branch that was opened; with a `parent`, as a fork of it."""
         op = self._opening.pop(branch, None)
         if op is None:
-            return  # it failed meanwhile
+            return  # the opening failed meanwhile
         if parent is not None:
             self._grow(parent)
         program = program_name(branch.program)

@@ -237,7 +237,7 @@ class KeptSession:
 
     def hear(self, count: int, resumed: bool = False) -> None:
         """Drop the first `count` answers, which the client has. With `resumed`, the client lost the
-        other sent ones with its connection: they count as unsent."""
+        other sent ones with its connection: these count as unsent."""
         while self.client.heard < count and self.sent:
             sent = self.sent.popleft()
             self._drop(sent)
@@ -353,8 +353,8 @@ class SessionStore:
         session.detached = self._clock()
 
     def forget_old(self) -> None:
-        """Forget clients away for too long and, while the rest exceed the bounds, the oldest of the
-        owner with the largest share: no owner displaces another's clients."""
+        """Forget clients that are away for too long. While the rest exceed the bounds, forget the
+        oldest of the owner with the largest share: no owner displaces others' clients."""
         absent: dict[str, deque[tuple[int, KeptSession]]] = {}
         gone = [(s.detached, s) for s in self._of_key.values() if s.detached is not None]
         for since, session in sorted(gone, key=lambda one: one[0]):

@@ -99,8 +99,9 @@ class _State:
 
 
 class _Step(NamedTuple):
-    """`kept`: for each new group, the old group that it comes from; the last old group began before
-    the character. `passed`: the group that matched before the character, or `_NONE`."""
+    """Step of the search. `kept`: for each new group, the old group that it comes from;
+    `len(groups)` is a match that begins with the character. `passed`: the group that matched before
+    the character, or `_NONE`."""
 
     state: _State
     kept: tuple[int, ...]
@@ -110,8 +111,8 @@ class _Step(NamedTuple):
 class Search:
     """Pattern to search for, in the syntax of Python's `re`.
 
-    Raises InvalidConstraint for a pattern that `parse` refuses, look-ahead over more than one
-    character, a pattern that matches the empty text, and more than `MAX_POSITIONS` positions.
+    Raises InvalidConstraint for a pattern that `parse` refuses or that matches the empty text. Also
+    for look-ahead over more than one character, and more than `MAX_POSITIONS` positions.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -233,7 +234,7 @@ class Search:
                 return self._condition(chars.ranges, True, negative, following)
             case Look(item, negative):
                 if regex == AT_LAST_NEWLINE:
-                    return self._append([])  # it had matched before the newline, too
+                    return self._append([])  # the match came before the newline already
                 return self._condition(_one_of(item), False, negative, following)
         raise AssertionError(regex)
 
@@ -383,7 +384,7 @@ class StopChecker:
         self._strings = _Strings(stops) if stops else None
         self._finders = [Finder(search) for search in searches]
         self._keep = keep
-        self._held: list[str] = []  # what is not released yet
+        self._held: list[str] = []  # text not released yet
         self._length = 0
         self._released = 0
         self.matched: str | None = None

@@ -1,4 +1,4 @@
-"""Text to token ids, piece by piece, with the result of tokenizing the whole at once; and back.
+"""Text to token ids, piece by piece, as if the whole were tokenized at once; and back.
 
 Wraps a Hugging Face fast tokenizer (`tokenizer.json`). Three things are done here rather than in
 the library, because a branch grows in pieces and is continued after generated tokens:
@@ -471,7 +471,7 @@ class Tokenizer(Vocabulary):
             [encoding] = self.fast.encode_batch([put + part], add_special_tokens=False)
             for count, at in self._borders(part, inside, encoding, len(put)):
                 if encoding.ids[count - 1] in self.added:
-                    continue  # behind it what follows would be taken for another text
+                    continue  # the library would take text behind it for a new text
                 before = self._parts(text[:begin], cuts[: number - 1], prefix) if number else []
                 return before + encoding.ids[:count], begin + at
         return [], 0
@@ -562,7 +562,7 @@ class Detokenizer:
         if self._strip and data:
             data = data.removeprefix(b" ")
             self._strip = False
-        # What codecs' incremental decoder does, without its Python overhead.
+        # This equals codecs' incremental decoder without its Python overhead.
         if self._held:
             data = self._held + data
         text, used = codecs.utf_8_decode(data, "replace", False)
@@ -580,8 +580,8 @@ class Detokenizer:
 class _Window:
     """Window of tokens decoded by the library: new text is what the window gains by new tokens.
 
-    The window starts at the last place where the text was whole, so a call's cost does not grow
-    with the sequence.
+    The window starts where the text was last whole, so a call's cost does not grow with the
+    sequence.
     """
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:

@@ -145,7 +145,7 @@ class OwnNumbers:
 
 
 class KeyView:
-    """One key's view of the cache: its own nodes, pins and requests under numbers of its own, and
+    """View of the cache for one key: its own nodes, pins and requests under numbers of its own, and
     its own names of programs."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class Cache:
         """Return a page of the radix tree: nodes used last, each behind its parent."""
         namespace, view = self._namespace(query), self._view()
         under = query.under if view is None else view.node_of(query.under)
-        if under is None:  # as below a node that was evicted
+        if under is None:  # the reply for a node that was evicted
             return TreePage(())
         page = await self._gateway.engine.ask(GetTree, namespace, under, query.limit)
         page = page_with_texts(page if view is None else view.page(page), self._gateway.tokenizer)
@@ -388,7 +388,7 @@ class Health:
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A prompt, or a conversation for the chat template."""
+    """Prompt, or conversation for the chat template."""
 
     one_of: ClassVar = ("prompt", "messages")
     prompt: str | None = None
@@ -487,7 +487,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All served models; the fields behind `data` are Anthropic's."""
+    """List of all served models; the fields behind `data` are Anthropic's."""
 
     object: str = "list"
     data: list[ModelCard]
@@ -595,7 +595,7 @@ class Info:
         return web.Response(text="Cache flushed.\n")
 
     async def pause(self) -> Status:
-        """Pause the engine, whatever `mode` sglang's clients name."""
+        """Pause the engine. Any `mode` of sglang's clients means the same."""
         self._gateway.engine.pause(True)
         return Status("paused")
 

@@ -62,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Results:
-    """The two files of a batch, open for writing: good answers, and errors.
+    """Results of a batch: two files, open for writing, of good answers and of errors.
 
     A server that ends within a line leaves the line unfinished; the row counts as not done.
     """
@@ -263,7 +263,7 @@ class Runner:
     def cancel(self, batch: Batch) -> None:
         """End a batch; its answers so far are kept."""
         batch.enter("cancelling")
-        with contextlib.suppress(OSError):  # put again as it ends
+        with contextlib.suppress(OSError):  # stored again at the batch's end
             self._storage.batches.put(batch)
         if batch.id in self._running:
             self._running[batch.id].cancel()
@@ -350,7 +350,7 @@ class Runner:
             if batch.status == "cancelling":
                 end = "cancelled"
             results.keep()
-            ended = copy.copy(batch)  # clients see the end when it is kept
+            ended = copy.copy(batch)  # clients see the end once it is stored
             if end == "failed" and error is not None:
                 if not isinstance(error, RootlaceError):
                     log.error("batch %s", batch.id, exc_info=error)
@@ -388,7 +388,7 @@ class Runner:
             while True:
                 try:
                     results.write(place.number, answer)
-                except (OSError, Overloaded) as error:  # what was computed is not lost
+                except (OSError, Overloaded) as error:  # the computed answer is not lost
                     if isinstance(error, Overloaded) and time.time() >= batch.expires_at:
                         return  # nobody made room
                     await self._wait_for_room(error)

@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Standing of a field, with its reason. A refused field may still be null, false, an empty text
-    or list, or one of the values `unless`, which ask for nothing."""
+    """Standing of a field, with its reason. A refused field may still have a value that asks for
+    nothing: null, false, an empty text or list, or one of `unless`."""
 
     kind: str  # "ignored" or "refused"
     why: str
@@ -186,9 +186,9 @@ _TYPO_STEP = re.compile(r"\.?(\w+)|\[(?:\d+|\.\.\.)\]")
 def field_suggestion(
     kind: type, path: str, field: str, elsewhere: Collection[str] = frozenset()
 ) -> str:
-    """Ask whether another name was meant, for an unknown `field` of the object at `path` of a body
-    of type `kind`. Returns "" where no name is near. Refused fields are never suggested.
-    `elsewhere`: fields of other bodies, which are no misspellings."""
+    """Ask whether another name was meant, for an unknown `field` of the object at `path` of a
+    `kind`. Returns "" where no name is near. Refused fields are never suggested. `elsewhere`:
+    fields of other bodies, which are no misspellings."""
     here = [f for struct in _structs_at(kind, path) for f in struct.fields if not is_refused(f)]
     known = [f.encode_name for f in here]
     within = [
@@ -439,8 +439,8 @@ _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 async def read_body(request: web.Request, kind: type[T]) -> T:
     """Read a request's body as `kind`.
 
-    Raises InvalidRequest if the body is not JSON, InvalidParameter if a field is unknown, missing,
-    refused or of a wrong type, and the errors of `Receiving.read`.
+    Raises InvalidRequest if the body is not JSON. Raises InvalidParameter if a field is unknown,
+    missing, refused or of a wrong type, and as `Receiving.read` does.
     """
     return await decode_anywhere(await request.app[RECEIVING].read(request), kind)
 
@@ -571,7 +571,7 @@ def _with_integers(raw: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
             at = _PATH.search(str(error))
             if at is None or at[1] == before or not _WANTS_INTEGER.match(str(error)):
                 raise
-            if "[...]" in at[1]:  # it does not say where
+            if "[...]" in at[1]:  # the message does not say where
                 raise
             value, before = value if before else msgspec.json.decode(raw), at[1]
             _make_integral(value, _STEP.findall(before))

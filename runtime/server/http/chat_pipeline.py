@@ -105,7 +105,7 @@ class Chats:
         if thoughts is not None and request.thinks is False:
             lead = self._unthought(request, tools, parts, form, end)
             if tools and asked is None and not (lead or forced or form.no_thoughts()):
-                budget = 0  # what it begins to think all the same is ended at once
+                budget = 0  # thoughts begun all the same are ended at once
             else:
                 thoughts = None
                 if not (lead or tools or whole):
@@ -168,8 +168,8 @@ class Chats:
         end: str,
     ) -> str:
         """Return the text that keeps a model from thinking, behind a prompt that allows thoughts.
-        It ends thoughts that the prompt begins. Otherwise it is empty thoughts, where the template
-        ignores the request not to think."""
+        The text ends thoughts that the prompt begins. Otherwise the text is empty thoughts, where
+        the template ignores the request not to think."""
         if (left := form.leave_thoughts(end)) or not form.no_thoughts():
             return left
         told = {name: True for name in ("thinking", "enable_thinking") if name in request.template}

@@ -52,7 +52,7 @@ class CachedPrefix:
 
     `ids` are their tokens, the answer's as the model gave them. A prompt goes on from here if it
     begins with the same text. The first `prompt` characters must be the same runs of template and
-    content. The answer, up to the character `end`, may be either in the new prompt.
+    content. The answer's text, up to the character `end`, may be template or content in the prompt.
     """
 
     ids: array[int]
@@ -161,7 +161,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     """Conversation, and how to go on with it.
 
     `messages` have the form of chat templates. `fields` are the given fields of `SamplingParams`,
-    `names` the client's names for them, and `defaults` the interface's values for fields that
+    and `names` the client's names for them. `defaults` are the interface's values for fields that
     neither request nor model sets. `options` says how a constraint is enforced. With `keep` the
     branch stays open for later requests; `behind` is an earlier kept branch, from which this
     request goes on if its conversation begins so. `prediction`: text that the answer may resemble.
@@ -179,7 +179,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     continue_final: bool = False
     reasoning: bool = True
-    """Whether thoughts are separated from content."""
+    """True if thoughts are separated from content."""
     thinking_budget: int | None = None
     """Most tokens of thoughts."""
     namespace: str = ""

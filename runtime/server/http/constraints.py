@@ -36,10 +36,10 @@ else:
 
 
 class ConstraintBody(_KindFields):
-    """One constraint (sglang's names, and `choices`), and how it is enforced.
+    """Fields of one constraint (sglang's names, and `choices`), and how it is enforced.
 
-    `whitespace`, `strict` and `jump_forward` are those of `protocol.Constraint`. They apply to a
-    constraint in any spelling, and have no effect without one.
+    `whitespace`, `strict` and `jump_forward` are those of `protocol.Constraint`. The three apply to
+    a constraint in any spelling, and have no effect without one.
     """
 
     whitespace: Literal["compact", "flexible"] | None = None

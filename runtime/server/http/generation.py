@@ -115,7 +115,7 @@ def note_usage(usage: Usage, report: CacheReport | None) -> None:
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
-    """One prompt and how to continue it.
+    """Prompt and how to continue it.
 
     `pins`, at most `MAX_PINS`, are in order; the prefix of each pin is computed first. With `keep`
     its sequence stays open (see `GenerationStream.keep`). For errors, `param` names the prompt's
@@ -165,7 +165,7 @@ class GenerationStream:
     ) -> None:
         self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
         self._idle = False
-        """Whether an iterator waits for events."""
+        """True while an iterator waits for events."""
         self._direct: tuple[DirectEvents, Callable[[list[Chunk]], bytes]] | None = None
         self._fresh: list[Chunk] = []
         """Chunks to write directly; those of several samples are gathered per step."""
@@ -452,7 +452,7 @@ class Prepared(msgspec.Struct, frozen=True):
     prefix: str = ""
     """Beginning of a forced call, written for the model."""
     several: bool = True
-    """Whether several calls are allowed."""
+    """True if several calls are allowed."""
     written: Written | None = None
     """Prompt of a branch to keep."""
 

@@ -276,7 +276,7 @@ class ModelRoutes:
         found: dict[str, Model] = {}
         for room in self._rooms.all:
             gateway, status = room.gateway, None
-            if gateway is not None:  # it may be unloaded while it is asked
+            if gateway is not None:  # the model may be unloaded meanwhile
                 with suppress(RootlaceError):
                     status = await gateway.status()
             found[room.name] = None if gateway is None else gateway.metrics, status
@@ -319,7 +319,7 @@ async def _asked(request: web.Request) -> tuple[str | None, float | None, _Named
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None, None, body
         asked = body.model or body.name
-        with suppress(msgspec.ValidationError):  # its endpoint says what is wrong
+        with suppress(msgspec.ValidationError):  # the endpoint reports the fault
             timeout = msgspec.convert(body.timeout, Seconds | None)
     return asked.removesuffix(":latest") if isinstance(asked, str) else None, timeout, body
 

@@ -467,7 +467,7 @@ class Ollama:
 
     async def chat(self, body: ChatBody) -> dict[str, Any] | Stream:
         model = _known(self._gateway, body.model)
-        if not body.messages:  # that is how Ollama's clients load a model
+        if not body.messages:  # Ollama's clients load a model so
             return without_text(model, True, self._loaded(body))
         messages, tools = messages_of(body.messages), tools_of(body.tools)
         wanted = self._wanted(body, model, messages, tools=tools, choice=choice_of(body))

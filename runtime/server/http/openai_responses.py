@@ -218,8 +218,8 @@ def messages_of(
 ) -> list[dict[str, Any]]:
     """Turn the input into messages: calls and thoughts join the assistant's message beside them.
 
-    Raises InvalidParameter for content that is not text, and for a result without its call in the
-    input or in the messages `before`.
+    Raises InvalidParameter for content that is not text, and for a result without its call. The
+    call stands in the input or in the messages `before`.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -274,8 +274,8 @@ def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
     """Give the functions that the model may call, those of a namespace by `qualified` names. The
     first of these describes the namespace.
 
-    Raises InvalidParameter for a missing name, for tools within a function, for two tools with the
-    same name for the model, and for a web search.
+    Raises InvalidParameter for a missing name, for tools within a function, for two tools of one
+    name, and for a web search.
     """
     known = {tool.name for tool in tools if tool.type == "function"}
     for index, tool in enumerate(tools):

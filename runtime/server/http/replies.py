@@ -68,8 +68,8 @@ LINES = Dialect("application/x-ndjson", _line)
 class DirectEvents:
     """Direct way into a stream: writes at once, without waking the task that answers the request.
 
-    The way is open between the first payload, which begins the reply, and the end, while the client
-    reads as fast as the server writes. `Stream.send` opens it.
+    The first payload begins the reply and opens the way; the end closes it. Meanwhile it is open
+    while the client reads as fast as the server writes. `Stream.send` opens it.
     """
 
     def __init__(self) -> None:
@@ -192,8 +192,8 @@ class Drafted(TypedDict):
 
 class CompletionTokens(TypedDict):
     """Origin of the completions' tokens; a chat's include thoughts. With a prediction: its accepted
-    and rejected tokens. `drafts`: the same for drafts of other requests' tokens ("tree"), of the
-    request's own text ("output") and of a draft model ("model")."""
+    and rejected tokens. `drafts`: the same for each source of drafts: other requests' tokens
+    ("tree"), the request's own text ("output"), a draft model ("model")."""
 
     forced_tokens: int
     reasoning_tokens: NotRequired[int]

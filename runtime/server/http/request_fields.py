@@ -112,7 +112,7 @@ MAX_PROMPTS = 4096
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt; exactly one of the two fields is set."""
+    """Prompt; exactly one of the two fields is set."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None

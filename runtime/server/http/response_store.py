@@ -156,7 +156,7 @@ class ResponseDisk:
                 _write(self._file, changed)
                 self._retry.succeeded()
                 return
-        except Exception as error:  # whatever it is, what was told to be kept is not lost
+        except Exception as error:  # after any error the changes stay marked
             self._retry.failed(error)
         with self._lock:
             self._changed = changed | self._changed

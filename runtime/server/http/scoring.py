@@ -70,7 +70,7 @@ class PromptUsage(msgspec.Struct):
 
 
 class Selection(msgspec.Struct):
-    """The likeliest choice, its index, and the scores of all."""
+    """Result of a select: the likeliest choice, its index, and the scores of all."""
 
     choice: str
     index: int
@@ -335,7 +335,7 @@ class Scores:
         if body.label_token_ids is None:
             for prompt in prompts:
                 if not (prompt.text or prompt.ids):
-                    await self._ids(prompt)  # of some tokenizers, empty texts have tokens
+                    await self._ids(prompt)  # some tokenizers give tokens to empty texts
             parts = (prompt.parts() for prompt in prompts)
             field = "items" if isinstance(body.items, str) else "items[{}]"
             scored = await self._select(parts, len(prompts), labels, place, field)

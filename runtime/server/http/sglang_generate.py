@@ -62,7 +62,7 @@ class SamplingParamsBody(ConstraintBody):
 
     max_new_tokens: int | None = 128
 
-    # sglang's frontend sends it
+    # sent by sglang's frontend
     spaces_between_special_tokens: Annotated[
         bool | None, ignored("it concerns slow tokenizers")
     ] = None
@@ -220,7 +220,7 @@ _NAMES = sglang_names()
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """One prompt of a body, checked and parsed."""
+    """Prompt of a body, checked and parsed."""
 
     prompt: Prompt
     job: generation.GenerateRequest

@@ -257,7 +257,7 @@ class Sessions:
         try:
             yield
         finally:
-            turn.abort = nothing  # and not what keeps the whole request in memory
+            turn.abort = nothing  # drop the function that keeps the whole request in memory
             if not turn.done and self._has(turn):
                 self._forget(self._turns[turn.key].pop(turn.rid))
 
@@ -288,13 +288,13 @@ class Sessions:
             for key, turns in self._turns.items():
                 shares[key[0]] += sum(one.counted for one in turns.values()) if by_tokens else 1
             most = max(shares, key=lambda name: shares[name])
-            latest = next(reversed(self._turns))  # what was asked for now
+            latest = next(reversed(self._turns))  # the session of the current request
             old = (key for key in self._turns if key[0] == most and key != latest)
             idle = next(filter(self._is_idle, old), None)
             if idle is not None:
                 self._close(idle)
             elif not (by_tokens and latest[0] == most and self._forget_oldest(latest)):
-                return  # what is left runs
+                return  # all others have running requests
 
     def _forget_oldest(self, key: _Key) -> bool:
         """Forget the session's oldest ended turn; return whether there was one."""

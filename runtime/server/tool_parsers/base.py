@@ -131,9 +131,9 @@ class JsonEnd:
         """`depth`: brackets already open. `stops`: tags that end the value outside a string, where
         the model forgot a bracket."""
         self.closed = False
-        """Whether the value's last bracket has been closed."""
+        """True once the value's last bracket has been closed."""
         self.stopped = False
-        """Whether a tag ended the value before that."""
+        """True if a tag ended the value before that."""
         self._depth = depth
         self._stops = stops
         self._next = re.compile("|".join([*map(re.escape, stops), r'["{}\[\]]']))
@@ -215,12 +215,12 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     around: Around = LINES
     """Texts around several calls."""
     array: bool = False
-    """Whether the calls may stand in a JSON array."""
+    """True if the calls may stand in a JSON array."""
     header: re.Pattern[str] | None = None
     noise: tuple[str, ...] = ()
     """Tags before calls that are no content."""
     bare: bool = False
-    """Whether an answer that begins with an object may be a call, without a tag."""
+    """True if an answer that begins with an object may be a call, without a tag."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -370,11 +370,11 @@ class Format(ABC):
     @property
     @abstractmethod
     def always(self) -> bool:
-        """Whether answers must be parsed even without tools, since they may have thoughts."""
+        """Return whether answers must be parsed even without tools: for their thoughts."""
 
     @property
     def writes_json(self) -> bool:
-        """Whether a call's arguments are one JSON text."""
+        """Return whether a call's arguments are one JSON text."""
         return True
 
     def content(self, content: tool_calls.Content) -> tool_calls.Content:

@@ -198,7 +198,7 @@ def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | N
             marked = calling({"probe_a": _MARKED}, NAME)
             text = rendered(template, [ASKED, marked], generate=False)
             if _MARKED.strip() not in text:
-                continue  # what stands there is no text as it is, but one of HTML
+                continue  # the value is escaped as HTML
             cdata = f"<![CDATA[{_MARKED}]]>{argument.gap}{argument.close}" in text
             argument = msgspec.structs.replace(argument, cdata=cdata)
             learnt = TaggedArguments(calls, think, argument=argument)
@@ -226,7 +226,7 @@ def _parts(one: str, two: str, given: re.Match[str]) -> _Parts | None:
     before, _, between = one[: given.start()].partition(NAME)
     behind, call = one[given.end() :], one[: given.end()]
     others, found, _ = two.removeprefix(call).partition(_OTHER_NAME)
-    if not found or not two.startswith(call):  # one call at most
+    if not found or not two.startswith(call):  # the template writes one call at most
         return _Parts("", before, between, _tags(behind, before.count("<")), "\n", "")
     size = _shared(before[::-1], others[::-1])
     begins = [at for mark in "<{" if (at := before.find(mark, len(before) - size)) >= 0]

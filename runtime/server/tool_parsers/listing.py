@@ -58,7 +58,7 @@ class ToolPrompt:
         result = {"role": "tool", "tool_call_id": "probe0000", "name": NAME, "content": _RESULT}
         self.lists = NAME in rendered(self.template, [user], [_tool(NAME)])
         self.encodes = False
-        """Whether the template takes the arguments of calls as JSON text."""
+        """True if the template takes the arguments of calls as JSON text."""
         self.calls = self._writes_call(asked)
         if not self.calls:
             self.encodes = self._writes_call([user, calling(json.dumps(_ARGUMENTS), NAME)])

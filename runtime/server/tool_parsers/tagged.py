@@ -102,14 +102,14 @@ class TaggedParser:
         self._out: list[Delta] = []
         self._state = State.THOUGHT if thinking else State.TEXT
         self._said = False  # the answer has begun: thoughts come before it
-        self._spaces: list[str] = []  # white space that says nothing unless thoughts follow it
+        self._spaces: list[str] = []  # white space, dropped unless thoughts follow
         self._trim = thinking  # white space before the next text says nothing
-        self._opened = ""  # what stands before a call's object, if it turns out to be none
+        self._opened = ""  # text before a supposed call's object
         self._tagged = False  # a tag says that a call follows; else it must name an offered tool
         self._array = False  # within an array of calls
         self._json = JsonEnd()
         self._object = False  # the arguments stand in an object
-        self._held: list[str] = []  # what has come of an object that is read as a whole
+        self._held: list[str] = []  # pieces of an object that is parsed as a whole
         self._closers: list[str] = []  # tags that may still follow the last call
         self._steps: dict[State, Callable[[], bool]] = {
             State.TEXT: self._text,
@@ -313,7 +313,7 @@ class TaggedParser:
         self._leave_call()
         return True
 
-    # ------------------------------------------------------------ what is given
+    # ------------------------------------------------------------ output
 
     def _leave_call(self) -> None:
         self._state, self._trim = State.TEXT, True

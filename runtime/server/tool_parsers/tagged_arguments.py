@@ -93,7 +93,7 @@ class TaggedArgumentsParser(TaggedParser):
         self._root: Mapping[str, Any] = {}  # the schema of the call's arguments
         self._count = 0  # of the call's arguments so far
         self._reading: Reading | None = None  # of the value that is being written
-        self._plain = False  # a value that begins here ends at its first tag, whatever it is
+        self._plain = False  # a value that begins here ends at its first tag
 
     def _begin_call(self, head: str) -> bool:
         if not super()._begin_call(head):
