@@ -6,8 +6,8 @@ Each turn is a program that continues from the state of the previous turn, with 
 So the cache has the whole prefix. With --memory a JSON file keeps the state. An empty line ends the
 chat.
 
-SmolLM2-135M answers "What is the capital of Japan?" and then "And the capital of France?". It
-forgets facts about you, such as the name that you tell it.
+SmolLM2-135M answers "What is the capital of Japan?" and then "And the capital of France?". The
+model forgets facts about you, such as the name that you tell it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 `reviews.yaml` is the task; `rootlace eval examples/reviews.yaml` does the same and keeps each row.
 The model scores the labels instead of writing freely, so every answer is a label.
 
-SmolLM2-135M sorts plain sentences like these. It does not recognise irony, and fails on reviews of
-several sentences that praise one thing and blame another.
+SmolLM2-135M sorts plain sentences like these. The model does not recognise irony. It fails on
+reviews that praise one thing and blame another.
 """
 
 from __future__ import annotations

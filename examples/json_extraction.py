@@ -6,8 +6,8 @@
 parsing, no retries. Braces and names of fields are forced tokens, which are not sampled. The last
 line counts them.
 
-SmolLM2-135M copies fields out of one or two sentences. It does not infer facts that the text does
-not state, such as an age from a year of birth.
+SmolLM2-135M copies fields out of one or two sentences. The model does not infer facts that the
+text does not state, such as an age from a year of birth.
 """
 
 from __future__ import annotations

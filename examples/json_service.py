@@ -6,8 +6,8 @@ Each request is a run of an `async def` program on the server's event loop, so t
 need no thread. The type constrains every token, so the client always reads valid JSON. With --serve
 the service continues after the client's three requests.
 
-SmolLM2-135M copies fields out of one or two sentences. It invents a missing field: the type makes
-the answer valid, not true.
+SmolLM2-135M copies fields out of one or two sentences. The model invents a missing field: the
+type makes the answer valid, not true.
 """
 
 from __future__ import annotations

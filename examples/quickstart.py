@@ -6,7 +6,7 @@ The program shows all of Rootlace in one file: few-shot examples and a constrain
 becomes a dataclass, a fork whose branches share their prefix, and a table of cached tokens.
 
 A model of 135M parameters does short tasks well if an example precedes them, or the text has the
-answer. It does not calculate or reason in steps, and knows few facts.
+answer. The model does not calculate or reason in steps, and knows few facts.
 """
 
 from __future__ import annotations

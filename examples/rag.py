@@ -3,11 +3,11 @@
     python examples/rag.py [--model NAME | --url URL] ["a question" ...]
 
 SQLite's full-text index finds the documents that share words with the question (BM25). The model
-chooses one of these as the source; a constraint excludes all others. It answers from that document
-alone. The document stands before the question, so questions on one document share its KV.
+chooses one of these as the source; a constraint excludes all others. The answer comes from that
+document alone. The document stands before the question, so questions on one document share its KV.
 
-SmolLM2-135M finds facts that one or two sentences state outright, after examples. It does not
-combine several documents. It does not report a missing answer, and takes the nearest one.
+SmolLM2-135M finds facts that one or two sentences state outright, after examples. The model does
+not combine documents. Instead of reporting a missing answer, the model takes the nearest one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/self_consistency.py [--model NAME | --url URL] ["a country"]
 
 At this temperature many single answers are wrong, each in its own way. `rl.majority` forks the
-state and counts the forks' answers. It cancels the rest once no other answer can win.
+state, counts the forks' answers, and cancels the rest once no other answer can win.
 
 SmolLM2-135M knows some thirty capitals. A vote cannot know more than the model: asked for the
 capital of Spain, most forks agree on Barcelona.

@@ -6,8 +6,8 @@ Each point is a branch that shares the outline's KV and waits for no other point
 are the text. The run takes as long as its longest point, not their sum. Patterns constrain the
 outline to three points and each branch to one sentence.
 
-SmolLM2-135M gives common tips. Unconstrained it repeats itself. It does not know which tip "the
-second" is, so each branch names its point.
+SmolLM2-135M gives common tips. Unconstrained the model repeats itself. "The second" tip is
+unclear to the model, so each branch names its point.
 """
 
 from __future__ import annotations

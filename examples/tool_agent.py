@@ -6,9 +6,9 @@
 the calls and appends their results. The examples show the form of calls and are computed once; each
 step computes new tokens only.
 
-SmolLM2-135M cannot calculate: without the tool it answers 372 for 37 times 12. It writes the
-calculation that a question asks for. It cannot decide whether to call a tool, or which one. So
-`tool_choice` demands a call, and there is one tool.
+SmolLM2-135M cannot calculate: without the tool it answers 372 for 37 times 12. The model
+writes the calculation that a question asks for. The model cannot decide whether to call a tool,
+or which one. So `tool_choice` demands a call, and there is one tool.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The program searches for the kindest review of a hotel. Each level's branches sa
 by side. A fork of each branch rates the sentence, after examples, by how much likelier "good" is
 than "bad". The best branches continue. All branches share one prefix, which is computed once.
 
-SmolLM2-135M recognises a kind sentence. It cannot judge a step of a proof or a plan, for which
-trees of thought were made.
+SmolLM2-135M recognises a kind sentence. Trees of thought were made for steps of proofs and
+plans, which the model cannot judge.
 """
 
 from __future__ import annotations
