@@ -1,13 +1,13 @@
-"""A chat in the terminal that remembers, also when it is started anew.
+"""A terminal chat that remembers its turns, across restarts, too.
 
     python examples/chat.py [--model NAME | --url URL] [--memory FILE]
 
-Each turn is a program that goes on from the state of the turn before, with its very tokens: all
-that was said is found in the cache. With --memory, that state is kept in a file as JSON. An empty
-line ends the chat.
+Each turn is a program that continues from the state of the previous turn, with the same token ids.
+So the cache has the whole prefix. With --memory a JSON file keeps the state. An empty line ends the
+chat.
 
-SmolLM2-135M answers "What is the capital of Japan?" and then "And the capital of France?". It does
-not keep to facts about itself or about you: it forgets the name that you tell it.
+SmolLM2-135M answers "What is the capital of Japan?" and then "And the capital of France?". The
+model forgets facts about you, such as the name that you tell it.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
     python examples/few_shot_eval.py [--model NAME | --url URL]
 
-`reviews.yaml` says what is asked; `rootlace eval examples/reviews.yaml` does the same and keeps
-each row. The labels are scored instead of letting the model write freely, so every answer is one of
-them.
+`reviews.yaml` is the task; `rootlace eval examples/reviews.yaml` does the same and keeps each row.
+The model scores the labels instead of writing freely, so every answer is a label.
 
-SmolLM2-135M sorts plain sentences like these. Irony, and reviews of several sentences that praise
-one thing and blame another, are beyond it.
+SmolLM2-135M sorts plain sentences like these. The model does not recognise irony. It fails on
+reviews that praise one thing and blame another.
 """
 
 from __future__ import annotations

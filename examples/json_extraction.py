@@ -1,13 +1,13 @@
-"""Read people out of passages, as values of a type of your own.
+"""Extract people from passages, as values of a type of your own.
 
     python examples/json_extraction.py [--model NAME | --url URL]
 
-`gen(type=...)` constrains the text to the type's JSON and `state["person"]` is the value: no
-parsing, no retries. Text that the type leaves no choice about (braces, names of fields) is not
-sampled; the last line says how much that was.
+`gen(type=...)` constrains the text to the type's JSON, and `state["person"]` is the value: no
+parsing, no retries. Braces and names of fields are forced tokens, which are not sampled. The last
+line counts them.
 
-SmolLM2-135M copies fields out of one or two sentences. It does not work out what is not written
-there, such as an age from a year of birth.
+SmolLM2-135M copies fields out of one or two sentences. The model does not infer facts that the
+text does not state, such as an age from a year of birth.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python examples/json_service.py [--model NAME | --url URL] [--port PORT] [--serve]
 
-Each request is a run of an `async def` program on the server's event loop: thousands at once need
-no thread. The type steers every token, so what the client reads is valid whatever the model makes
-of a passage. With --serve it goes on serving after the client's three requests.
+Each request is a run of an `async def` program on the server's event loop, so thousands at once
+need no thread. The type constrains every token, so the client always reads valid JSON. With --serve
+the service continues after the client's three requests.
 
-SmolLM2-135M copies fields out of one or two sentences. Where a field is missing it invents one:
-the type makes the answer valid, not true.
+SmolLM2-135M copies fields out of one or two sentences. The model invents a missing field: the
+type makes the answer valid, not true.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
     python examples/judge.py [--model NAME | --url URL]
 
-The trunk shows how to judge and is computed once. Each criterion of each text is a branch of it
-that scores "good" against "bad" for what the text says there; the scores are merged into a verdict
-with its reasons.
+The common prefix shows how to judge and is computed once. Each criterion of each text is a branch
+that scores "good" against "bad". The program merges the scores into a verdict with its reasons.
 
-SmolLM2-135M tells praise from complaint in a plain sentence, after examples. It does not judge
-whether an answer is right, nor which of two texts is better: here plain Python compares.
+SmolLM2-135M tells praise from complaint in a plain sentence, after examples. The model does
+not judge whether an answer is right, nor which of two texts is better; plain Python compares here.
 """
 
 from __future__ import annotations

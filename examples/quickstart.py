@@ -1,13 +1,12 @@
-"""Sort messages, read people out of sentences, ask a text three questions, see what was shared.
+"""Sort messages, extract people from sentences, ask a text three questions, see cached tokens.
 
     python examples/quickstart.py [--model NAME | --url URL]
 
-The program shows the whole of Rootlace in one piece: few-shot examples and a constrained choice,
-JSON that becomes a dataclass, a fork whose branches share everything before them, and a table of
-what the cache did.
+The program shows all of Rootlace in one file: few-shot examples and a constrained choice, JSON that
+becomes a dataclass, a fork whose branches share their prefix, and a table of cached tokens.
 
-Short tasks with an example, or with the answer in the text, are what a model of 135M parameters
-does well. It does not calculate, does not reason in steps, and knows few facts.
+A model of 135M parameters does short tasks well if an example precedes them, or the text has the
+answer. The model does not calculate or reason in steps, and knows few facts.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Answer questions from documents, and cite the one that the answer is from.
+"""Answer questions from documents, and cite the source of the answer.
 
     python examples/rag.py [--model NAME | --url URL] ["a question" ...]
 
 SQLite's full-text index finds the documents that share words with the question (BM25). The model
-then chooses the source among these, and no other can come out; it answers from that one alone. A
-document stands before the question in its prompt, so questions on the same one share its KV.
+chooses one of these as the source; a constraint excludes all others. The answer comes from that
+document alone. The document stands before the question, so questions on one document share its KV.
 
-SmolLM2-135M finds what one or two sentences say outright, after examples. It does not put several
-documents together, and does not say that an answer is missing: it takes what comes nearest.
+SmolLM2-135M finds facts that one or two sentences state outright, after examples. The model does
+not combine documents. Instead of reporting a missing answer, the model takes the nearest one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Self-consistency: sample several answers and go on with the one that most agree on.
+"""Self-consistency: sample several answers and continue with the commonest one.
 
     python examples/self_consistency.py [--model NAME | --url URL] ["a country"]
 
-At this temperature many single answers are wrong, and each in its own way. `rl.majority` forks the
-state, counts what the forks say, and cancels the rest as soon as no other answer can win.
+At this temperature many single answers are wrong, each in its own way. `rl.majority` forks the
+state, counts the forks' answers, and cancels the rest once no other answer can win.
 
-SmolLM2-135M knows some thirty capitals. A vote cannot know more than the model: asked for that of
-Spain, most forks agree on Barcelona.
+SmolLM2-135M knows some thirty capitals. A vote cannot know more than the model: asked for the
+capital of Spain, most forks agree on Barcelona.
 """
 
 from __future__ import annotations

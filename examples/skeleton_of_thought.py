@@ -2,12 +2,12 @@
 
     python examples/skeleton_of_thought.py [--model NAME | --url URL] ["a topic"]
 
-The points do not wait for one another: each is a branch that shares the outline's KV. Joined, they
-are the text; the time is that of the longest point, not of their sum. Patterns hold the outline to
-three points and each branch to one sentence.
+Each point is a branch that shares the outline's KV and waits for no other point. The joined points
+are the text. The run takes as long as its longest point, not their sum. Patterns constrain the
+outline to three points and each branch to one sentence.
 
-SmolLM2-135M gives tips that everybody knows. Left alone it repeats itself, and it does not know
-which tip "the second" is: so each branch names its point.
+SmolLM2-135M gives common tips. Unconstrained the model repeats itself. "The second" tip is
+unclear to the model, so each branch names its point.
 """
 
 from __future__ import annotations

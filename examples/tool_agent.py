@@ -1,14 +1,14 @@
-"""An agent that calculates with a tool, and answers with what the tool gave.
+"""An agent that calculates with a tool, and answers with the tool's result.
 
     python examples/tool_agent.py [--model NAME | --url URL] ["a question" ...]
 
-`rl.tools` makes schemas of plain functions; what the model calls fits them, and `s.call_tools()`
-runs it and appends what it gave. The examples show how calls look; they are computed once, and
-each step only computes what is new.
+`rl.tools` makes schemas of plain functions, and the model's calls fit them. `s.call_tools()` runs
+the calls and appends their results. The examples show the form of calls and are computed once; each
+step computes new tokens only.
 
-SmolLM2-135M cannot calculate: without the tool, 37 times 12 is 372. It writes the calculation that
-a question asks for. Whether to call a tool, or which of several, is beyond it: so `tool_choice`
-demands a call, and there is one tool.
+SmolLM2-135M cannot calculate: without the tool it answers 372 for 37 times 12. The model
+writes the calculation that a question asks for. The model cannot decide whether to call a tool,
+or which one. So `tool_choice` demands a call, and there is one tool.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Tree of thought: propose several steps, rate each, keep the best, go on from there.
+"""Tree of thought: propose several steps, rate each, keep the best, continue from there.
 
     python examples/tree_of_thought.py [--model NAME | --url URL]
 
-It writes the kindest review of a hotel that it can find. Each level's branches sample a sentence
-side by side; a fork of each rates it, after examples, by how much likelier "good" is than "bad";
-the best branches grow on. All of it hangs on one trunk, which is computed once.
+The program searches for the kindest review of a hotel. Each level's branches sample a sentence side
+by side. A fork of each branch rates the sentence, after examples, by how much likelier "good" is
+than "bad". The best branches continue. All branches share one prefix, which is computed once.
 
-SmolLM2-135M hears whether a sentence is kind. Whether a step of a proof or a plan is right, what
-trees of thought were made for, is beyond it.
+SmolLM2-135M recognises a kind sentence. Trees of thought were made for steps of proofs and
+plans, which the model cannot judge.
 """
 
 from __future__ import annotations

@@ -26,16 +26,21 @@ SIZE: ViewportSize = {"width": 1000, "height": 900}
 HEAD = """\
 # Gallery
 
-What the programs in `examples/` do on SmolLM2-135M-Instruct (`smollm2`), a real model of 98 MB.
-Each picture is the run's [trace](language.md#seeing-a-run), drawn by `python scripts/gallery.py`.
-Time goes from left to right, and each line is a branch. The upper strip of a bar is its prompt,
-pale where it was cached; below it, grey is the time until the first token, blue are sampled tokens,
-amber forced ones, violet scored choices and turquoise tools.
+This page shows the programs in `examples/` at work on SmolLM2-135M-Instruct (`smollm2`), a real
+model of 98 MB. Read it to choose a program to start from, and to learn what so small a model can
+do.
 
-The answers are right: the tests of the examples say so. Each task fits so small a model: there are
-a few examples before it, or the answer is in the text. What the model cannot do stands beside each.
-Where the model cannot be downloaded, the examples run on the embedded one, which knows less.
-`--model` names another.
+Each picture is the run's [trace](language.md#seeing-a-run), drawn by `python scripts/gallery.py`:
+
+- time goes from left to right, and each line is a branch;
+- the upper strip of a bar is its prompt, pale where cached;
+- below the strip, grey is the time until the first token, blue are sampled tokens, amber forced
+  ones, violet scored choices and turquoise tools.
+
+The answers are right, as the tests of the examples check. Each task fits so small a model:
+examples precede it, or the text has the answer. Each section names the model's limits. If the
+model cannot be downloaded, the examples run on the embedded model, which knows less. `--model`
+names another model.
 """
 
 

@@ -271,7 +271,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     repetition_penalty: Annotated[
         float,
         Parameter(
-            help="divides positive and multiplies negative logits of tokens in prompt and output",
+            help="above 1 discourages tokens of prompt and output: divides their positive logits",
             acts="logits",
             history=True,
             range=Range(0.01, 100.0),
