@@ -44,7 +44,7 @@ def write(folder: Path, task: str, rows: list[Any] | None = None) -> Path:
         ("data: rows.jsonl\nextract: {n: {pattern: '('}}\n", ":2: extract.n.pattern: no pattern"),
         ("data: rows.jsonl\ngenerate: {max_token: 5}\n", ":2: generate: .* did you mean 'max_tok"),
         ("data: rows.jsonl\nshots: {rows: [9]}\n", "shots.rows: no row 9: the last is 5"),
-        ("data: rows.jsonl\nshots: {count: 7}\n", "7 examples cannot be taken from 6 rows, of which "),
+        ("data: rows.jsonl\nshots: {count: 7}\n", "7 examples cannot be taken from 6 rows, "),
         ("data: rows.jsonl\nprompt: '{query}'\n", "rows.jsonl:1: no 'query'; there are: question"),
         ("data: rows.jsonl\nprompt: 'Q {question'\n", "rows.jsonl:1: the brace of .question is"),
         ("data: rows.jsonl\nprompt: '{choices[2]}'\n", r"rows.jsonl:1: .* there is no '2'"),
