@@ -223,10 +223,12 @@ def _same(row: _Row, shots: Shots) -> Any:
 def _chosen(pool: Sequence[_Row], shots: Shots) -> list[_Row]:
     if shots.rows:
         if max(shots.rows) >= len(pool):
-            raise InvalidRequest(f"shots.rows: {max(shots.rows)} of {len(pool)} rows")
+            last = len(pool) - 1
+            raise InvalidRequest(f"shots.rows: no row {max(shots.rows)}: the last is {last}")
         return [pool[number] for number in shots.rows]
     if shots.count > len(pool):
-        raise InvalidRequest(f"shots.count: {shots.count} of {len(pool)} rows at {pool[0].place}")
+        rows = f"{len(pool)} rows, of which {pool[0].place} is the first"
+        raise InvalidRequest(f"shots.count: {shots.count} examples cannot be taken from {rows}")
     if shots.seed is None:
         return list(pool[: shots.count])
     return random.Random(shots.seed).sample(pool, shots.count)

@@ -128,6 +128,8 @@ def check_awaited(value: Any, site: Site | None = None) -> None:
 class UnknownVariable(KeyError):
     """The program has used no variable of this name."""
 
+    __str__ = Exception.__str__  # a KeyError would write its text as Python source
+
 
 def unknown(name: str, variables: Iterable[str]) -> UnknownVariable:
     known = ", ".join(sorted(variables)) or "none"

@@ -303,7 +303,7 @@ def test_what_a_streamed_run_returned_is_waited_for(gateway: FakeGateway) -> Non
     state.branch.run.ended.add_callback(lambda: heard.append(state._value))
     gateway.release()
     assert state.ret_value == state["x"] and heard == [state["x"]]
-    with pytest.raises(KeyError, match=r"no variable 'y'.*: x"):
+    with pytest.raises(KeyError, match=r"^no variable 'y'.*: x"):
         list(program.run(stream=True).text_iter("y"))
 
 
