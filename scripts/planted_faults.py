@@ -62,13 +62,13 @@ SCHEDULER = "runtime/scheduler/scheduler.py"
 
 FAULTS = (
     Fault(
-        "replay begins anew, and its tokens are told twice",
+        "replay begins anew, and its tokens are sent twice",
         RESTARTS,
         "            output_ids=output_ids,\n",
         "",
     ),
     Fault(
-        "replay leaves out the last token",
+        "replay omits the last token",
         RESTARTS,
         "np.array(self.output_ids, np.int32)",
         "np.array(self.output_ids[:-1], np.int32)",
@@ -87,13 +87,13 @@ FAULTS = (
         "if self._taken + 1 < len(self.request.output_ids) and not self._matcher.advance(token):",
     ),
     Fault(
-        "the next engine is sent nothing",
+        "the next engine gets no requests",
         ENGINE_CLIENT,
         "for request in self._restarts.resume():\n            self.send(request)",
         "for _ in self._restarts.resume():\n            pass",
     ),
     Fault(
-        "what comes while no engine is there is forgotten",
+        "messages that arrive without an engine are lost",
         ENGINE_CLIENT,
         "        self._restarts.add(request, on_update, self._up, stays)\n",
         "        if self._up:\n"
@@ -106,19 +106,19 @@ FAULTS = (
         "if silent >= 1e9:",
     ),
     Fault(
-        "a heart that beats counts as a loop that turns",
+        "a heartbeat counts as a turn of the loop",
         PULSE,
         "if message.turns == self._turns:",
         "if message.turns == -1:",
     ),
     Fault(
-        "a request that kills engines is tried for ever",
+        "a request that kills engines is retried forever",
         RESTARTS,
         "(1 if len(in_step or ()) == 1 else 2)",
         "99",
     ),
     Fault(
-        "who was in a failing step is not computed alone",
+        "a request of a failed step is not computed alone",
         "runtime/scheduler/output.py",
         "            self.add(sequence, min(sequence.computed, sequence.length))\n",
         "",
@@ -130,13 +130,13 @@ FAULTS = (
         "            self._running.forget(sequence)\n        update = output",
     ),
     Fault(
-        "a branch that is let go is still counted",
+        "a released branch is still counted",
         SEQUENCE,
         "        model.branch_count -= 1\n        model.branches_of",
         "        model.branches_of",
     ),
     Fault(
-        "a terminal event is sent twice where an operation fails",
+        "a terminal event is sent twice if an operation fails",
         BRANCH,
         "                self._emit(event)\n        self._working = False",
         "                self._emit(event)\n"
@@ -144,14 +144,14 @@ FAULTS = (
         "        self._working = False",
     ),
     Fault(
-        "a terminal event is lost when another came in the same turn",
+        "a terminal event is lost if another came in the same turn",
         SESSION,
         "        self._events.append(event)\n\n    def _deliver",
         "        if len(self._events) < 4:\n            self._events.append(event)\n\n"
         "    def _deliver",
     ),
     Fault(
-        "a cancelled branch goes on",
+        "a cancelled branch continues",
         BRANCH,
         "        self._break(error)\n        if self._waiting is not None",
         "        if self._waiting is not None",
@@ -175,7 +175,7 @@ FAULTS = (
         "0 <= self._ends[count - 1] < cut:",
     ),
     Fault(
-        "a pin is let go of when its prompt is complete",
+        "a pin is released when its prompt is complete",
         "runtime/cache/retention.py",
         "        self._pins[name] = Pin(name, namespace, node.end, node, until, holder)\n",
         "        self._pins[name] = Pin(name, namespace, node.end, node, until - seconds, holder)\n"
@@ -194,32 +194,32 @@ FAULTS = (
         "if self._try(connection, frame):",
     ),
     Fault(
-        "the session of a client that is gone stays open",
+        "the session of a disconnected client stays open",
         SERVER,
         "        connection.waiting.clear()\n        connection.session.close()",
         "        connection.waiting.clear()",
     ),
     Fault(
-        "a lost connection does not fail what waits for it",
+        "a lost connection does not fail waiting operations",
         "frontend/client/connection.py",
         "        for op in list(self._sinks):\n            _fail(self._sinks, op, self._lost)\n",
         "",
     ),
     Fault(
-        "what is left of a frame after a time slice is dropped",
+        "the rest of a frame after a time slice is dropped",
         SERVER,
         "                asyncio.get_running_loop().call_soon(self._work, connection)\n",
         "                waiting.clear()\n",
     ),
     Fault(
-        "a timeout counts, and nobody looks at it",
+        "a timeout counts but is never checked",
         BRANCH,
         "        if self._waiting is not None and not self._waiting.done():\n"
         "            self._waiting.set_exception(self._overdue)",
         "        pass",
     ),
     Fault(
-        "state: clients are told what is not written yet",
+        "state: clients get answers that are not written yet",
         SESSION,
         "                self.log.flush()\n            self._on_events",
         "                pass\n            self._on_events",
@@ -231,13 +231,13 @@ FAULTS = (
         "GenerationLog(before, {},",
     ),
     Fault(
-        "state: what the client lacks of an operation that ended is not sent",
+        "state: missing events of an ended operation are not sent",
         SESSION,
         "(ended := self.log.answers(op))",
         "(ended := self.log.answers(op)[:-1])",
     ),
     Fault(
-        "state: a fork has what its parent gained later",
+        "state: a fork has its parent's later tokens",
         KEPT,
         "branch.segments = above.segments[:]",
         "branch.segments = above.segments",
