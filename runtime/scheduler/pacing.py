@@ -93,7 +93,9 @@ class MeasuredCost:
             self._solve()
         for each in (0, 1) if solves else (kind,):
             if len(recent := self._recent[each]) == _LEVEL_OF:
-                slower = [took / max(sum(map(mul, self._rates, of)), 1e-9) for of, took in recent]
+                slower = []
+                for of, took in recent:
+                    slower.append(took / max(sum(map(mul, self._rates, of)), 1e-9))
                 self.levels[each] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
@@ -119,7 +121,7 @@ class MeasuredCost:
 
     def _solve(self) -> None:
         # All steps since, at once. Each of the first ones is solved for by itself.
-        works, expected, ratios = (np.array(each) for each in zip(*self._fresh, strict=True))
+        works, expected, ratios = map(np.array, zip(*self._fresh, strict=True))
         self._fresh = []
         kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
         weights = kept ** np.arange(len(works))[::-1]

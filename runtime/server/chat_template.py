@@ -305,6 +305,7 @@ def _first_of(match: re.Match[str]) -> int:
 
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_FIRST = ascii(chr(_PRIVATE_USE[0][0]))[1:-1]
 # Name of a variable that no template can write.
 _MARK = "the mark of content"
 
@@ -334,6 +335,8 @@ class ChatTemplate:
             try:
                 self._environment = _Environment(source, special)
                 self._template = self._environment.from_string(source)
+                # Each rendering copies these: from jinja2's own chain of maps, in Python.
+                self._template.globals = {**self._template.globals}
             except jinja2.TemplateError as error:
                 raise InvalidRequest(f"the chat template cannot be read: {error}") from error
         self.format: ChatFormat = plain(bos)
@@ -535,6 +538,8 @@ def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _unused_character(given: Any) -> str:
     """Find a character of private use that `given` lacks. Raises InvalidRequest without one."""
+    if _FIRST not in repr(given):  # which escapes characters of private use
+        return chr(_PRIVATE_USE[0][0])
     used = set(json.dumps(given, ensure_ascii=False, default=str))
     for character in map(chr, chain(*_PRIVATE_USE)):
         if character not in used:

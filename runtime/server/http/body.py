@@ -80,11 +80,12 @@ def is_refused(field: msgspec.inspect.Field) -> bool:
 def check_refused(body: msgspec.Struct, below: str = "") -> None:
     """Raise InvalidParameter for a refused field with a value, in `body` or objects in it. `below`
     is the path of `body`."""
-    for field in _looked_at(type(body)):
-        value = getattr(body, field.name)
+    looked_at = _looked_at(type(body))
+    for at, value in enumerate(msgspec.structs.astuple(body)):
         # 0 and {} may ask for something: a prompt's log-probabilities, a search of the web.
-        if value is None or value is False or value == "" or value == []:
+        if value is None or value is False or value == "" or value == [] or at not in looked_at:
             continue
+        field = looked_at[at]
         param = f"{below}.{field.encode_name}" if below else field.encode_name
         if not is_refused(field):
             for path, struct in _structs(value, param):
@@ -102,11 +103,12 @@ def _structs(value: Any, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
 
 
 @cache
-def _looked_at(kind: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
-    """Return the refused fields, and the fields that may hold refused ones."""
+def _looked_at(kind: type[msgspec.Struct]) -> dict[int, msgspec.inspect.Field]:
+    """Return the refused fields, and the fields that may hold refused ones, by their index."""
     info = type_info(kind)
     assert isinstance(info, StructType)
-    return tuple(f for f in info.fields if is_refused(f) or _holds_refused(f.type, set()))
+    fields = enumerate(info.fields)
+    return {at: f for at, f in fields if is_refused(f) or _holds_refused(f.type, set())}
 
 
 def _holds_refused(type_: msgspec.inspect.Type, seen: set[type]) -> bool:
@@ -363,8 +365,9 @@ class Receiving:
         client = ASKER.get().client
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while piece := await request.content.readany():
+            content = request.content
+            async with asyncio.timeout(None if content.is_eof() else BODY_SECONDS):
+                while piece := await content.readany():
                     if len(body) + len(piece) > request.client_max_size:
                         raise web.HTTPRequestEntityTooLarge(request.client_max_size)
                     self.take(client, len(body), len(piece))

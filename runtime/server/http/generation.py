@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -352,7 +351,7 @@ class GenerationStream:
     def _take(self, index: int, chunk: Event) -> None:
         assert isinstance(chunk, Chunk)
         # Queued events come first.
-        if self._direct is None or not self._idle or not self._events.empty():
+        if self._direct is None or not self._idle:
             self._put(index, chunk)
             return
         self._fresh.append(chunk)
@@ -364,18 +363,20 @@ class GenerationStream:
     def _put(self, index: int, event: Chunk | Generated) -> None:
         if self._fresh:
             self._flush()
+        self._idle = False
         self._events.put_nowait((index, event))
 
     def _flush(self) -> None:
         fresh, self._fresh = self._fresh, []
         if self._direct is None or not self._direct[0].is_open():
             for chunk in fresh:
-                self._events.put_nowait((0, chunk))
+                self._put(0, chunk)
             return
         direct, write = self._direct
         try:
             direct.write(write(fresh))
         except Exception as error:
+            self._idle = False
             self._events.put_nowait(error)
 
     def _count_scores(self, event: Generated, index: int) -> None:
@@ -418,8 +419,7 @@ async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list
 # Answers of a conversation, parsed as they come.
 
 
-@dataclass(slots=True)
-class AnswerDelta:
+class AnswerDelta(msgspec.Struct, frozen=True):
     """New pieces of answer `index`, with the `logprobs` and the number of their `tokens`. `begun`,
     in the first delta: the prompt's lengths."""
 

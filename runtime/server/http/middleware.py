@@ -115,6 +115,7 @@ def header_writer(
     server: ServedModel | ModelRegistry, pages: Pages
 ) -> Callable[[web.Request, StreamResponse], Awaitable[None]]:
     """Make the function that writes the common headers of all replies, and counts replies."""
+    counter = lru_cache(1024)(server.metrics.http.labels)
 
     async def add_headers(request: web.Request, response: StreamResponse) -> None:
         response.headers[REQUEST_ID] = request_id.get()
@@ -137,7 +138,7 @@ def header_writer(
         resource = request.match_info.route.resource
         # All unknown paths count as one, however many are tried.
         path = "" if resource is None else resource.canonical
-        server.metrics.http.labels(path, str(response.status)).inc()
+        counter(path, str(response.status)).inc()
 
     return add_headers
 

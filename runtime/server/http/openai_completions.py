@@ -615,13 +615,13 @@ class _Writer:
         if so_far is not None:
             prompt_tokens = None if said.begun is None else said.begun.prompt_tokens
             self._head["usage"] = so_far.add(self._index, said.tokens, prompt_tokens)
-        elif len(said.deltas) == 1 and self._begun and top is None:
+        begin = b"" if self._begun else self._event(_ROLE)
+        self._begun = True
+        if len(said.deltas) == 1 and so_far is None and top is None:
             (delta,) = said.deltas
             if isinstance(delta, Content):
-                return self._before + one_line(_encode_text(delta.text)) + self._behind
+                return begin + self._before + one_line(_encode_text(delta.text)) + self._behind
         written: list[dict[str, Any]] = []
-        if not self._begun:
-            written.append(_ROLE)
         for delta in said.deltas:
             match delta:
                 case Content():
@@ -635,12 +635,12 @@ class _Writer:
                 case CallArguments():
                     call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
                     written.append({"tool_calls": [call]})
-        self._begun = True
         if top is not None and said.logprobs:
-            last = written.pop() if written and written[-1] is not _ROLE else {}
+            last = written.pop() if written else {}
             logprobs = chat_logprobs(self._gateway.tokenizer, said.logprobs, top)
-            return b"".join([*map(self._event, written), self._event(last, logprobs=logprobs)])
-        return b"".join(map(self._event, written))
+            begin += b"".join(map(self._event, written))
+            return begin + self._event(last, logprobs=logprobs)
+        return begin + b"".join(map(self._event, written))
 
     def finish(self, output: Output, cut: bool, prompt_tokens: int) -> bytes:
         """Return the last events."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -40,6 +41,8 @@ _LINE_ENDS = tuple((end.encode(), rb"\u%04x" % ord(end)) for end in "\x85\u2028\
 def one_line(data: bytes) -> bytes:
     """Escape characters in JSON that end a line for `str.splitlines`: some clients split streams
     so, as httpx's `iter_lines` does."""
+    if data.isascii():
+        return data
     for end, escape in _LINE_ENDS:
         data = data.replace(end, escape)
     return data
@@ -76,30 +79,29 @@ class DirectEvents:
         self.last = b""
         """Events to be sent together with the reply's end."""
         self._writer: StreamWriter | None = None
+        self._transport: asyncio.WriteTransport | None = None
 
     def begin(self, writer: AbstractStreamWriter | None) -> None:
         """Open behind the reply's head in `writer`, but not without chunks (HTTP/1.0)."""
         if isinstance(writer, StreamWriter) and writer.chunked:
-            self._writer = writer
+            self._writer, self._transport = writer, writer.transport
 
     def end(self) -> None:
-        self._writer = None
+        self._writer = self._transport = None
 
     def is_open(self) -> bool:
-        writer = self._writer
-        if writer is None or writer.protocol.writing_paused:
+        writer, transport = self._writer, self._transport
+        if writer is None or transport is None or transport.is_closing():
             return False
-        transport = writer.transport
-        return transport is not None and not transport.is_closing()
+        return not writer.protocol.writing_paused
 
     def write(self, data: bytes) -> None:
         """Send events together. Only while open."""
-        writer = self._writer
-        assert writer is not None and writer.transport is not None
+        assert self._writer is not None and self._transport is not None
         if data:
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
-            writer.output_size += len(chunk)  # the access log tells it
-            writer.transport.write(chunk)
+            self._writer.output_size += len(chunk)  # the access log tells it
+            self._transport.write(chunk)
 
 
 class Stream(msgspec.Struct, frozen=True):

@@ -19,15 +19,13 @@ from rootlace.wire.tool_calls import LINES, Around
 # Parts of an answer, piece by piece as it is written, and as a whole.
 
 
-@dataclass(slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """Text for the user."""
 
     text: str
 
 
-@dataclass(slots=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True):
     """Text of the model's thoughts."""
 
     text: str

@@ -156,8 +156,13 @@ async def test_a_client_that_reads_slowly_misses_nothing(
 async def test_a_fault_on_the_short_way_ends_the_stream_with_an_error(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[str] = []
+
     def fail(text: str) -> bytes:
-        raise RuntimeError("of the test")
+        said.append(text)
+        if len(said) > 1:  # the first one begins the reply
+            raise RuntimeError("of the test")
+        return json.dumps(text).encode()
 
     monkeypatch.setattr(openai_completions, "_encode_text", fail)
     reader, writer = await _ask(served, "/v1/chat/completions")
