@@ -92,6 +92,16 @@ def test_bounds_hold_after_rounding_and_lose_no_short_decimal(seed: int) -> None
         ({"type": "object", "properties": {"a.b": False}}, '{"a.b": 1}', '{"axb": 1}'),
         ({"type": "integer", "minimum": 0}, "-1", "12"),
         ({"type": "number", "exclusiveMinimum": 0}, "0", "0.5"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"prefixItems": [{"type": "integer"}, {"type": "string"}]}},
+            },
+            '{"a": [null,{}]}',
+            '{"a": [1,"x"]}',
+        ),
+        ({"type": "number", "minimum": 0, "maximum": 1}, "8.5", "0.5"),
+        ({"type": "object", "maxProperties": 1}, '{"a":1,"b":2}', '{"a":1}'),
         ({"type": "object", "properties": {"a": {"minItems": 1}}}, '{"a": []}', '{"a": [1, 2]}'),
         ({"type": "object", "properties": {"a": {"maxItems": 2}}}, '{"a": [1,2,3]}', '{"a": [1]}'),
     ],
