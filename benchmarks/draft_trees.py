@@ -31,7 +31,7 @@ from rootlace.runtime.assets import demo_model
 from rootlace.runtime.cache.suffix_index import GRAMS, LONGEST, SuffixIndex
 from rootlace.runtime.config import SPECULATION_TOKENS
 from rootlace.runtime.scheduler.drafter import MAX_DRAFT, Drafter, Recalled
-from rootlace.runtime.scheduler.speculation import LEARNT_AT_ONCE, MARGIN
+from rootlace.runtime.scheduler.speculation import DOUBT, LEARNT_AT_ONCE
 from rootlace.runtime.simulation.trace import Texts
 
 PRICES = (0.02, 0.1, 0.27)
@@ -251,7 +251,7 @@ class Chains:
 
     def draft(self, row: Row, price: float) -> Draft:
         drafter = row.drafter
-        chain = drafter.draft(min(drafter.worth(price)[0], row.left - 1))
+        chain = drafter.draft(min(drafter.worth(price + DOUBT)[0], row.left - 1))
         if not chain:
             return set()
         count, saves = drafter.worth(0.0)
@@ -370,14 +370,14 @@ def replay(texts: Texts, price: float, drafts: Drafts, at_once: int = 1) -> Repl
             continue
         step = 1 + price * (len(rows) - 1)
         steps, seconds = steps + 1, seconds + step
-        relative = MARGIN * price * len(rows) / step
+        relative = price * len(rows) / step
         agreed: list[int] = []
         for row in rows:
             draft = {path for path in drafts.draft(row, relative) if len(path) < row.left}
             agreed.append(_right(draft, row.tokens[row.length :]))
             drafts.learn(row, agreed[-1])
             if draft:
-                row.drafter.drafted(agreed[-1], relative * len(draft))
+                row.drafter.drafted(agreed[-1], (relative + DOUBT) * len(draft))
             drafted, seconds = drafted + len(draft), seconds + price * len(draft)
         for row, count in zip(rows, agreed, strict=True):
             right += count

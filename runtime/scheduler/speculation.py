@@ -39,7 +39,7 @@ _DRAFTED_PER_STEP = 16
 _MOST_PER_STEP = 64
 """Upper bound of the prior on drafted tokens per step time."""
 _BELIEVED = 0.25
-"""Weight of the prior, in steps with one drafted token and with many."""
+"""Weight of the prior, in steps with a drafted token."""
 _LEARNT, _LEARNT_LONGER = 0.2, 0.05
 """Weight of a step without drafts beside those before, and of a step that took longer.
 
@@ -47,7 +47,7 @@ Another request's prefill or work before the step may have slowed the longer one
 """
 _DRAFTED_STEPS = 24
 """Steps with drafts before one step without drafts is measured."""
-_REMEMBERED = 0.995
+_REMEMBERED = 0.99
 """Share of the drafts' measured cost that remains after a step without drafts."""
 _HELD_UP = 3.0
 """Upper bound of a step's duration, as a multiple of the expected one."""
@@ -128,13 +128,14 @@ class DraftPace:
         return max(self._steps[nearest], 1e-9) / rows
 
     def _costs(self, usual: float) -> tuple[float, float]:
-        """Seconds for having drafts, and per token: a line through measurements and prior."""
-        believed = usual / _DRAFTED_PER_STEP
+        """Seconds for having drafts, and per token: a line through measurements and prior.
+
+        The prior is that having drafts costs nothing: drafts of one length do not tell the parts.
+        """
         n, d, dd, y, dy = self._sums
-        for drafted in (1, _DRAFTED_PER_STEP):
-            took = drafted * believed
-            n, d, dd = n + _BELIEVED, d + _BELIEVED * drafted, dd + _BELIEVED * drafted * drafted
-            y, dy = y + _BELIEVED * took, dy + _BELIEVED * drafted * took
+        n += _BELIEVED
+        dd += _BELIEVED
+        dy += _BELIEVED * usual / _DRAFTED_PER_STEP
         least = usual / _MOST_PER_STEP
         token = max((n * dy - d * y) / (n * dd - d * d), least)
         step = (y - token * d) / n
@@ -144,14 +145,15 @@ class DraftPace:
 # Drafts -------------------------------------------------------------------------------------------
 
 
-MARGIN = 1.7
-"""Minimum ratio of a draft's savings to its cost: the cost is known roughly."""
+DOUBT = 0.15
+"""What a drafted token saves less than it seems, in tokens: drafts look righter than they are."""
 _MOST_RESTED = 8
 """Steps without drafts in a row, at most, where drafts are not worth their cost."""
 _HOPELESS = 0.9
-"""Price from which hardly any draft is worth its cost: below it, the next repetition may be."""
+"""Price, with the doubt, from which hardly any draft is worth its cost: below it, the next
+repetition may be."""
 _DOUBTFUL = 0.5
-"""Price from which looking for places has to pay for itself."""
+"""Price, with the doubt, from which looking for places has to pay for itself."""
 _LOOK = 0.01
 """Cost of looking for places in texts, in tokens, per row and step."""
 _MOST_EARNED = 4.0
@@ -171,8 +173,8 @@ class Drafting:
     many rows drafts are short, then absent. Drafts are absent, too, where all rows together would
     save less than the fixed part. Following texts costs time as well: where drafts are possible but
     not worth their cost, following pauses for ever more steps. So it does where a drafted token
-    costs half of what it saves or more, as in a batch of a few rows, and drafts saved less lately
-    than following cost.
+    costs a third of what it saves or more, as in a batch of a few rows, and drafts saved less of
+    late than following cost.
 
     *Overlap.* A sequence whose next token is planned ahead has no draft, as its last token is
     unknown. A row with a draft is in no step planned meanwhile. A sequence with a right prediction
@@ -281,8 +283,8 @@ class Drafting:
             if drafter is not None and drafter.at >= 0 and sequence.full - sequence.length > 1:
                 near.append((sequence, drafter))
         # Before the budget is checked: the price decides which sequences skip a step.
-        fixed, price = self.pace.price(len(ready))
-        self._fixed, self._price = MARGIN * fixed, MARGIN * price
+        self._fixed, price = self.pace.price(len(ready))
+        self._price = price + DOUBT
         if follows:
             self._earned = max(self._earned - _LOOK * len(ready), 0.0)
         # A prediction is likely to be right soon, whatever other texts were.

@@ -25,7 +25,7 @@ import numpy as np
 from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import SPECULATION_TOKENS
 from rootlace.runtime.scheduler.drafter import Drafter, Recalled
-from rootlace.runtime.scheduler.speculation import LEARNT_AT_ONCE, MARGIN
+from rootlace.runtime.scheduler.speculation import DOUBT, LEARNT_AT_ONCE
 from rootlace.wire.protocol import DRAFT_SOURCES
 
 MOONCAKE_BLOCK = 512
@@ -383,7 +383,7 @@ def replay_texts(texts: Texts, price: float, capacity: int = SPECULATION_TOKENS)
         length, tokens = prompt, tokens + len(text) - prompt
         while length < len(text):
             # The first token comes of the prefill.
-            count = drafter.worth(MARGIN * price)[0] if length > prompt else 0
+            count = drafter.worth(price + DOUBT)[0] if length > prompt else 0
             draft = drafter.draft(min(count, len(text) - length - 1))
             same = np.array(draft, np.int32) == text[length : length + len(draft)]
             agreed = len(draft) if same.all() else int(same.argmin())
@@ -393,7 +393,7 @@ def replay_texts(texts: Texts, price: float, capacity: int = SPECULATION_TOKENS)
                 source = DRAFT_SOURCES[drafter.source]
                 right[source] += agreed
                 wrong[source] += len(draft) - agreed
-                drafter.drafted(agreed, MARGIN * price * len(draft))
+                drafter.drafted(agreed, (price + DOUBT) * len(draft))
             length += agreed + 1
             drafter.follow(text, length)
             if length - own.known >= LEARNT_AT_ONCE:

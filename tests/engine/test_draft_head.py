@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD
 from rootlace.runtime.contracts.messages import EngineOutput
-from rootlace.runtime.contracts.plan import DraftRow
+from rootlace.runtime.contracts.plan import DraftRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.draft_head import HeadDecoder
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -347,6 +347,32 @@ def test_a_product_that_fails_ends_drafts_and_no_request(
     number = harness.add([5, 6, 7, 8, 9], greedy(8, ignore_eos=True))
     harness.finish()
     assert len(harness.outcomes[number].token_ids) == 8 and not harness.outcomes[number].error
+    assert caplog.text.count("nothing more is drafted") == 1
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_logits_that_are_no_numbers_end_drafts_and_no_request(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, heat: float
+) -> None:
+    always(monkeypatch, random.Random(1))
+    runner = load("flat")
+    assert runner.draft is not None
+    forward = runner.draft._steps._forward
+    run, runs = forward.run, []
+
+    def broken(plan: StepPlan) -> np.ndarray:
+        runs.append(plan)
+        return np.full_like(run(plan), np.nan)
+
+    monkeypatch.setattr(forward, "run", broken)
+    harness = Harness(runner, block_size=4, num_blocks=60, max_step_tokens=64)
+    for _ in range(2):
+        params = SamplingParams(max_tokens=20, temperature=heat, seed=3, ignore_eos=True)
+        number = harness.add([5, 6, 7, 8, 9], params)
+        harness.finish()
+        assert len(harness.outcomes[number].token_ids) == 20
+        assert not harness.outcomes[number].error
+    assert len(runs) == 1 and "logits are not numbers" in caplog.text
     assert caplog.text.count("nothing more is drafted") == 1
 
 

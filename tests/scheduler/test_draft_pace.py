@@ -47,3 +47,16 @@ def test_what_it_costs_that_there_are_drafts() -> None:
     assert pace.note(4, 5, 10e-3 + 2 * (4e-3 + 5 * 0.5e-3)) == pytest.approx(2, rel=0.2)
     assert fixed == pytest.approx(4 * 4 / 10, rel=0.15)
     assert token == pytest.approx(4 * 0.5 / 10, rel=0.15)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (7, 8, 9), (30, 4)])
+def test_drafts_of_like_lengths_do_not_seem_to_cost_by_themselves(lengths: tuple[int, ...]) -> None:
+    """A long draft would then look cheap, and a short one dear."""
+    pace = DraftPace()
+    for at in range(30):
+        pace.note(1, 0, 4e-3)
+        drafted = lengths[at % len(lengths)]
+        pace.note(1, drafted, 4e-3 + drafted * 1e-3)
+    fixed, token = pace.price(1)
+    assert fixed < 0.1
+    assert token == pytest.approx(0.25, rel=0.1)

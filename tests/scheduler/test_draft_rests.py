@@ -147,3 +147,17 @@ def test_who_has_no_draft_while_texts_rest_misses_no_step() -> None:
     world.scheduler._drafting.requests = 0
     assert len(world.jobs[rids[0]].output) - before >= 18
     world.drain()
+
+
+def test_a_batch_is_drafted_for_where_a_token_costs_most_of_what_it_saves() -> None:
+    """As long as the drafts are right: the texts come back."""
+    world = World(vocab_size=100_000, num_blocks=1024, speculation_tokens=4096, max_step_tokens=512)
+    known(world, token=1.5e-3, step=1e-2)  # 0.6 of what it saves to four rows
+    for _ in range(2):
+        before = world.stats["steps"], world.stats["accepted_tokens"]
+        for at in range(4):
+            world.submit([*PROMPT, at], 400, ignore_eos=True)
+        world.drain()
+    assert world.stats["accepted_tokens"] - before[1] > 800
+    assert world.stats["steps"] - before[0] < 250
+    world.expect_cold(*world.jobs.values())

@@ -290,6 +290,8 @@ class DraftDecoder:
         for chunk in chunks:
             if chunk.samples:
                 token = next(found)
+                if token < 0:  # else it would be asked again, and again for nothing
+                    raise ArithmeticError("the draft model's logits are not numbers")
                 if token >= self._known:
                     token = _UNKNOWN
                 drafts[chunk.place].append(token)
