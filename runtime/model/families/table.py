@@ -274,7 +274,7 @@ def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def families() -> dict[str, Family]:
-    """Every family, by the names of its architectures."""
+    """Return every family, by the names of its architectures."""
     found: dict[str, Family] = {}
     for one in _defined():
         if isinstance(one, Family):
