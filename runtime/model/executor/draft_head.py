@@ -188,12 +188,9 @@ def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelW
 
 @dataclass(eq=False)
 class HeadForward:
-    """Forward pass of a head: see `interface.Forward`; logits cover the model's vocabulary. Not
-    thread-safe.
-
-    `norms`: weights of the norms of embeddings and of features, float32 [H]. `targets`: see
-    `_targets`. `features`: [slots, H], each token's feature.
-    """
+    """Forward pass of a head: see `interface.Forward`; logits are of the model's vocabulary. Not
+    thread-safe. `norms`: weights of the norms of embeddings and of features, float32 [H].
+    `targets`: see `_targets`. `features`: [slots, H], each token's."""
 
     config: HeadConfig
     decoder: NativeDecoder
