@@ -1,5 +1,5 @@
-"""A checkpoint on disk.
+"""Read checkpoints from disk.
 
-`source` finds the model that a user names, `config` reads what its decoder computes, `files` has
-its tensors, `weights` says which of them each part of a layer is made of, `loader` reads them.
+`source` finds the model that a user names; `config` reads the specification of the decoder. `files`
+maps the tensors, `weights` lists the tensors of each part of a layer, `loader` reads the parts.
 """

@@ -1,7 +1,5 @@
-"""A model's configuration: which model it is, and what else it says.
-
-Imports no torch, so that a model that is refused is refused at once.
-"""
+"""Read a model's configuration: specification, dtype, end tokens and quantisation. Importing this
+module imports no torch, so that an unsupported model is refused at once."""
 
 from __future__ import annotations
 
@@ -39,21 +37,21 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Installed ----------------------------------------------------------------------------------------
 #
-# Whether transformers has modules for a model, found in its files: importing it takes seconds.
+# Search transformers' files for a model's modules: importing transformers takes seconds.
 
 
 ENDINGS = ("ForCausalLM", "LMHeadModel")
 ATTENTION = ("full_attention", "sliding_attention", "attention")
 """Kinds of layers that cache nothing but keys and values."""
 BORROWED = {"SarvamMoEForCausalLM": "Glm4MoeForCausalLM"}
-"""Architectures by whose name models are published of which transformers has the configuration
-alone, with the modules that it runs them by."""
+"""Architectures of which transformers has the configuration alone -> the class that computes the
+same."""
 SUPPORT = re.compile(rb"^ +_supports_attention_backend(?:: bool)? = True", re.MULTILINE)
 
 
 def find_architecture(file: Path, raw: dict[str, Any], known: Sequence[str]) -> str:
-    """The first architecture of a `config.json` that transformers' modules may run. Raises
-    `UnsupportedModel` where there is none, or what the file says rules them out; `known` are the
+    """Return the first architecture of a `config.json` that transformers' modules may run. Raises
+    `UnsupportedModel` if there is none or if the file rules the model out. `known`: the
     architectures that need no transformers."""
     names = _texts(raw.get("architectures"))
     where = f"{file}: architectures {names}"
@@ -102,7 +100,7 @@ def _folder() -> Path | None:
 
 @cache
 def _module_of(folder: Path, architecture: str, likely: str) -> bytes | None:
-    """The module that defines a class, looked for in the `likely` model's folder first."""
+    """Return the source of a class's module, from the `likely` model's folder first."""
     if not architecture.isidentifier():
         return None
     line = f"\nclass {architecture}(".encode()
@@ -118,11 +116,11 @@ def _module_of(folder: Path, architecture: str, likely: str) -> bytes | None:
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """A model. `spec` is what its decoder computes; `checkpoint_dtype` is torch's name of
-    the type that weights which are not quantised are stored in, None where the configuration does
-    not say; `quantisation` is how others are stored, None where there are none. `allow_pickle`:
-    weights may be read from files of torch. `published`: the spec with the names and the order of
-    weights that adapters of the model have, whatever file it is in; None: as in `spec`."""
+    """Configuration of a model. `spec`: what its decoder computes. `checkpoint_dtype`: torch's name
+    of the dtype of the weights that are not quantised; None: not stated. `quantisation`: the
+    storage of quantised weights; None: there are none. `allow_pickle`: weights may be read from
+    torch's files. `published`: the spec with the names and the order of weights in adapters of the
+    model; None: as in `spec`."""
 
     source: ModelSource
     spec: ModelSpec
@@ -142,9 +140,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, source: ModelSource, ignored: Collection[str] | None = ()) -> ModelConfig:
-        """Raises `UnsupportedModel`, naming file and field, for whatever cannot be run exactly as
-        the checkpoint means it, but for keys that are to be `ignored` (None: any that nobody
-        knows)."""
+        """Read the configuration of a source. Raises `UnsupportedModel`, naming file and field, for
+        anything that cannot be run exactly as the checkpoint means. `ignored`: unknown keys to
+        accept; None: all."""
         file, raw = source.config_file, source.config()
         text = text_part(file, raw, ignored)
         raw = raw if text is None else text
@@ -171,18 +169,18 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> Path:
-        """The folder or file that it is read from."""
+        """Folder or file of the model."""
         return self.source.path
 
     @property
     def file(self) -> Path:
-        """The file that errors of the configuration name."""
+        """File that errors of the configuration name."""
         return self.source.config_file
 
 
 def check_config(source: ModelSource, ignored: Collection[str] | None = ()) -> ModelConfig | None:
-    """As `ModelConfig.of`, without importing torch or transformers: of a model that transformers
-    runs only what is in its file is judged, and None is returned."""
+    """Check a configuration as `ModelConfig.of` does, without importing torch or transformers.
+    Return None for a model that transformers runs, of which the file alone is checked."""
     file, raw = source.config_file, source.config()
     _, family = _family(file, text_part(file, raw, ignored) or raw)
     return None if family is None else ModelConfig.of(source, ignored)
@@ -214,7 +212,7 @@ DTYPE = Kind(
 
 
 def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
-    """The first architecture that is known, and its family; None where transformers may run it."""
+    """Return the first known architecture and its family; None: transformers may run the model."""
     known = families()
     names = ConfigReader(file, raw).get("architectures", TEXTS.or_none(), None) or []
     for name in names:
@@ -231,7 +229,7 @@ def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
 
 
 def _eos(source: ModelSource, config: ConfigReader, family: Family) -> tuple[int, ...]:
-    """Ids that end a text."""
+    """Return the ids of the tokens that end a text."""
     own = config.get("eos_token_id", TOKENS.or_none(), family.eos_token_id)
     found = ConfigReader(source.config_file, {"eos_token_id": source.eos_token_id()})
     eos = found.get("eos_token_id", TOKENS.or_none())

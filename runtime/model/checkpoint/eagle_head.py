@@ -1,4 +1,4 @@
-"""An EAGLE-3 head (Li et al. 2025, arXiv:2503.01840): what its folder says, and holds.
+"""Read the configuration of an EAGLE-3 draft head (Li et al. 2025, arXiv:2503.01840).
 
 A head drafts for one model, from hidden states of three of the model's layers. Two layouts of
 `config.json` are read, with the same weights:
@@ -10,7 +10,7 @@ A head drafts for one model, from hidden states of three of the model's layers. 
  midlayer.*   or layers.0.*: a layer of Llama, whose attention reads 2 H numbers
  norm, lm_head [draft vocabulary, H], d2t (token = id + d2t[id]), embed_tokens (else the model's)
 
-Imports no torch, nor what reads weights: a head that is refused is refused at once.
+Importing this module imports no torch and no reader of weights: a head is refused at once.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from rootlace.runtime.model.families.config_reader import COUNTS, SIZE, TABLE, T
 from rootlace.wire.errors import UnsupportedModel
 
 _MARKS = frozenset({"draft_vocab_size", "eagle_config", "speculators_model_type"})
-"""Keys that a head alone has."""
+"""Keys that only a head has."""
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _OF_HEADS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 _FLAT = frozenset({*_MARKS, *_OF_HEADS, _LAYERS, "target_hidden_size", "max_window_layers"})
-"""Keys of the flat layout that are not Llama's; the last one says nothing without windows."""
+"""Keys of the flat layout besides Llama's; `max_window_layers` has no effect without windows."""
 _NAMES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 _COUNT = 3
-"""Layers whose states a head reads."""
+"""Number of layers whose hidden states a head reads."""
 _ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotations that do not depend on how long a text is."""
+"""Rotations that do not depend on the length of a text."""
 INTEGERS = frozenset({"I32", "I64"})
 """Types of `d2t`."""
 
 
 class HeadSource(FolderSource, frozen=True):
-    """The folder of a head, whose layer is configured as that of a Llama."""
+    """Folder of a head. The configuration of the head's layer is a Llama's."""
 
     layer: Mapping[str, Any]
 
@@ -52,10 +52,10 @@ class HeadSource(FolderSource, frozen=True):
 
 
 class HeadConfig(ModelConfig, frozen=True, kw_only=True):
-    """`spec`: a Llama with the head's one layer, the model's vocabulary and its context. `layers`:
-    those of the model before which its hidden states are taken, in the order of `fc`. What a draft
-    goes on from is normed with `norm_output`; what is added to attention's output is normed with
-    `norm_before_residual`."""
+    """Configuration of a head. `spec`: a Llama with the head's one layer, the model's vocabulary
+    and context. `layers`: the model's layers before which hidden states are taken, in the order of
+    `fc`. `norm_output`: norm the state that the next draft step reads. `norm_before_residual`: norm
+    the state that is added to attention's output."""
 
     layers: tuple[int, ...]
     draft_vocab_size: int
@@ -63,7 +63,7 @@ class HeadConfig(ModelConfig, frozen=True, kw_only=True):
     norm_output: bool
 
     def expected(self, stored: Collection[str]) -> dict[str, Expected]:
-        """The tensors of a checkpoint with these names."""
+        """List the tensors of the head, by their names in a checkpoint with the `stored` names."""
         spec, attention = self.spec, self.spec.attention
         hidden, inner, layer = spec.hidden_size, spec.mlp.inner_size, layer_name(stored)
         queries = attention.num_heads * attention.head_dim
@@ -92,25 +92,25 @@ class HeadConfig(ModelConfig, frozen=True, kw_only=True):
 
 
 def layer_name(stored: Collection[str]) -> str:
-    """What names of the layer's weights begin with."""
+    """Return the beginning of the names of the layer's weights."""
     return "midlayer." if any(name.startswith("midlayer.") for name in stored) else "layers.0."
 
 
 def says_nothing(name: str) -> bool:
-    """Which tokens have a row in `lm_head`, as `d2t` says, too; what `rope_theta` says, too; and
-    the model's own, for training."""
+    """Tell whether a tensor carries no further information: `t2d` repeats `d2t`, `inv_freq` repeats
+    `rope_theta`; tensors of the verifier are the model's own, kept for training."""
     return name == "t2d" or name.endswith(".inv_freq") or name.startswith("verifier_")
 
 
 def is_head(raw: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is that of a head that reads another model's hidden states."""
+    """Tell whether a `config.json` is that of a head that reads another model's hidden states."""
     called = " ".join(map(str, raw.get("architectures") or ())).lower()
     return "eagle" in called or not _MARKS.isdisjoint(raw)
 
 
 def read_head(folder: Path, model: ModelConfig, ignored: Collection[str]) -> HeadConfig:
-    """The configuration of a head for `model`. Raises `UnsupportedModel`, naming file and key, for
-    whatever is not computed as the head means it, or is another model's."""
+    """Read the configuration of a head for `model`. Raises `UnsupportedModel`, naming file and key,
+    if a setting is not supported or belongs to another model."""
     source, spec = FolderSource(folder), model.spec
     file, raw = source.config_file, source.config()
     config = ConfigReader(file, raw)
@@ -153,8 +153,8 @@ def read_head(folder: Path, model: ModelConfig, ignored: Collection[str]) -> Hea
 
 
 def _flat(config: ConfigReader, raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[int] | None]:
-    """Llama's keys, and the layers before which states are taken. In `eagle_config`, as SGLang has
-    it, are those whose outputs are taken."""
+    """Return Llama's keys, and the layers before which hidden states are taken. SGLang's
+    `eagle_config` has the layers whose outputs are taken instead."""
     names = config.get("architectures", TEXTS, ["LlamaForCausalLM"])
     if len(names) != 1 or names[0] not in _NAMES:
         config.refuse("architectures", f"only EAGLE-3 of one Llama layer ({', '.join(_NAMES)})")
@@ -174,9 +174,9 @@ def _flat(config: ConfigReader, raw: Mapping[str, Any]) -> tuple[dict[str, Any],
 def _speculators(
     config: ConfigReader, ignored: Collection[str]
 ) -> tuple[dict[str, Any], list[int] | None]:
-    """Llama's keys, and the layers before which states are taken."""
+    """Return Llama's keys, and the layers before which hidden states are taken."""
     config.only("speculators_model_type", "eagle3")
-    # Where it comes from, how it was trained, and what its own decoder proposes.
+    # Keys about the head's origin and training, and its own decoder's proposals.
     config.pass_over("speculators_version", "speculators_config", "embed_requires_grad")
     config.pass_over("draft_vocab_size", "target_hidden_size", "has_no_defaults_at_init")
     config.pass_over(*_OF_HEADS)

@@ -1,7 +1,5 @@
-"""The files that have a model's weights, single or in parts, and what its decoder needs of them.
-
-Imports torch where a file is torch's own alone: packed weights of an earlier start need none.
-"""
+"""Map the weight files of a model, and check that they have the tensors of its decoder. Torch is
+imported for torch's own files alone: a start from packed weights needs none."""
 
 from __future__ import annotations
 
@@ -33,13 +31,13 @@ if TYPE_CHECKING:
 
 # Pickled ------------------------------------------------------------------------------------------
 #
-# The tensors of a file that torch.save wrote.
+# Read the tensors of a file that torch.save wrote.
 
 
 def read_pickled(file: Path) -> dict[str, torch.Tensor]:
-    """By their names, memory-mapped; nothing but tensors is made of what the file says. Raises
-    `UnsupportedModel`."""
-    import torch  # only here: no other file needs it to be read
+    """Return the tensors of a torch file by name, memory-mapped. Unpickling makes nothing but
+    tensors. Raises `UnsupportedModel`."""
+    import torch  # only here: other files need no torch
 
     try:
         found = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
@@ -47,7 +45,7 @@ def read_pickled(file: Path) -> dict[str, torch.Tensor]:
         raise UnsupportedModel(f"{file}: the file is missing") from None
     except pickle.UnpicklingError as error:  # torch's message tells how to let the file run code
         raise UnsupportedModel(f"{file}: damaged, or it has more than tensors") from error
-    except Exception as error:  # whatever else a damaged file leads to
+    except Exception as error:  # any other effect of a damaged file
         why = str(error).strip().partition("\n")[0]
         raise UnsupportedModel(f"{file}: it cannot be read: {why}") from error
     if not isinstance(found, dict):
@@ -77,8 +75,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class _TensorPlace(msgspec.Struct, frozen=True):
-    """Where a tensor lies in a file. `blocks` are those of its rows, which a GGUF file stores as
-    bytes: how many, and of how many bytes; None: it has numbers."""
+    """Place of a tensor in a file. `blocks`: number and size in bytes of the blocks of a row, in a
+    GGUF file; None: the tensor has plain numbers."""
 
     file: str
     dtype: str
@@ -95,17 +93,17 @@ class _TensorPlace(msgspec.Struct, frozen=True):
 
 
 class Checkpoint:
-    """The safetensors files of a model folder, or a GGUF file with all of its parts, memory-mapped
-    to be read only. Files of torch, where they are allowed and there are no others, torch maps.
+    """Weight files of a model: safetensors files of a folder, or a GGUF file with all parts, mapped
+    read-only. Torch maps torch's files, if allowed and if no other files exist.
 
-    A file may be larger than the machine's memory: of a mapping that may be written to, the system
-    wants to know at once that it can keep all of it. A file stays mapped as long as this object or
-    a tensor of it lives. It may be replaced or deleted meanwhile, but not be written to: tensors
-    would change, or end the process.
+    A file may be larger than the machine's memory: the system reserves memory for a writable
+    mapping, and none for a read-only one. A file stays mapped as long as this object or one of its
+    tensors lives. Meanwhile a file may be replaced or deleted, but not be written to: tensors would
+    change, or the process would end.
     """
 
     def __init__(self, path: Path, allow_pickle: bool = False) -> None:
-        """`path`: the folder, or the GGUF file."""
+        """Map the folder or GGUF file `path`."""
         self._path = path
         self._folder = path.parent if path.is_file() else path
         self._files: dict[str, mmap.mmap | None] = {}
@@ -116,7 +114,7 @@ class Checkpoint:
         else:
             self._open_folder(allow_pickle)
         self.types: Mapping[str, str] = {n: place.dtype for n, place in self._places.items()}
-        """The type of every stored tensor, as safetensors or GGUF names types."""
+        """Type of every stored tensor, as safetensors or GGUF names types."""
 
     @property
     def files(self) -> list[Path]:
@@ -126,7 +124,7 @@ class Checkpoint:
         self, expected: Mapping[str, Expected], ignored: Callable[[str], bool], remark: str = ""
     ) -> None:
         """Check names, shapes and types against the architecture's. `remark` ends the message about
-        names that differ."""
+        names that differ. Raises `UnsupportedModel`."""
         missing = sorted(expected.keys() - self._places.keys())
         if missing:
             raise UnsupportedModel(f"{self._path}: weights are missing: {_some(missing)}{remark}")
@@ -146,14 +144,14 @@ class Checkpoint:
             self._place(name, what.types)
 
     def tensor(self, name: str, types: frozenset[str] = FLOATS) -> torch.Tensor:
-        """See `array`."""
+        """Return `array` as a tensor."""
         from rootlace.kernels.arrays import as_tensor  # only here: others need no torch
 
         return as_tensor(self.array(name, types))
 
     def array(self, name: str, types: frozenset[str] = FLOATS) -> np.ndarray:
-        """The stored tensor of one of these types, backed by the mapped file; writing to it ends
-        the process. GGUF's blocks are bytes [..., blocks, bytes of one]."""
+        """Return the stored tensor, backed by the mapped file; writing to the array ends the
+        process. GGUF's blocks are bytes [..., blocks, bytes of one]. Raises `UnsupportedModel`."""
         if name not in self._places:
             raise UnsupportedModel(f"{self._path}: weights are missing: {name}")
         place = self._place(name, types)
@@ -172,12 +170,12 @@ class Checkpoint:
         return np.frombuffer(memory, dtype, count, place.begin).reshape(shape)
 
     def num_bytes(self, name: str, itemsize: int | None = None) -> int:
-        """The size of a tensor, whose numbers take `itemsize` bytes each, None: as in the file."""
+        """Return a tensor's size in bytes, with `itemsize` bytes a number; None: as in the file."""
         dtype, shape = self._places[name].stored
         return math.prod(shape) * (itemsize or dtype.itemsize)
 
     def release(self, name: str) -> None:
-        """Let go of the memory that a tensor's pages take; they are read again when needed."""
+        """Release the memory of a tensor's pages; the system reads the pages again when needed."""
         place = self._places[name]
         end = place.begin + self.num_bytes(name)
         begin = -(-place.begin // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -205,7 +203,7 @@ class Checkpoint:
             opened(name)
 
     def _open(self, name: str) -> None:
-        # Only here: a GGUF file needs none of it.
+        # Only here: a GGUF file needs no safetensors.
         from safetensors import SafetensorError, safe_open
 
         file = self._folder / name
@@ -260,29 +258,29 @@ def _some(names: list[str], most: int = 5) -> str:
 
 # Opening ------------------------------------------------------------------------------------------
 #
-# A checkpoint opened: whether its files have what the model's decoder needs.
+# Open a checkpoint: check that its files have the tensors of the model's decoder.
 
 
 Progress = Callable[[str, float], None]
-"""Is told what is being read, and how much of all there is to read has been."""
+"""Callback of a reading: the name of the part being read, and the fraction already read."""
 
 AT_ONCE = 4096
-"""Rows that are compared at a time: NumPy has a byte for each number of them."""
+"""Number of rows compared at a time: NumPy takes a byte for each number compared."""
 KV_SCALES = {
     "k": ("self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"),
     "v": ("self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"),
 }
 """Names of a layer's scales of an fp8 KV cache."""
 KV_SCALE = "self_attn.kv_scale"
-"""The name in old ones: one scale for keys and values."""
+"""Name in old checkpoints: one scale for keys and values."""
 
 log = logging.getLogger(__name__)
 
 
 class OpenedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that has the tensors which are `expected` of a model, by their names; its spec,
-    with the checkpoint's names; the modules of its embedding and head, which are one where they
-    are tied."""
+    """Checkpoint whose tensors have been checked. `spec` has the checkpoint's names of weights.
+    `embedding` and `head` are modules: the same one where the weights are tied. `expected`: the
+    model's tensors by name."""
 
     spec: ModelSpec
     checkpoint: Checkpoint
@@ -299,13 +297,13 @@ QUANTISED_BESIDE = {
     "quanto_qmap.json": "Quanto",
 }
 """Files that describe quantised weights, and the libraries that write them. Where `config.json`
-describes such weights as well, it is what is read."""
+describes such weights as well, `config.json` counts."""
 
 
 def open_checkpoint(config: ModelConfig, *, compare_ends: bool = True) -> OpenedCheckpoint:
-    """Map the files of a model, and compare what is in them with what its decoder needs. Raises
-    `UnsupportedModel`. `compare_ends` False: do not read the embedding and the head to find out
-    whether they are tied, but believe the configuration."""
+    """Map the files of a model, and check their tensors against those of its decoder. Raises
+    `UnsupportedModel`. `compare_ends` False: believe the configuration about tied weights, rather
+    than read and compare embedding and head."""
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
@@ -329,9 +327,9 @@ def _quantised_beside(config: ModelConfig) -> str:
 
 
 def checkpoint_dtype(config: ModelConfig) -> np.dtype[Any]:
-    """The type the checkpoint's weights are stored in: that of the embedding, or of any, where
-    transformers runs the model."""
-    if config.checkpoint_dtype:  # which may be a name that only torch has
+    """Return the dtype of the stored embedding; of any stored tensor where transformers runs the
+    model."""
+    if config.checkpoint_dtype:  # may be a name that only torch knows
         with suppress(TypeError):
             return np.dtype(config.checkpoint_dtype.removeprefix("torch."))
     checkpoint = Checkpoint(config.path, config.allow_pickle)
@@ -344,12 +342,12 @@ def checkpoint_dtype(config: ModelConfig) -> np.dtype[Any]:
 
 
 def is_kv_scale(name: str) -> bool:
-    """Whether a checkpoint's tensor is a scale of the KV cache."""
+    """Tell whether a checkpoint's tensor is a scale of the KV cache."""
     return name.endswith((*KV_SCALES["k"], *KV_SCALES["v"], KV_SCALE))
 
 
 def _as_named(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
-    """The spec with those of its names that the checkpoint has most modules of."""
+    """Return the spec with the best fitting of its sets of weight names."""
 
     def found(names: WeightNames) -> int:
         ends = (names.embedding, names.final_norm, names.head)
@@ -363,12 +361,11 @@ def _as_named(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
 def _ends(
     spec: ModelSpec, checkpoint: Checkpoint, storage: Storage, *, compare: bool
 ) -> tuple[str, str]:
-    """The modules of the embedding and of the head, which are one where they are tied or there is
-    no head.
+    """Return the modules of the embedding and of the head: the same one if tied or without a head.
 
-    Tied weights may be stored under either name. Where both are there and differ they are not tied,
-    whatever the configuration says; transformers takes them so too. They are read and compared only
-    if `compare` says so: otherwise the configuration is believed.
+    Tied weights may be stored under either name. If both are stored and differ, the weights are not
+    tied, whatever the configuration says: so do transformers' readers. With `compare` False nothing
+    is read, and the configuration is believed.
     """
     embedding, head = spec.names.embedding, spec.names.head
     if spec.labels == 0:
@@ -396,7 +393,7 @@ def _ends(
 
 
 def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> dict[str, Expected]:
-    """Every tensor of the architecture, by its name in the checkpoint."""
+    """List every tensor of the architecture, by its name in the checkpoint."""
     ends = (spec.vocab_size, spec.hidden_size)
     found = {f"{spec.names.final_norm}.weight": Expected(((spec.hidden_size,),))}
     if spec.norm.bias:
@@ -416,7 +413,7 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
 
 
 def _expected_of(part: Part, storage: Storage) -> dict[str, Expected]:
-    """The tensors of a part's weight."""
+    """List the tensors of a part's weight."""
     quantised = any(storage.layout(module) is not None for module in part.modules)
     if part.columns is None or (part.transposed and not quantised):
         return {name: Expected((shape,)) for name, shape in part.weights().items()}
@@ -434,8 +431,8 @@ def _expected_of(part: Part, storage: Storage) -> dict[str, Expected]:
 
 
 def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
-    """Names that need not be there: what old checkpoints carry, a head that is the embedding, other
-    models, and scales of a cache or of activations."""
+    """Return a test for names that may be left unread: buffers of old checkpoints, a tied head,
+    other models' weights, and scales of a cache or of activations."""
     buffers = (".rotary_emb.inv_freq", *spec.names.buffers)
     count = spec.num_layers
     further = tuple(

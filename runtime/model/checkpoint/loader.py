@@ -1,7 +1,5 @@
-"""Weights from a checkpoint, joined and converted as they are read.
-
-Layers are read one by one, so that weights which are packed are never in memory twice.
-"""
+"""Read weights from a checkpoint: join the modules of a part and convert the numbers. Layers are
+read one by one, so that weights which are packed are never in memory twice."""
 
 from __future__ import annotations
 
@@ -46,23 +44,23 @@ from rootlace.wire.errors import InvalidRequest
 
 # Reader -------------------------------------------------------------------------------------------
 #
-# Reads weights from a checkpoint: joined, of the wanted type, where they are wanted.
+# Read weights from a checkpoint: joined, in the wanted dtype, on the wanted device.
 
 
 OWN_MAPPING = 4 << 20
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What is wanted of a part: its `rows`, by their places in the file, and its `columns` (None:
-    all, as they are), and its `bias`."""
+    """Selection of a part: `rows` by their places in the file, and `columns` (None: all, in the
+    file's order). `bias`: whether the bias is wanted."""
 
     rows: Sequence[int] | None
     columns: range | None
     bias: bool
 
     def of(self, start: int, count: int) -> list[int] | None:
-        """The rows of the module whose `count` rows begin at `start`, by their places in it. None:
-        all, as they are."""
+        """Return the selected rows of the module whose `count` rows begin at `start`, relative to
+        the module. None: all rows, in the file's order."""
         if self.rows is None:
             return None
         own = range(start, start + count)
@@ -70,8 +68,8 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Places weights: converts type and device, joins what is fused. With a `shard`, layers have
-    what this rank has of them."""
+    """Reader of weights: converts dtype, moves to the device, joins modules. With a `shard` a layer
+    has this rank's share alone."""
 
     checkpoint: Checkpoint
     storage: Storage
@@ -80,17 +78,17 @@ class Reader(msgspec.Struct, frozen=True):
     shard: Shard | None = None
 
     def mapped(self, name: str) -> torch.Tensor:
-        """The named weight, as the file has it if that will do."""
+        """Return the named weight: the mapped file where dtype and device fit, else a copy."""
         return self.checkpoint.tensor(name) if self.is_mapped(name) else self.read([name])
 
     def is_mapped(self, name: str) -> bool:
-        """Whether the file has the named weight as it is wanted."""
+        """Tell whether the file has the named weight in the wanted dtype, on the wanted device."""
         found = self.checkpoint.tensor(name)
         return found.dtype == self.dtype and found.device == self.device
 
     def norm(self, names: Iterable[str], offset: float) -> torch.Tensor:
-        """The weights of a norm, with what is added to them. On a CPU the sum stays float32, as
-        transformers multiplies by it: bfloat16 would lose most digits of a small weight."""
+        """Read the weights of a norm and add `offset`. On a CPU the sum stays float32, as
+        transformers multiplies: bfloat16 would lose most digits of a small weight."""
         if not offset:
             return self.read(names)
         summed = self.read(names, dtype=torch.float32).add_(offset)
@@ -104,8 +102,8 @@ class Reader(msgspec.Struct, frozen=True):
         dtype: torch.dtype | None = None,
         share: Selection | None = None,
     ) -> torch.Tensor:
-        """The named weights, stacked along their rows, in memory of their own; `dtype` None: that
-        of all weights. `share`: what is wanted of them, of which alone the file is read."""
+        """Read the named weights, stacked along their rows, into memory of their own. `dtype` None:
+        the reader's. `share`: the selection to read; the rest of the file stays unread."""
         parts = {name: self.checkpoint.tensor(name) for name in names}
         if transposed:
             parts = {name: part.t() for name, part in parts.items()}
@@ -163,7 +161,7 @@ class Reader(msgspec.Struct, frozen=True):
         return Selection(rows if order is None else order, columns, self.shard.adds_bias(name))
 
     def _product(self, part: Part, columns: int, wanted: Selection) -> Weight:
-        """A part's modules, joined."""
+        """Read a part's modules, joined."""
         if all(self.storage.layout(module) is None for module in part.modules):
             return self._dense_product(part, columns, wanted)
         found, start = [], 0
@@ -189,7 +187,7 @@ class Reader(msgspec.Struct, frozen=True):
         self, weight: Dense | Quantised, module: str, wanted: Selection, start: int, rows: int
     ) -> Dense | Quantised:
         """Cut the selection out of a module's weight, whose rows begin at `start` of its part."""
-        if wanted.rows is not None:  # none of which is in another module than its neighbours
+        if wanted.rows is not None:  # neighbours are in the same module
             own = wanted.of(start, rows)
             weight = rows_of(weight, torch.tensor(own, device=self.device))
         if wanted.columns is not None:
@@ -202,7 +200,7 @@ class Reader(msgspec.Struct, frozen=True):
         return weight if wanted.bias else replace(weight, bias=None)
 
     def _expert(self, spec: ModelSpec, parts: Mapping[str, Part], index: int) -> ExpertWeights:
-        """Read one expert; `parts` are those of all experts, or of stacks of experts."""
+        """Read one expert. `parts`: the parts of all experts, or of stacks of experts."""
 
         def product(which: str) -> Weight:
             stack, own = f"experts.{which}", f"experts.{index}.{which}"
@@ -218,8 +216,8 @@ class Reader(msgspec.Struct, frozen=True):
     def _of_stack(
         self, part: Part, columns: int, count: int, wanted: Selection, index: int
     ) -> Weight:
-        """The weight of one expert, of modules that have a part of each one's. Behind the last
-        expert they are let go of."""
+        """Read the weight of expert `index` from modules that stack all experts' matrices. Behind
+        the last expert, release the stacks' memory."""
         found: list[Dense | Quantised] = []
         biases, start = [*part.biases()], 0
         for at, (module, rows) in enumerate(zip(part.modules, part.rows, strict=True)):
@@ -248,7 +246,7 @@ class Reader(msgspec.Struct, frozen=True):
         return stacked(alike(found))
 
     def _both_up(self, keys: Part, values: Part) -> Dense:
-        """`kv_up` of latent attention, head by head of these (`WeightNames`)."""
+        """Join `kv_up` of latent attention head by head from `k_up` and `v_up` (`WeightNames`)."""
         found, whole = [], Selection(None, None, bias=True)
         for head in range(keys.count or 0) if self.shard is None else self.shard.heads:
             k, v = (
@@ -262,7 +260,7 @@ class Reader(msgspec.Struct, frozen=True):
         return _empty(tuple(tensor.shape), self.dtype, self.device).copy_(tensor)
 
     def module(self, module: str, rows: int, columns: int, *, biased: bool) -> Dense | Quantised:
-        """A module's weight [rows, columns] as it is stored, and its bias."""
+        """Read a module's weight [rows, columns] as stored, and its bias."""
         bias = self.read([f"{module}.bias"]) if biased else None
         layout = self.storage.layout(module)
         if layout is None:
@@ -286,7 +284,7 @@ class Reader(msgspec.Struct, frozen=True):
         return _placed(replace(weight, bias=bias), self.device)
 
     def dense(self, weight: Weight) -> torch.Tensor:
-        """The numbers that a weight stands for, some at a time: that takes little memory."""
+        """Return the numbers of a weight; dequantises some rows at a time to save memory."""
         if isinstance(weight, Dense):
             return weight.matrix
         assert isinstance(weight, Quantised)
@@ -300,8 +298,8 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory for a weight. A large one is a mapping of its own, which goes back to the system at
-    once when the weight is dropped: the allocator would keep much of it."""
+    """Allocate memory for a weight. A large weight gets a mapping of its own, which returns to the
+    system when the weight is dropped: the allocator would keep much of the memory."""
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < OWN_MAPPING:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -309,8 +307,8 @@ def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 
 def _taken(parts: Mapping[str, torch.Tensor], wanted: Selection) -> dict[str, torch.Tensor]:
-    """What is wanted of tensors that are stacked along their rows, one of which is copied at a time
-    where its rows are picked."""
+    """Cut the selection out of tensors stacked along their rows. Rows that are not consecutive are
+    copied, one tensor at a time."""
     found, start = {}, 0
     for name, part in parts.items():
         rows, count = wanted.of(start, len(part)), len(part)
@@ -343,7 +341,7 @@ def _placed(weight: Quantised, device: torch.device) -> Quantised:
 
 
 LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
-"""Gets a model's weights: `load_weights`, or for measurements a function that makes them up."""
+"""Function that returns a model's weights: `load_weights`, or in measurements a generator."""
 
 log = logging.getLogger(__name__)
 
@@ -355,13 +353,13 @@ def load_weights(
     progress: Progress | None = None,
     shard: Shard | None = None,
 ) -> ModelWeights:
-    """The weights in `dtype`; layers are read whenever they are asked for (see `resident`). With a
-    `shard`, of layers and head what this rank has.
+    """Return the weights in `dtype`. A layer is read at each access (see `resident`). With a
+    `shard`, layers and head are this rank's share.
 
-    What is one tensor in the checkpoint too, of this type, and needed in main memory, is the mapped
-    file itself. Quantised weights stay quantised. Strict: raises `UnsupportedModel` naming the file
-    and the weights that are missing, are not part of the architecture, or have another shape or
-    type. `progress(what, fraction)` is called per layer.
+    A tensor that the checkpoint has in this dtype, for main memory, is the mapped file itself.
+    Quantised weights stay quantised. Raises `UnsupportedModel`, naming the file and the weights
+    that are missing, unknown, or of another shape or type. `progress(part, fraction)` is called per
+    layer.
     """
     opened = open_checkpoint(config)
     spec, checkpoint, storage = opened.spec, opened.checkpoint, opened.storage
@@ -379,7 +377,7 @@ def load_weights(
         if reader.is_mapped(stored):
             embedding_stored = stored
     else:
-        # Steps look its rows up as they are, also where a tied head multiplies by the codes.
+        # Steps look up dense rows, also where a tied head multiplies by the codes.
         quantised = reader.module(embedding_module, *ends, biased=False)
         embedding = reader.dense(quantised)
         if isinstance(layout, Ggml):
@@ -404,7 +402,7 @@ def load_weights(
         head = _own_head(head, shard.vocabulary)
 
     def release() -> None:
-        # The tensors of a quantised head were let go of when they had been read.
+        # The tensors of a quantised head were released when read.
         if storage.layout(head_module) is None:
             checkpoint.release(f"{head_module}.weight")
 
@@ -431,8 +429,8 @@ def load_weights(
 
 
 def _own_head(head: Dense | Quantised, rows: range) -> Dense | Quantised:
-    """The part of a head that makes the logits of these tokens; of what is tied to the embedding,
-    or mapped, a view."""
+    """Return the rows of a head that make the logits of the tokens `rows`; a view if the head is
+    dense."""
     if isinstance(head, Dense):
         return Dense(head.matrix[rows.start : rows.stop])
     return rows_of(head, torch.arange(rows.start, rows.stop, device=head.values.device))
@@ -456,18 +454,18 @@ def _log(opened: OpenedCheckpoint) -> None:
 
 # Rounding -----------------------------------------------------------------------------------------
 #
-# Weights rounded to few bits while they are read (`--quantize`), layer by layer.
+# Round weights to few bits while reading them (`--quantize`), layer by layer.
 
 
 LEAST_ROW = 2.0**-12
-"""Largest magnitude of a row below which a scale of one 255th of it is too coarse in float16."""
+"""Magnitude of a row below which a scale of one 255th of it is too coarse in float16."""
 
 
 def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:
-    """Gets the weights that `weights_of` gets, the products of all layers rounded to `codes` and
-    the head to int8, unless it scores labels: every token's probability depends on it. Beside int4
-    what makes values is of int8, too: few weights, whose errors attention adds up. Raises
-    `InvalidRequest` for weights that are quantised already."""
+    """Wrap `weights_of`: round the layers' products to `codes`, and the head to int8, as every
+    token's probability depends on the head. A head that scores labels stays. Beside int4 the rows
+    that make values are int8: few weights, whose errors attention adds up. Raises `InvalidRequest`
+    if weights are quantised already."""
 
     def layer(found: LayerWeights, spec: ModelSpec) -> LayerWeights:
         if codes == "int8":
@@ -477,7 +475,7 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
             if one is not found.qkv or not isinstance(one, Dense) or spec.attention.latent:
                 return _round(one, INT4)
             rows = torch.arange(one.shape[0], device=one.matrix.device)
-            first = (len(rows) + found.output.shape[1]) // 2  # queries and keys, of a rank its own
+            first = (len(rows) + found.output.shape[1]) // 2  # queries and keys, also of a rank
             parts = ((rows[:first], INT4), (rows[first:], INT8))
             return stacked([_round(rows_of(one, some), scheme) for some, scheme in parts])
 
@@ -506,8 +504,8 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
 
 
 def _round(weight: Weight, scheme: Scheme) -> Weight:
-    """Inputs that are no whole groups are rounded to int8 with one scale for an output. So are
-    matrices with rows whose scales float16 cannot hold: such scales are float32."""
+    """Round a weight. One float32 scale for each output, in int8, is used in two cases: inputs are
+    not a multiple of the group, or float16 cannot hold a row's scale."""
     if not isinstance(weight, Dense):
         raise _already(weight.kind)
     fits = weight.shape[1] % (scheme.group or 1) == 0

@@ -1,4 +1,4 @@
-"""The memory that weights take."""
+"""Estimate the memory of weights, in bytes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ def weight_bytes(
     *,
     head_apart: bool,
 ) -> int:
-    """About the memory of all weights, those that are not quantised in `dtype`, rounded as
-    `--quantize` says. `head_apart`: as native kernels have them. The head then has memory of its
-    own even where it is tied to the embedding, and quantised experts and heads whose columns are
-    not in the order of the inputs are dense."""
+    """Estimate the memory of all weights in bytes: floats in `dtype`, rounded as `--quantize` says.
+    `head_apart`: count as for native kernels. A tied head then has memory of its own, and quantised
+    experts and heads with reordered columns are dense."""
     if config.spec.transformers is not None:
         return config.spec.transformers.numbers * dtype.itemsize
     if config.quantisation is not None and has_weights(config.path, config.allow_pickle):
@@ -46,8 +45,8 @@ def weight_bytes(
 def foreseen_bytes(
     spec: ModelSpec, element: int, quantisation: Quantisation | None = None, *, head_apart: bool
 ) -> int:
-    """Bytes of weights of which no file is read, `element` for each float: as `quantisation` says
-    all are taken to be quantised but those of embedding and head. See `weight_bytes`."""
+    """Estimate the bytes of weights without reading a file, `element` bytes for each float. With
+    `quantisation` all modules count as quantised but embedding and head. See `weight_bytes`."""
     floats = _end_rows(spec, head_apart) * spec.hidden_size
     total = (floats + norm_numbers(spec) + position_numbers(spec)) * element
     for name, part in _parts(spec):
@@ -66,14 +65,14 @@ def foreseen_bytes(
 
 
 def _end_rows(spec: ModelSpec, head_apart: bool) -> int:
-    """How many rows embedding and head have together; see `weight_bytes`."""
+    """Count the rows of embedding and head together; see `weight_bytes`."""
     return spec.vocab_size + (0 if spec.tied_embeddings and not head_apart else spec.head_rows)
 
 
 def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"]) -> int:
-    """That of weights that are rounded to `codes` while they are read: products of the layers in
-    these, the rest in `element` bytes; head and values in int8. 32 weights share a scale and an
-    offset of two bytes each, but those of the head beside int4."""
+    """Estimate the bytes of weights rounded to `codes`: the layers' products in `codes`, head and
+    values in int8, the rest in `element` bytes. 32 weights share a scale and an offset of two bytes
+    each, except the head's beside int4."""
     products = rounded_numbers(spec)
     others = layer_numbers(spec) - products + norm_numbers(spec) + position_numbers(spec)
     others += spec.vocab_size * spec.hidden_size
@@ -87,7 +86,7 @@ def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"])
 
 
 def layer_numbers(spec: ModelSpec) -> int:
-    """How many numbers all layers have: products, their biases, norms."""
+    """Count the numbers of all layers: products, their biases, norms."""
     if spec.transformers is not None:
         return product_numbers(spec)
     return sum(
@@ -98,19 +97,19 @@ def layer_numbers(spec: ModelSpec) -> int:
 
 
 def product_numbers(spec: ModelSpec) -> int:
-    """How many weights the products of all layers have. Where transformers runs them, all count."""
+    """Count the weights of the layers' products; where transformers runs them, all weights."""
     if spec.transformers is not None:
         return spec.transformers.numbers - _end_rows(spec, False) * spec.hidden_size
     return sum(part.numbers for _, part in _parts(spec))
 
 
 def rounded_numbers(spec: ModelSpec) -> int:
-    """How many of them `--quantize` rounds."""
+    """Count the weights that `--quantize` rounds."""
     return sum(part.numbers for name, part in _parts(spec) if name not in EXACT)
 
 
 def expert_numbers(spec: ModelSpec) -> int:
-    """How many of them are those of experts, of which each token has a few."""
+    """Count the weights of all experts, of which each token uses a few."""
     if spec.experts is None:
         return 0
     experts = spec.experts
@@ -119,12 +118,12 @@ def expert_numbers(spec: ModelSpec) -> int:
 
 
 def norm_numbers(spec: ModelSpec) -> int:
-    """How many numbers the last norm has."""
+    """Count the numbers of the final norm."""
     return spec.hidden_size * (2 if spec.norm.bias else 1)
 
 
 def position_numbers(spec: ModelSpec) -> int:
-    """How many numbers the table of learned positions has, of which a step takes a few rows."""
+    """Count the numbers of the table of learned positions; a step reads a few rows."""
     return (spec.learned_positions + spec.skipped_positions) * spec.hidden_size
 
 
@@ -134,7 +133,7 @@ def _parts(spec: ModelSpec) -> Iterator[tuple[str, Part]]:
 
 
 def _stored_bytes(config: ModelConfig, element: int, *, head_apart: bool) -> int:
-    """About what the weights of a quantised checkpoint take, `element` bytes for each float. See
+    """Estimate the bytes of a quantised checkpoint's weights, `element` bytes for each float. See
     `weight_bytes`."""
     opened = open_checkpoint(config, compare_ends=False)
     names, total = dict(opened.expected), 0
@@ -142,7 +141,7 @@ def _stored_bytes(config: ModelConfig, element: int, *, head_apart: bool) -> int
     tied = opened.embedding == opened.head
     embedding_quantised = opened.storage.layout(opened.embedding) is not None
     if embedding_quantised and not tied:
-        # Its codes are dropped when they have become numbers.
+        # The embedding's codes are dropped once dequantised.
         for name in opened.storage.needed(opened.embedding, *ends):
             del names[name]
     # Native kernels look rows up in a GGUF file's blocks.
@@ -161,8 +160,8 @@ def _stored_bytes(config: ModelConfig, element: int, *, head_apart: bool) -> int
 
 
 def _made_dense(opened: OpenedCheckpoint, *, native: bool) -> Iterator[tuple[str, int, int]]:
-    """The quantised modules, with their rows and columns, that become dense: those of `DENSE`, and
-    those whose codes the native kernels cannot take because they sort no activations for them."""
+    """List the quantised modules that become dense, with rows and columns: modules of `DENSE`, and
+    modules with reordered columns in places where native kernels sort no activations."""
     spec = opened.spec
     if native and _sorted(opened, opened.head):
         yield opened.head, spec.head_rows, spec.hidden_size
@@ -177,7 +176,7 @@ def _made_dense(opened: OpenedCheckpoint, *, native: bool) -> Iterator[tuple[str
 
 
 def _sorted(opened: OpenedCheckpoint, module: str) -> bool:
-    """Whether columns are sorted by their groups as the module is read."""
+    """Tell whether columns are sorted by their groups as the module is read."""
     for name in (module + ending for ending in COLUMN_GROUPS):
         if name in opened.expected:
             groups = opened.checkpoint.array(name, opened.expected[name].types)

@@ -1,7 +1,5 @@
-"""Where a model is read from: a folder as transformers writes it, or a GGUF file.
-
-Imports no torch, so that a model that is refused is refused at once.
-"""
+"""Find a model's files: a folder as transformers writes it, or a GGUF file. Importing this module
+imports no torch, so that an unsupported model is refused at once."""
 
 from __future__ import annotations
 
@@ -30,20 +28,20 @@ from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Pooling ------------------------------------------------------------------------------------------
 #
-# Which vector of a text a folder's model was trained for, as sentence-transformers writes it.
+# Read the pooling that a folder's model was trained for, in sentence-transformers' files.
 #
-# Imports no torch: the gateway reads it.
+# Importing this section imports no torch: the gateway uses it.
 
 
 POOLING_FILES = MODULES, POOLING = "modules.json", "1_Pooling/config.json"
 KNOWN = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
 PLAIN = ("Transformer", "Pooling", "Normalize")
-"""The modules whose work is done here."""
+"""Modules of sentence-transformers that Rootlace computes."""
 
 
 def read_pooling(folder: Path) -> str:
-    """ "last" (also where the folder does not say) or "mean", or what is not supported, by name.
-    Raises `UnsupportedModel` for files that cannot be read."""
+    """Return "last" (also if the folder states nothing), "mean", or the names of unsupported
+    settings. Raises `UnsupportedModel` for files that cannot be read."""
     kinds = {
         str(module.get("type")).rpartition(".")[2]
         for module in read_json(folder / MODULES, [])
@@ -64,14 +62,14 @@ def read_pooling(folder: Path) -> str:
 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""The weights of a folder: one file, or what says which of several each tensor is in."""
+"""Weight files of a folder: the single file, or the index of several."""
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""The same in files of torch, which are read only where that is asked for."""
+"""Torch's weight files, which are read only if allowed."""
 INDEXES = (INDEX, PICKLED[1])
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
-"""The tokenizer of a folder: the first of these that is there."""
+"""Tokenizer files of a folder: the first that exists counts."""
 TEKKEN = "tekken.json"
-"""Mistral's own vocabulary, the only one that folders of its newer models may have."""
+"""Mistral's own vocabulary file, the only one in some folders of newer models."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -82,28 +80,26 @@ _RESAVE = (
 
 
 def gguf_file(given: str | Path) -> Path | None:
-    """The GGUF file that `given` names; None where it names something else, which `model_folder`
-    knows more about."""
+    """Return the GGUF file that `given` names; None if `given` names anything else, which
+    `model_folder` then judges."""
     try:
         path = Path(given).expanduser()
         if not path.is_file():
             return None
         if path.suffix.lower() == ".gguf":
             return path
-        with path.open("rb") as opened:  # without a name of its own, as in some tools' caches
+        with path.open("rb") as opened:  # some tools' caches name files without an ending
             return path if opened.read(len(MAGIC)) == MAGIC else None
     except (OSError, RuntimeError, ValueError):
         return None
 
 
 def model_folder(given: str | Path) -> Path:
-    """The folder that `given` names, which holds a model's `config.json`.
-
-    Raises `UnsupportedModel`, saying what is there instead and what to do about it.
-    """
+    """Return the folder that `given` names, with a model's `config.json`. Raises `UnsupportedModel`
+    with the finding and a remedy."""
     try:
         return _model_folder(given, Path(given).expanduser())
-    except (OSError, RuntimeError, ValueError) as error:  # a user, name or right that is not there
+    except (OSError, RuntimeError, ValueError) as error:  # unknown user, bad name or no permission
         why = getattr(error, "strerror", None) or error
         raise _refusal(given, f"it cannot be looked up: {why}") from error
 
@@ -131,7 +127,7 @@ def _model_folder(given: str | Path, folder: Path) -> Path:
 
 
 def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
-    """As `model_folder`, of a model that has weights and a tokenizer in files that are read."""
+    """Return `model_folder`. Raises `UnsupportedModel` if weights or a tokenizer are missing."""
     folder = model_folder(given)
     stored = stored_in(folder, allow_pickle)
     if stored is None:
@@ -147,7 +143,7 @@ def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
 
 
 def _no_tokenizer(given: str | Path, folder: Path) -> UnsupportedModel:
-    """Say how to make a `tokenizer.json`. Of Mistral's file, AutoTokenizer would write a copy."""
+    """Say how to make a `tokenizer.json`. AutoTokenizer would only copy Mistral's file."""
     what = "others are converted with"
     cls = "AutoTokenizer"
     if (folder / TEKKEN).is_file():
@@ -158,8 +154,8 @@ def _no_tokenizer(given: str | Path, folder: Path) -> UnsupportedModel:
 
 
 def check_fetched(files: Iterable[Path]) -> None:
-    """Raises `UnsupportedModel` for what git leaves in the place of a large file until that is
-    fetched. Files that cannot be opened are left to whoever reads them."""
+    """Raise `UnsupportedModel` for a Git LFS pointer in place of a file. Files that cannot be
+    opened are skipped."""
     for file in files:
         with suppress(OSError), file.open("rb") as opened:
             if opened.read(len(_POINTER)) == _POINTER:
@@ -169,23 +165,23 @@ def check_fetched(files: Iterable[Path]) -> None:
 
 
 def has_weights(folder: Path, allow_pickle: bool = False) -> bool:
-    """Whether there are weights in files that are read: a GGUF file always has some."""
+    """Tell whether there are weights that Rootlace reads: a GGUF file always has some."""
     return folder.is_file() or stored_in(folder, allow_pickle) is not None
 
 
 def stored_in(folder: Path, allow_pickle: bool) -> str | None:
-    """The file of the weights, or the index of several; None where none is read."""
+    """Return the name of the weight file, or of the index of several; None if there is none."""
     names = weight_names(allow_pickle)
     return next((name for name in names if (folder / name).is_file()), None)
 
 
 def weight_names(allow_pickle: bool) -> tuple[str, ...]:
-    """Files that may have the weights or their index; the first that exists counts."""
+    """List the names of weight files and indexes; the first that exists counts."""
     return (SINGLE, INDEX, *(PICKLED if allow_pickle else ()))
 
 
 def index_files(index: Path) -> list[str]:
-    """The files that an index of weights names. Raises `UnsupportedModel`."""
+    """Return the sorted files that an index of weights names. Raises `UnsupportedModel`."""
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -260,11 +256,11 @@ def _refusal(given: str | Path, why: str) -> UnsupportedModel:
 
 
 TEMPLATES = "additional_chat_templates"
-"""Folder of chat templates that have names."""
+"""Folder of named chat templates."""
 PROCESSOR_TEMPLATE = "chat_template.json"
 GENERATION_CONFIG = "generation_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
-"""Of folders that transformers before 4.34 saved; later ones before 5 repeat it elsewhere."""
+"""File of transformers before 4.34; versions before 5 repeat its contents elsewhere."""
 
 
 _GGUF_KEYS = {
@@ -280,21 +276,21 @@ _GGUF_KEYS = {
 
 
 class FolderSource(msgspec.Struct, frozen=True, dict=True):
-    """A model folder. Nothing is read before it is asked for."""
+    """Model folder. Nothing is read before it is asked for."""
 
     path: Path
 
     @property
     def config_file(self) -> Path:
-        """The file that errors of the configuration name."""
+        """File that errors of the configuration name."""
         return self.path / "config.json"
 
     def config(self) -> dict[str, Any]:
         return read_json(self.config_file)
 
     def eos_token_id(self) -> Any:
-        """The ids of tokens that end a text: one, a list, or None where the model states none.
-        `generation_config.json` decides where it says anything."""
+        """Return the ids of the tokens that end a text: one, a list, or None if not stated.
+        `generation_config.json` goes before `config.json`."""
         for file in (self.path / GENERATION_CONFIG, self.config_file):
             config = ConfigReader(file, read_json(file, {}))
             found = config.get("eos_token_id", TOKENS.or_none(), None)
@@ -303,17 +299,17 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
         return None
 
     def generation_config(self) -> tuple[str, dict[str, Any]]:
-        """How the model is to be sampled: where that stands, and what stands there by the names of
-        `generation_config.json`, empty where there is nothing."""
+        """Return the recommended sampling settings: the name of their file, and the settings by the
+        names of `generation_config.json`; empty if there are none."""
         file = self.path / GENERATION_CONFIG
         return file.name, read_json(file, {})
 
     def quantisation(self, config: ConfigReader) -> Quantisation | None:
-        """How weights are stored, as `config` says; None: as they are."""
+        """Return the storage of the weights that `config` states; None: not quantised."""
         return read_quantisation(config)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
-        """Adapt the spec that a family has read to the way the weights are stored here."""
+        """Adapt a family's spec to the storage of the weights; a folder needs no change."""
         return spec
 
     def tokenizer_json(self) -> str:
@@ -330,20 +326,20 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
         found: dict[str, Any] = own | read_json(file, {})
         if "added_tokens_decoder" in found:
             return found
-        # Where both name a token the map is the older: transformers 5 saves none, and removes none.
+        # The map is older than the config: transformers 5 writes no map, and removes none.
         tokens = read_json(self.path / SPECIAL_TOKENS, {}).items()
         return found | {name: token for name, token in tokens if found.get(name) is None}
 
     @cached_property
     def _pieces(self) -> Vocabulary | None:
-        """The vocabulary of SentencePiece's own file; None where `tokenizer.json` exists."""
+        """Vocabulary of SentencePiece's own file; None where `tokenizer.json` exists."""
         there = [name for name in TOKENIZERS if (self.path / name).is_file()]
         return read_sentencepiece(self.path / there[0]) if there == [*TOKENIZERS[1:]] else None
 
     def chat_templates(self) -> dict[str, str]:
-        """Chat templates in Jinja by name: "default", and others for the uses that they name. Read
-        from files as transformers saves them, else from `tokenizer_config.json`, else from what
-        older processors of models that see images have."""
+        """Return chat templates in Jinja by name: "default", and others named by their use. The
+        first source counts: transformers' files, `tokenizer_config.json`, the file of older image
+        processors."""
         own = self.path / "chat_template.jinja"
         files = {file.stem: file for file in self.path.glob(f"{TEMPLATES}/*.jinja")}
         files |= {"default": own} if own.is_file() else {}
@@ -363,12 +359,12 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
         return read_pooling(self.path)
 
     def release_texts(self) -> None:
-        """Let go of a vocabulary that was read; it is read again when asked for."""
+        """Do nothing: only `GgufSource` releases its texts."""
 
     def about(self) -> About:
         config = self.config()
         architecture = str(config.get("model_type", ""))
-        sizes = config | (config.get("text_config") or {})  # of a model that sees images
+        sizes = config | (config.get("text_config") or {})  # a multimodal model
         stated = {
             f"{architecture}.{name}": sizes[key]
             for key, name in _GGUF_KEYS.items()
@@ -392,13 +388,13 @@ cannot be read, `UnsupportedModel` or `InvalidRequest` says so."""
 
 
 def model_source(given: str | Path) -> ModelSource:
-    """The model that `given` names. Raises `UnsupportedModel` where it is none."""
+    """Return the source of the model `given`. Raises `UnsupportedModel` if there is no model."""
     file = gguf_file(given)
     return FolderSource(model_folder(given)) if file is None else GgufSource.read(file)
 
 
 def servable_source(given: str | Path, allow_pickle: bool = False) -> ModelSource:
-    """As `model_source`, of a model that has weights and a tokenizer in files that are read."""
+    """Return `model_source`. Raises `UnsupportedModel` if a folder lacks weights or a tokenizer."""
     file = gguf_file(given)
     if file is not None:
         check_fetched([file])
@@ -407,8 +403,8 @@ def servable_source(given: str | Path, allow_pickle: bool = False) -> ModelSourc
 
 
 def _stored_numbers(folder: Path) -> Counter[str]:
-    """How many numbers the safetensors files of a folder have, by their types; empty where there
-    are none. Reads the files' headers alone."""
+    """Count the numbers in a folder's safetensors files by dtype, from the files' headers alone;
+    empty without such files."""
     stored, count = stored_in(folder, False), Counter[str]()
     names = index_files(folder / stored) if stored == INDEX else [stored] if stored else []
     try:

@@ -1,4 +1,4 @@
-"""The decoder's weights as the layers use them, and which tensors of a checkpoint they are."""
+"""Define the decoder's weights, and the checkpoint's tensors of each part."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ if TYPE_CHECKING:
     from rootlace.kernels.weights import Dense, Weight
 
 PRODUCTS = ("qkv", "q_up", "kv_up", "output", "gate_up", "down", "router", "shared_gate")
-"""The fields of `LayerWeights` that are multiplied by, besides those of experts."""
+"""Fields of `LayerWeights` that are multiplied by, besides those of experts."""
 
 EXACT = ("kv_up", "router", "shared_gate")
-"""Those of them that `--quantize` leaves as they are: what says how much each expert counts, and
-what no product with quantised weights is of."""
+"""Products that `--quantize` leaves as they are: the router and the gate decide how much each
+expert counts; no quantised product uses `kv_up`."""
 
 DENSE = ("kv_up", "k_up", "v_up")
-"""Those that become dense when they are read: steps read their numbers, and no product is of their
-codes."""
+"""Products that become dense when read: steps read their numbers, and no product uses their codes.
+"""
 
 
 Item = TypeVar("Item")
 
 
 class ExpertWeights(msgspec.Struct, frozen=True):
-    """The MLP of one expert. Shapes: H hidden, I inner."""
+    """MLP of one expert. Shapes: H hidden, I inner."""
 
     gate_up: Weight  # [2I, H]
     down: Weight  # [H, I]
 
 
 class LayerWeights(msgspec.Struct, frozen=True, weakref=True):
-    """One decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I inner, E experts.
-
-    `gate_up` and `down` of a layer with experts are those of the MLP that all tokens have."""
+    """Weights of one decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I inner, E experts.
+    In a layer with experts, `gate_up` and `down` are the MLP that all tokens share."""
 
     qkv: Weight  # [Q + 2K, H]
     output: Weight  # [H, Q]
@@ -64,25 +63,25 @@ class LayerWeights(msgspec.Struct, frozen=True, weakref=True):
     """Biases [H] by the field of their norm."""
 
     def norm(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """A norm of the residual stream by its field: weight and bias, None where it has none."""
+        """Return weight and bias of the residual stream's norm in a field; None: missing."""
         return getattr(self, name), self.norm_biases.get(name)
 
     def part(self, name: str) -> Any:
-        """A weight or a norm, by its name among `layer_parts`."""
+        """Return a weight or a norm, by its name among `layer_parts`."""
         if not name.startswith("experts."):
             return getattr(self, name)
         _, expert, field = name.split(".")
         return getattr(self.experts[int(expert)], field)
 
     def products(self) -> Iterator[Weight]:
-        """Weights of this layer's products."""
+        """Iterate over the weights of this layer's products."""
         found = (getattr(self, name) for name in PRODUCTS)
         yield from (weight for weight in found if weight is not None)
         for expert in self.experts:
             yield from (expert.gate_up, expert.down)
 
     def with_products(self, change: Callable[[Weight], Weight]) -> LayerWeights:
-        """The same layer with other weights, but for those that are `EXACT`."""
+        """Return the layer with changed weights, except those in `EXACT`."""
         changed: dict[str, Any] = {
             name: change(weight)
             for name in PRODUCTS
@@ -97,7 +96,7 @@ class LayerWeights(msgspec.Struct, frozen=True, weakref=True):
 
 
 class OnDemand(Sequence[Item]):
-    """A sequence of layers or experts that reads an item whenever the item is asked for."""
+    """Sequence of layers or experts that reads an item at each access."""
 
     def __init__(self, count: int, read: Callable[[int], Item]) -> None:
         self._count = count
@@ -123,14 +122,14 @@ def _nothing() -> None:
 
 
 class Blocks(NamedTuple):
-    """A tensor of a GGUF file: its type, and its bytes, uint8 [rows, blocks, bytes of a block]."""
+    """Tensor of a GGUF file: its type, and its bytes, uint8 [rows, blocks, bytes of a block]."""
 
     type: str
     data: np.ndarray
 
 
 class ModelWeights(msgspec.Struct, frozen=True):
-    """A whole decoder. Shapes: V tokens of the vocabulary, H hidden."""
+    """Weights of a whole decoder. Shapes: V tokens of the vocabulary, H hidden."""
 
     embedding: torch.Tensor  # [V, H]
     layers: Sequence[LayerWeights]
@@ -139,22 +138,22 @@ class ModelWeights(msgspec.Struct, frozen=True):
     final_norm_bias: torch.Tensor | None = None  # [H]
     positions: torch.Tensor | None = None  # [learned positions, H]
     embedding_stored: str | None = None
-    """The tensor of a checkpoint that `embedding` is; None: it has memory of its own."""
+    """Tensor of a checkpoint that `embedding` maps; None: `embedding` has memory of its own."""
     embedding_blocks: Blocks | None = None
-    """The embedding as a GGUF file stores it: where rows are looked up in that, `embedding` can go.
-    """
+    """Embedding as a GGUF file stores it. A reader that looks rows up in the blocks can drop
+    `embedding`."""
     head_is_embedding: bool = False
     """Whether the head has the codes of the embedding."""
     release: Callable[[], None] = _nothing
-    """Lets go of memory that a mapped head takes: for those who have a copy of it."""
+    """Function that releases the memory of a mapped head, once the caller has a copy."""
 
     def resident(self) -> ModelWeights:
-        """With layers that are in memory, and not read whenever they are asked for."""
+        """Return the weights with all layers in memory, rather than read at each access."""
         layers = tuple(replace(layer, experts=tuple(layer.experts)) for layer in self.layers)
         return replace(self, layers=layers)
 
     def products(self) -> Iterator[Weight]:
-        """Weights of all products."""
+        """Iterate over the weights of all products."""
         for layer in self.layers:
             yield from layer.products()
         if self.head is not None:
@@ -162,10 +161,10 @@ class ModelWeights(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A field of `LayerWeights` as the checkpoint has it: `modules` of so many `rows` each, joined.
-    `columns` None: a vector. `transposed`: stored with the columns as rows. `count`: of so many
-    experts, or heads, in one module. `bare`: a tensor has the name of the module, with no ".weight"
-    behind it. `heads`: a vector that is stored as a matrix, with a row for each of so many."""
+    """Checkpoint's form of a field of `LayerWeights`: `modules` of `rows` rows each, joined.
+    `columns` None: a vector. `transposed`: stored with the columns as rows. `count`: number of
+    experts or heads stacked in a module. `bare`: tensors have the module's name, without ".weight".
+    `heads`: rows of the matrix that stores a vector."""
 
     modules: tuple[str, ...]
     rows: tuple[int, ...]
@@ -178,11 +177,11 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> int:
-        """How many weights it multiplies by."""
+        """Number of weights of the product."""
         return sum(self.rows) * (self.columns or 0) * (self.count or 1)
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of its weight, with their shapes."""
+        """Return the names and shapes of the weight's tensors."""
         width = () if self.columns is None else (self.columns,)
         turn, ending = -1 if self.transposed else 1, "" if self.bare else ".weight"
         if self.heads is not None:
@@ -193,7 +192,7 @@ class Part(msgspec.Struct, frozen=True):
         }
 
     def biases(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of its bias, with their shapes; none where it has no bias."""
+        """Return the names and shapes of the bias's tensors; none without a bias."""
         if not self.bias:
             return {}
         ending = "_bias" if self.bare else ".bias"
@@ -203,14 +202,13 @@ class Part(msgspec.Struct, frozen=True):
         }
 
     def shape_in_stack(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the stored tensor, which stacks `count` of these where `count` is set."""
+        """Return the shape of a stored tensor: a stack of `count` such shapes if `count` is set."""
         return shape if self.count is None else (self.count, *shape)
 
 
 def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
-    """The parts of a layer, by the fields of `LayerWeights`; those of expert i are called
-    `experts.i.gate_up` and `experts.i.down`, those of a stack `experts.gate_up` and
-    `experts.down`."""
+    """Return the parts of a layer by the fields of `LayerWeights`. Expert i has `experts.i.gate_up`
+    and `experts.i.down`, a stack `experts.gate_up` and `experts.down`."""
     hidden, inner, attention = spec.hidden_size, spec.mlp.inner_size, spec.attention
     q = attention.num_heads * attention.head_dim
     kv = attention.num_kv_heads * attention.head_dim
@@ -273,7 +271,7 @@ def _norms_of_heads(spec: ModelSpec, prefix: str, name: str, heads: int) -> Part
 def _latent_parts(
     attention: Attention, latent: Latent, hidden: int, halved: bool, part: Callable[..., Part]
 ) -> Iterator[tuple[str, Part]]:
-    """`halved`: what makes keys and values of latents is two modules, see `WeightNames`."""
+    """Yield the parts of latent attention. `halved`: with `k_up` and `v_up` (`WeightNames`)."""
     heads, rank, bias = attention.num_heads, latent.rank, attention.qkv_bias
     queries = heads * (latent.plain + attention.head_dim - rank)
     if latent.query_rank:
@@ -292,7 +290,7 @@ def _latent_parts(
 def _expert_parts(
     experts: Experts, stacks: str, hidden: int, part: Callable[..., Part]
 ) -> Iterator[tuple[str, Part]]:
-    """Parts of a mixture of experts, which replaces the MLP."""
+    """Yield the parts of a mixture of experts, which replaces the MLP."""
     inner, shared, bias = experts.inner_size, experts.shared_size, experts.bias
     yield "router", part("router", (experts.count,), hidden, experts.router_bias)
     if experts.correction:
@@ -317,13 +315,12 @@ def _expert_parts(
 
 
 def row_order(spec: ModelSpec, name: str) -> list[int] | None:
-    """The rows of a part as kernels want them, by their places in the file; None: as they are.
+    """Return a part's rows in the kernels' order, by their places in the file; None: as stored.
 
-    Kernels rotate number i of a head with number i + D / 2. A checkpoint that rotates the first r
-    numbers alone pairs i with i + r / 2; one that rotates neighbours, 2i with 2i + 1. Queries and
-    keys are then put in another order, the same for both, which changes no score. Rows
-    that a checkpoint has joined group by group (`WeightNames.qkv_by_group`) are sorted, too, and so
-    are those of gate and up where they alternate (`WeightNames.stacks`).
+    Kernels rotate number i of a head with number i + D / 2. Checkpoints that rotate only the first
+    r numbers pair i with i + r / 2; checkpoints that rotate neighbours, 2i with 2i + 1. Queries and
+    keys are then reordered alike, which changes no score. Rows joined group by group
+    (`WeightNames.qkv_by_group`) and alternating rows (`WeightNames.stacks`) are sorted, too.
     """
     if name == "experts.gate_up" and spec.names.stacks == "alternating":
         count = 2 * spec.experts.inner_size if spec.experts else 0
@@ -338,14 +335,14 @@ def row_order(spec: ModelSpec, name: str) -> list[int] | None:
 
 
 def _latent_order(spec: ModelSpec, latent: Latent, name: str) -> list[int] | None:
-    """`row_order` of latent attention, where the last numbers are rotated."""
+    """Return the `row_order` of latent attention, where the last numbers are rotated."""
     attention = spec.attention
     rotated = attention.head_dim - latent.rank
     if not spec.rope.neighbours or name not in ("qkv", "q_up"):
         return None
 
     def turned(start: int, plain: int) -> list[int]:
-        """Rows of `plain` numbers and the rotated ones behind them."""
+        """Return the rows of `plain` numbers and the rotated ones behind them."""
         end = start + plain + rotated
         first = start + plain
         return [*range(start, first), *range(first, end, 2), *range(first + 1, end, 2)]
@@ -362,7 +359,7 @@ def _latent_order(spec: ModelSpec, latent: Latent, name: str) -> list[int] | Non
 
 
 def _ungrouped(spec: ModelSpec) -> list[int]:
-    """Rows of all queries, keys and values, by their places in groups."""
+    """Return the rows of all queries, keys and values, by their places in groups."""
     heads, kv_heads, dim = (
         spec.attention.num_heads,
         spec.attention.num_kv_heads,
@@ -376,7 +373,7 @@ def _ungrouped(spec: ModelSpec) -> list[int]:
 
 
 def _turned(spec: ModelSpec, name: str) -> list[int] | None:
-    """`row_order` of parts that are rotated."""
+    """Return the `row_order` of parts that are rotated."""
     attention, rope = spec.attention, spec.rope
     plain = rope.rotated is None and not rope.neighbours
     if plain or name not in ("qkv", "q_norm", "k_norm"):

@@ -1,6 +1,6 @@
-"""From a step's numbers to hidden states and logits.
+"""Compute hidden states and logits from a step's arrays.
 
-`interface` says what all decoders have in common, and prepares a step. `torch_decoder` computes it
-with the kernel set's operations, `native_decoder` in one call of the C++ library (weights:
-`native_weights`); `rope` has the rotations of positions.
+`interface` defines what decoders share, and prepares a step. `torch_decoder` computes a step with
+the kernel set's operations, `native_decoder` with one call of the C++ library (weights:
+`native_weights`). `rope` computes the rotations of positions.
 """

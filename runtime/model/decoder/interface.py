@@ -1,5 +1,4 @@
-"""Decoders: what they get for a step, what they give, and which specs they can compute.
-
+"""Define the decoders' interface: a step's input and output, and the supported specs.
 `StepInputBuilder` turns a plan's numbers, which are not checked, into the device tensors of a step.
 """
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class AdaptedRows(msgspec.Struct, frozen=True):
-    """The rows of activations that go through one adapter, by its number: of all tokens, and of
-    the wanted ones."""
+    """Rows of activations that go through the adapter of this number: among all tokens, and among
+    the wanted tokens."""
 
     adapter: int
     tokens: torch.Tensor  # [n] int64
@@ -38,25 +37,25 @@ class AdaptedRows(msgspec.Struct, frozen=True):
 
 
 Groups: TypeAlias = "Sequence[tuple[int, torch.Tensor]]"
-"""The rows (int64) that go through each adapter, by its number."""
+"""Rows (int64) that go through each adapter, by the adapter's number."""
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""
+    """Tensors of one step on the device. T tokens, M writes (T and duplicates), N wanted tokens."""
 
     token_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
-    cos: torch.Tensor  # [T, D/2], or [T, D] with those of layers with windows behind them
-    sin: torch.Tensor  # the same
+    cos: torch.Tensor  # [T, D/2], or [T, D]: windowed layers' rotations behind
+    sin: torch.Tensor  # as cos
     write_slots: torch.Tensor  # [M] int64
     write_tokens: torch.Tensor | None  # [M] int64, None where M = T and in order
-    attention: dict[int | None, Any]  # per window: what plan_attention returned
+    attention: dict[int | None, Any]  # by window, from plan_attention
     wanted: torch.Tensor | None  # [N] int64, flat tokens whose hidden state is needed; None: all
     adapted: Sequence[AdaptedRows] = ()
 
 
 class StepDecoder(Protocol):
-    """Weights and how to compute with them; the KV cache is not its own."""
+    """Decoder with weights; the caller owns the KV cache."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -65,44 +64,44 @@ class StepDecoder(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
-        """Run all layers -> final hidden states of the wanted tokens, [N, H]. The step's keys and
-        values are written to the cache [layers, 2, B, S, Nk, D]."""
+        """Run all layers and return the final hidden states of the wanted tokens, [N, H]. Writes
+        the step's keys and values to the cache [layers, 2, B, S, Nk, D]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, H] -> float32 [N, V], or the scores of labels."""
+        """Map hidden [N, H] to logits, float32 [N, V], or to scores of labels."""
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """hidden [N, H] -> out [N, V], in the model's dtype; left as it is by a model that has no
-        logits of tokens."""
+        """Write the logits of hidden [N, H] to out [N, V], in the model's dtype. A model without
+        logits of tokens leaves `out` unchanged."""
 
 
 Hidden: TypeAlias = Any
-"""Hidden states [N, H] of a decoder's own: its rows may be taken and counted."""
+"""Hidden states [N, H] in a decoder's own type, which supports indexing of rows and `len`."""
 
 
 class Forward(Protocol):
-    """A decoder with its KV cache."""
+    """Decoder with its KV cache."""
 
     @property
     def vocab_size(self) -> int: ...
 
     def run(self, plan: StepPlan) -> Hidden:
-        """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H]."""
+        """Copy blocks, run all layers and return the hidden states of the wanted tokens [N, H]."""
 
     def logits(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray:
-        """hidden [N, H] -> float32 [N, V], good until the next call; of a model that scores labels
-        [N, labels].
+        """Map hidden [N, H] to logits, float32 [N, V], valid until the next call; or to labels'
+        scores [N, labels].
 
-        `masks`: what each row's token is chosen from (None: all), one per row unless it is empty.
-        Logits that they exclude may be anything.
+        `masks`: the allowed tokens of each row (None: all), one mask per row, or no masks at all.
+        Logits of excluded tokens are unspecified.
         """
 
     def vectors(self, hidden: Hidden) -> np.ndarray:
-        """hidden [N, H] -> the same numbers, float32."""
+        """Return hidden [N, H] as float32."""
 
     def best(self, hidden: Hidden, masks: Sequence[Mask] = ()) -> np.ndarray | None:
-        """hidden [N, H] -> int32 [N]: what `pick_tokens` finds in `logits` at temperature 0. None
-        where there is no faster way than that."""
+        """Return the tokens of hidden [N, H], int32 [N], that `pick_tokens` picks from `logits` at
+        temperature 0; None if no faster way exists."""
 
 
 # Support ------------------------------------------------------------------------------------------
@@ -147,12 +146,12 @@ PLAIN = ("relu", "gelu", "gelu_tanh")
 
 
 def why_not(spec: ModelSpec) -> str | None:
-    """Why the decoder in torch cannot run a model; None if it can."""
+    """Explain why the decoder in torch cannot run a model; None if it can."""
     return support.why_not(spec, SUPPORT) or _unfit(spec)
 
 
 def _unfit(spec: ModelSpec) -> str | None:
-    """Name spec values that the decoder knows singly, but not together."""
+    """Name spec values that the decoder supports singly, but not together."""
     placement, activation = spec.norm.placement, spec.mlp.activation
     if (placement == "once") != spec.parallel and (placement != "before"):
         return f"norm.placement {placement!r} is not known with parallel {spec.parallel}"
@@ -169,11 +168,11 @@ def _unfit(spec: ModelSpec) -> str | None:
 
 _ROW, _BACK = attrgetter("row"), attrgetter("back")
 NOT_FED = -1
-"""Stands for a token that the step before does not have to find."""
+"""Mark of a token that does not come from the step before."""
 
 
 class StepInputBuilder(msgspec.Struct, frozen=True, dict=True):
-    """Works out, once per step, everything that is the same for all layers."""
+    """Builder of a step's input: computes once per step everything that layers share."""
 
     spec: ModelSpec
     kernels: KernelSet
@@ -184,11 +183,11 @@ class StepInputBuilder(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def windows(self) -> list[int | None]:
-        """Distinct windows of layers, with None for those that have none."""
+        """List the distinct windows of layers; None stands for full attention."""
         return sorted(set(self.spec.attention.windows), key=lambda window: window or 0)
 
     def build(self, plan: StepPlan) -> StepInput:
-        """Upload (in one transfer) and plan attention for each distinct sliding window."""
+        """Upload arrays in one transfer, and plan attention for each distinct sliding window."""
         arrays = self.arrays(plan)
         tensors = dict(zip(arrays, upload(list(arrays.values()), self.device), strict=True))
         batch = self.attention_batch(plan)
@@ -196,7 +195,7 @@ class StepInputBuilder(msgspec.Struct, frozen=True, dict=True):
         return self.on_device(plan, tensors, attention, tensors["token_ids"])
 
     def arrays(self, plan: StepPlan) -> dict[str, np.ndarray]:
-        """The numbers of a step, int64, by the names that `on_device` reads them by."""
+        """Return the arrays of a step, int64, by the names that `on_device` reads."""
         arrays = {
             "token_ids": plan.token_ids.astype(np.int64),
             "positions": plan.positions.astype(np.int64),
@@ -219,8 +218,8 @@ class StepInputBuilder(msgspec.Struct, frozen=True, dict=True):
         attention: dict[int | None, Any],
         token_ids: torch.Tensor,
     ) -> StepInput:
-        """What a decoder takes of a step whose `arrays` are on the device. Without "wanted" the
-        hidden states of all tokens are."""
+        """Build the decoder's input from a step's `arrays` on the device. Without "wanted", hidden
+        states of all tokens are wanted."""
         positions = tensors["positions"]
         cos, sin = self.rotary(positions)
         return StepInput(
@@ -254,7 +253,7 @@ class StepInputBuilder(msgspec.Struct, frozen=True, dict=True):
 
 
 def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(source, target) slots of the plan's block copies, int64 each."""
+    """Return the (source, target) slots of the plan's block copies, int64 each."""
     source, target, rows = plan.copies.astype(np.int64).T
     # Row i of copy c, for all c and all i < rows[c], flattened.
     which = np.repeat(np.arange(len(rows)), rows)
@@ -263,13 +262,13 @@ def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarra
 
 
 def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
-    """int32 [T]: -1 for a token without adapter."""
+    """Return the adapter of each token, int32 [T]; -1: none."""
     return np.repeat(plan.adapters, np.diff(plan.row_start))
 
 
 def wanted_tokens(plan: StepPlan) -> np.ndarray:
-    """Flat tokens whose hidden states are needed, int64: those before samples, then scored ranges,
-    then pooled ones."""
+    """Return the flat tokens whose hidden states are needed, int64: tokens before samples, then
+    scored ranges, then pooled ranges."""
     count = len(plan.samples)
     rows = np.fromiter(map(_ROW, plan.samples), np.int64, count)
     back = np.fromiter(map(_BACK, plan.samples), np.int64, count)
@@ -282,7 +281,7 @@ def wanted_tokens(plan: StepPlan) -> np.ndarray:
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """One int64 device tensor per array, by a single transfer."""
+    """Upload arrays in a single transfer; return one int64 device tensor per array."""
     import torch  # only here: the native decoder needs none
 
     joined = torch.from_numpy(np.concatenate([np.asarray(one, dtype=np.int64) for one in arrays]))

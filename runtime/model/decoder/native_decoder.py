@@ -1,4 +1,4 @@
-"""The decoder in C++ (`kernels/native`): a step is one call, which gets the plan's own arrays."""
+"""Run the decoder in C++ (`kernels/native`): a step is one call, on the plan's own arrays."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from rootlace.runtime.model.parallel.group import Group
 
 MAX_HEAD_DIM, MAX_CACHED = 256, 1024
-"""Of a head, and of what latent attention caches of a token (`src/latent.h`)."""
+"""Largest sizes of a head, and of a token's cached vector in latent attention (`src/latent.h`)."""
 SLOTS, DIMS = LANES, 2 * LANES
-"""Block sizes and head sizes of integer caches are multiples of these (`src/kv_codes.h`)."""
+"""Factors of the block sizes and head sizes of integer caches (`src/kv_codes.h`)."""
 TABLE_BYTES = 128 << 20
-"""Memory for the rotations of all positions; beyond, those of each step are computed."""
+"""Most memory in bytes for the rotations of all positions; beyond, each step computes its own."""
 
 PARTS = ("plan", "elementwise", "linear", "attention")
 """Parts of a step that `RlStep.nanos` times."""
 
 
 SUPPORT: Support = {**BOTH_SUPPORT}
-"""What `src/forward.cpp` computes, with the weights and rotations that it is given."""
+"""Values that `src/forward.cpp` computes, with the given weights and rotations."""
 
 
 def why_not(
     spec: ModelSpec, kv_dtype: np.dtype[Any], block_size: int, ranks: int = 1
 ) -> str | None:
-    """Why the native decoder cannot run a model with a KV cache of `kv_dtype`, in such blocks, or
-    divided among so many ranks; None if it can."""
+    """Explain why the native decoder cannot run a model with a KV cache of `kv_dtype`, in blocks of
+    `block_size` tokens, divided among `ranks`; None if it can."""
     if ranks > 1 and spec.attention.joint_norm:
         return "a norm of all heads together is not divided among ranks"
     dim, latent = spec.attention.head_dim, spec.attention.latent
@@ -68,12 +68,12 @@ def why_not(
         return f"attention.head_dim {dim} is not supported"
     if spec.attention.scale <= 0:
         return f"attention.scale {spec.attention.scale} is not supported"
-    # What the reference refuses has no meaning: values that do not go together.
+    # Refuse what the reference refuses: combinations of values without a meaning.
     return support.why_not(spec, SUPPORT) or interface.why_not(spec)
 
 
 def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
-    """Why the native decoder cannot add what adapters add; None if it can."""
+    """Explain why the native decoder cannot apply adapters; None if it can."""
     for adapter in adapters:
         others = {name for layer in adapter.layers for name in layer} - {*ADAPTED}
         if others:
@@ -82,8 +82,8 @@ def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What a step of a head has in place of embeddings: `residual`, float32 [T, H], and the
-    `inputs` of the first layer's products, of the decoder's dtype. The step leaves `wanted`,
+    """Input of a draft head's step in place of embeddings: `residual`, float32 [T, H], and the
+    `inputs` of the first layer's products, of the decoder's dtype. The step writes `wanted`,
     float32 [N, H]: the residual stream of the wanted tokens behind the last layer."""
 
     residual: np.ndarray
@@ -92,7 +92,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class NativeDecoder:
-    """See `interface.Forward`. Not thread-safe."""
+    """Decoder in C++: see `interface.Forward`. Not thread-safe."""
 
     def __init__(
         self,
@@ -105,12 +105,10 @@ class NativeDecoder:
         codes: KVCodes | None = None,
         ranks: Group | None = None,
     ) -> None:
-        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim] (1 in place of 2 of latent
-        attention), of the weights' dtype, or rows of integers of `codes`. `ranks`: where spec and
-        weights are one rank's, all of them; logits are then those of its part of the vocabulary.
-
-        What stands where inside a block is the kernels' own affair (`src/kv_layout.h`).
-        """
+        """`cache`: [layers, 2, num_blocks, block_size, kv_heads, head_dim] (latent: 1 in place of
+        2), of the weights' dtype, or rows of integers of `codes`. `ranks`: the group of all ranks,
+        if spec and weights are one rank's; logits are then of the rank's part of the vocabulary.
+        The kernels decide the layout inside a block (`src/kv_layout.h`)."""
         self._library = library
         self._team = team
         self._workspace = Workspace(library)
@@ -137,7 +135,7 @@ class NativeDecoder:
             self._rotate_by(*self._tables)
         self._address = ctypes.addressof(self._model)
         self.nanos: np.ndarray | None = None
-        """int64 [len(PARTS)]: where time is added to; None: it is not measured."""
+        """Nanoseconds by part, int64 [len(PARTS)], to which each step adds; None: not measured."""
 
     @property
     def vocab_size(self) -> int:
@@ -148,8 +146,8 @@ class NativeDecoder:
         self._captured = np.array(layers, np.int32)
 
     def take_states(self) -> np.ndarray | None:
-        """What is captured of the last step, [T, layers, H] of the decoder's dtype; None where it
-        failed, or they were taken."""
+        """Return the captured states of the last step, [T, layers, H] of the decoder's dtype; None
+        if the step failed or the states were already taken."""
         states, self._states = self._states, None
         return states
 
@@ -158,10 +156,10 @@ class NativeDecoder:
         self._model.unseen = 1
 
     def run(self, plan: StepPlan, given: Given | None = None) -> np.ndarray:
-        """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
+        """Copy blocks, run all layers and return the hidden states of the wanted tokens [N, H].
 
         Raises ValueError for tokens, positions, slots or copied blocks that do not exist. Block
-        tables are trusted: checking them would take time that grows with the context.
+        tables are trusted: a check would take time that grows with the context.
         """
         int32, as_array = np.int32, np.ascontiguousarray
         token_ids = as_array(plan.token_ids, int32)
@@ -173,7 +171,7 @@ class NativeDecoder:
             sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
         slots = as_array(slots, np.int64)
         copies = as_array(plan.copies, int32)
-        # What would have the kernels read or write outside their arrays.
+        # Refuse indices at which the kernels would read or write outside their arrays.
         if len(copies):
             most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
             if copies.min() < 0 or (copies.max(axis=0) > most).any():
@@ -248,8 +246,8 @@ class NativeDecoder:
         return hidden
 
     def _sum(self, address: int, count: int) -> int:
-        """`RlModel.sum`, called by a thread of the team."""
-        import torch  # which ranks speak to each other by
+        """Sum a float32 array over the ranks (`RlModel.sum`); a thread of the team calls."""
+        import torch  # the ranks communicate through torch
 
         assert self._ranks is not None
         try:
@@ -261,7 +259,7 @@ class NativeDecoder:
         return 0
 
     def logits(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray:
-        """hidden [N, H] -> float32 [N, V], good until the next call; see `interface.Forward`."""
+        """Return logits, float32 [N, V], valid until the next call; see `interface.Forward`."""
         self._project(hidden, masks, None)
         return self._logits[: len(hidden)]
 
@@ -278,7 +276,7 @@ class NativeDecoder:
     def _project(self, hidden: np.ndarray, masks: Sequence[Mask], tokens: int | None) -> None:
         count = len(hidden)
         if len(self._logits) < count:
-            # Kept from step to step: fresh memory of this size costs more than writing to it.
+            # Keep the array between steps: allocating this size costs more than writing.
             self._logits = np.empty((count, self._model.vocab), np.float32)
             self._logits_at = self._logits.ctypes.data
         hidden = np.ascontiguousarray(hidden)
@@ -302,8 +300,8 @@ class NativeDecoder:
 
 
 def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:
-    """Where the masks lie, int64, 0 where everything is allowed; empty if it is everywhere. The
-    arrays are to be kept as long as the addresses are read."""
+    """Return the masks' addresses, int64, 0 where everything is allowed; empty if all masks allow
+    everything. The caller keeps the returned arrays as long as the addresses are in use."""
     found = array("q", bytes(8 * len(masks)))
     kept: list[np.ndarray] = []
     for at, mask in enumerate(masks):
@@ -311,7 +309,7 @@ def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], li
             found[at] = mask.address
         elif mask is not None:
             whole, words = np.ascontiguousarray(words_of(mask)), -(-vocab_size // 32)
-            if len(whole) < words:  # nothing is allowed beyond its end
+            if len(whole) < words:  # tokens beyond the mask are excluded
                 whole = np.pad(whole, (0, words - len(whole)))
             kept.append(whole)
             found[at] = whole.ctypes.data

@@ -1,4 +1,4 @@
-"""A model as the native kernels read it. Imports no torch."""
+"""Lay out a model's weights for the native kernels. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 
 # Packed weights -----------------------------------------------------------------------------------
 #
-# A model's weights packed for the native kernels, each by its name.
+# Hold a model's weights, packed for the native kernels, by name.
 #
 # Names are those of `LayerWeights`' fields with the layer's number before them: `layers.3.qkv`,
 # `layers.3.experts.0.down`, `layers.3.post_norm`, `layers.3.post_norm.bias`.
@@ -30,14 +30,13 @@ NORMS = ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm")
 
 
 class PackedWeights(msgspec.Struct, frozen=True):
-    """`linears`: the weights of products, of queries, keys and values up to `packing.PARTS`, of
-    latent attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned
-    positions in the activations' type; norms, sinks and corrections in float32; what `Rotations`
-    are made of. An embedding that a GGUF file has in blocks is none of them: its rows are read from
-    the head, if `embedding_in_head`, else it stays as it is, as `embedding_blocks`.
-    `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
-    which the system says that they are free. `damage`: set when that file turns out to be
-    damaged."""
+    """Weights of a model, packed for the native kernels. `linears`: weights of products; up to
+    `packing.PARTS` for queries, keys and values, one for each head for `k_up` and `v_up`.
+    `tensors`: embedding and learned positions in the activations' dtype; norms, sinks and
+    corrections in float32; the arrays of `Rotations`. A GGUF file's embedding in blocks is not
+    among the `tensors`: rows come from the head if `embedding_in_head`, else from
+    `embedding_blocks`. `remarks`: notes for users on the packing. `mapped`: bytes of a mapped file,
+    which the system counts as free memory. `damage`: set when the file is found damaged."""
 
     linears: Mapping[str, tuple[Packed, ...]]
     tensors: Mapping[str, np.ndarray]
@@ -52,15 +51,15 @@ class PackedWeights(msgspec.Struct, frozen=True):
 
 
 class StoredRows:
-    """Rows of a matrix that is kept as codes, as numbers: a table of those that were asked for
-    lately, which takes little memory where the whole takes half a gigabyte. Not thread-safe."""
+    """Table of rows of a matrix kept as codes, dequantised when first used. The table takes little
+    memory; the whole matrix may take half a gigabyte. Not thread-safe."""
 
     ROWS = 2048
 
     def __init__(
         self, read: Callable[[np.ndarray], np.ndarray], count: int, dtype: np.dtype[Any]
     ) -> None:
-        """`read`: the numbers of these rows of `count`, float32 [n, inputs]."""
+        """`read` returns the given rows, float32 [n, inputs], of a matrix of `count` rows."""
         self._read = read
         self._place = np.full(count, -1, np.int32)
         self._used = 0
@@ -70,7 +69,7 @@ class StoredRows:
     def of(
         cls, weights: PackedWeights, dtype: np.dtype[Any], library: ctypes.CDLL
     ) -> StoredRows | None:
-        """Those of an embedding; None for one that is numbers."""
+        """Build the rows of an embedding; None for an embedding stored as numbers."""
         if weights.embedding_in_head:
             (head,) = weights.linears["head"]
             return cls(partial(head.rows, library, dtype), head.outputs, dtype)
@@ -80,7 +79,7 @@ class StoredRows:
         return cls(lambda rows: READERS[kind](data[rows]).numbers(), len(data), dtype)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
-        """int32: where in `table`, from its beginning on until the next call, these rows are."""
+        """Return the rows' places in `table`, int32; valid until the next call."""
         found = self._place[rows]
         if len(found) and found.min() < 0:
             missing = _distinct(rows[found < 0])
@@ -97,7 +96,7 @@ class StoredRows:
 
 
 def _distinct(rows: np.ndarray) -> np.ndarray:
-    """Ascending. (NumPy's own `unique` imports its masked arrays first: 12 ms of a first token.)"""
+    """Return ascending distinct rows. (NumPy's `unique` first imports masked arrays: 12 ms.)"""
     return np.array(sorted(set(rows.tolist())), rows.dtype)
 
 
@@ -108,19 +107,19 @@ GATED = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL}
 PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GELU_TANH}
 """Epilogues of an MLP's first product by activation, with a gate and without one."""
 ADAPTED = ("qkv", "output", "gate_up", "down", "q_up")
-"""The products that an `RlLowRank` is added to, in its order."""
+"""Products that an `RlLowRank` is added to, in its order."""
 
 AdaptedLayers = Sequence[Mapping[str, tuple[Packed, Sequence[Packed]]]]
-"""What adapters add, adapter by adapter and layer by layer: by the product's name a, and b in the
-parts that the product's weights are divided into."""
+"""Low-rank products of adapters, adapter by adapter and layer by layer: by the product's name a,
+and b in the parts of the product's weights."""
 
 
 class NativeWeights:
-    """The `RlModel` of a checkpoint, and the memory that it points to.
+    """`RlModel` of a checkpoint, and the memory that `RlModel` points to.
 
-    Products read packed weights. The embedding is read by row and stays as it is: the checkpoint's
-    mapped file where that has the type, of which the rows that are used take memory; or
-    `stored_rows`, which are then to be asked for the rows of each step.
+    Products read packed weights. The embedding is read by row. It is the checkpoint's mapped file
+    if the dtype fits, so that only used rows take memory, or `stored_rows`, which each step must
+    ask for its rows.
     """
 
     def __init__(
@@ -175,8 +174,8 @@ class NativeWeights:
         """Cache and rotations are still to be set."""
 
     def embeddings(self, token_ids: np.ndarray) -> np.ndarray:
-        """token_ids int32 [T] -> float32 [T, H]: rows of the embedding, as the checkpoint has
-        them."""
+        """Return rows of the embedding for token_ids int32 [T], float32 [T, H], without the
+        multiplier."""
         table = self._weights.tensors.get("embedding")
         if self.stored_rows is not None:
             token_ids = self.stored_rows.places(token_ids)
@@ -201,7 +200,7 @@ class NativeWeights:
         return found
 
     def _logits(self) -> int:
-        """How many logits the head makes: one of several ranks has a part of them."""
+        """Return the number of logits of the head; a rank's head has a part of the vocabulary."""
         head = self._weights.linears.get("head")
         return self._spec.head_rows if head is None else head[0].outputs
 
@@ -216,7 +215,7 @@ class NativeWeights:
         for name in NORMS:
             setattr(to, name, self._norm(layer + name))
         if spec.norm.placement == "once":
-            to.post_norm = to.input_norm  # of the same residual stream
+            to.post_norm = to.input_norm  # both parts read the same normed stream
         to.q_norm = self._address(layer + "q_norm")
         to.k_norm = self._address(layer + "k_norm")
         parts = self._weights.linears[layer + "qkv"]
@@ -236,7 +235,7 @@ class NativeWeights:
         if index in spec.rope.unrotated_layers:
             to.rotation = -1
         elif spec.rope.local_theta and window is not None:
-            to.rotation = spec.attention.head_dim // 2  # behind those of the other layers
+            to.rotation = spec.attention.head_dim // 2  # behind the other layers' rotations
 
     def _fill_experts(self, to: native.Layer, layer: str) -> None:
         if self._spec.experts is None or layer + "router" not in self._weights.linears:
@@ -291,7 +290,7 @@ class NativeWeights:
         return native.Norm(self._address(name), self._address(f"{name}.bias"))
 
     def _linear(self, name: str, factor: float = 1.0) -> native.Linear:
-        """An empty one where there is none of this name."""
+        """Return the structure of a product; an empty one if there is no weight of this name."""
         found = self._weights.linears.get(name)
         return native.Linear() if found is None else found[0].structure(factor)
 

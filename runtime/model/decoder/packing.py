@@ -1,4 +1,4 @@
-"""A model's weights packed for the native kernels, when no earlier start has kept them."""
+"""Pack a model's weights for the native kernels, if the weight cache does not have the weights."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.lora import Adapter, LowRank
 
 PARTS = 3
-"""At most this many products of unlike weights make up queries, keys and values."""
+"""Most products of different weight types that make up queries, keys and values."""
 STEP = 32
 """Inputs of a product that the tile unit multiplies at a time."""
 UNSORTED = ("head", "router", "shared_gate", "experts.")
-"""Names, or how they begin, of weights whose activations are not put into another order."""
+"""Beginnings of the names of weights whose activations are not reordered."""
 
 
 @torch.inference_mode()
 def pack_weights(
     packer: Packer, spec: ModelSpec, weights: ModelWeights, rotations: Mapping[str, np.ndarray]
 ) -> PackedWeights:
-    """`rotations`: see `RotaryEmbedding.arrays`. Each layer, and each expert in it, is asked for
-    once, in order, so that one which is read from a file then need not be in memory beside the
-    packed ones.
+    """Pack the weights of a model. `rotations`: see `RotaryEmbedding.arrays`. Each layer and each
+    expert is read once, in order: a layer from a file is never in memory beside its packed copy.
 
-    Codes that have no kernels become the numbers that they stand for: a remark says so."""
+    Codes without kernels are dequantised: a remark says so.
+    """
     packing = _Packing(packer, spec)
     linears: dict[str, tuple[Packed, ...]] = {}
     if weights.head is not None:
         linears["head"] = packing.of("head", weights.head)
     weights.release()
     blocks = weights.embedding_blocks
-    # Rows of the embedding are those of the head, where that keeps the file's codes.
+    # The embedding's rows come from the head if the head keeps the file's codes.
     in_head = weights.head_is_embedding and linears["head"][0].schemes is not None
     embedding = weights.embedding if blocks is None else None
     tensors = {"embedding": embedding, "positions": weights.positions}
@@ -72,8 +72,8 @@ def _products(layer: LayerWeights) -> Iterator[tuple[str, Weight]]:
 
 
 def _by_head(spec: ModelSpec, layer: LayerWeights) -> Iterator[tuple[str, Iterable[Weight]]]:
-    """Of latent attention: what makes latents of each head's query, [rank, plain], and values of
-    latents, [values, rank]."""
+    """Yield the products of latent attention head by head: `k_up` [rank, plain], from queries to
+    latents; `v_up` [values, rank], from latents to values."""
     latent = spec.attention.latent
     if latent is None or layer.kv_up is None:
         return
@@ -116,7 +116,7 @@ class _Packing:
         return (self._packed(weight, gated=gated or name.endswith(".gate_up")),)
 
     def _in_order(self, weight: Weight) -> Weight:
-        """A weight with its columns in the model's order."""
+        """Return a weight with its columns in the model's order."""
         if all(isinstance(part, Dense) or part.order is None for part in parts_of(weight)):
             return weight
         reason = "the native kernels cannot sort the columns of a head or of experts"
@@ -140,8 +140,8 @@ def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def pack_adapters(
     packer: Packer, spec: ModelSpec, weights: PackedWeights, adapters: Sequence[Adapter]
 ) -> AdaptedLayers:
-    """What `adapters` add to products of `weights`. Ranks get zeros behind them, which add nothing:
-    numbers that fill whole steps of a product are not copied."""
+    """Pack the adapters' low-rank products for the products of `weights`. Ranks are padded with
+    zeros, which add nothing: whole steps of a product are not copied."""
 
     def packed(index: int, name: str, part: LowRank) -> tuple[Packed, list[Packed]]:
         missing = -len(part.a) % STEP

@@ -1,4 +1,4 @@
-"""Rotary position embedding: cos and sin of positions, for one context length."""
+"""Compute rotary position embeddings: cos and sin of positions, for one context length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rootlace.runtime.model.families.spec import Rope
 
 # Frequencies --------------------------------------------------------------------------------------
 #
-# The angles by which rotary embeddings turn each pair of numbers, per position.
+# Compute the angles by which rotary embeddings turn each pair of numbers, per position.
 #
 # Scalings of a trained model's angles to longer contexts: `linear` interpolation (Chen et al.
 # 2023), `yarn` (Peng et al. 2023), `longrope` (Ding et al. 2024), and that of Llama 3.1. Each is
@@ -24,8 +24,8 @@ from rootlace.runtime.model.families.spec import Rope
 
 
 def frequencies(rope: Rope, dim: int, context: int) -> tuple[torch.Tensor, float]:
-    """Radians per position of the pairs of a head of `dim` numbers, float32 [dim / 2], and a factor
-    for cos and sin. `context` is the longest that will be seen."""
+    """Return the radians per position of the pairs of a head of `dim` numbers, float32 [dim / 2],
+    and a factor for cos and sin. `context`: the longest context in tokens."""
     given = rope.parameters
     theta = float(given["rope_theta"])
     powers = theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
@@ -37,12 +37,12 @@ def frequencies(rope: Rope, dim: int, context: int) -> tuple[torch.Tensor, float
         return _yarn(powers, theta, given), _yarn_scaling(given)
     if rope.kind == "longrope":
         return _longrope(powers, context, given), _longrope_scaling(given)
-    # `dynamic` differs from this only beyond the trained context, where ours ends.
+    # `dynamic` differs only beyond the trained context, where the served context ends.
     return 1.0 / powers, 1.0
 
 
 def _llama3(plain: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
-    """Slow angles are divided by the factor, fast ones are kept, and between them it is a mean."""
+    """Divide slow angles by the factor, keep fast angles, and interpolate between."""
     factor, original = given["factor"], given["original_max_position_embeddings"]
     low, high = given["low_freq_factor"], given["high_freq_factor"]
     length = 2 * math.pi / plain  # positions of a full turn
@@ -53,12 +53,12 @@ def _llama3(plain: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _yarn(powers: torch.Tensor, theta: float, given: Mapping[str, Any]) -> torch.Tensor:
-    """Angles that turn often within the original context are kept, those that turn less than once
-    are divided by the factor, and a ramp over the pairs' indices lies between."""
+    """Keep angles that turn often within the original context, and divide angles of less than one
+    turn by the factor. A ramp over the pairs' indices lies between."""
     dim, original = 2 * len(powers), given["original_max_position_embeddings"]
 
     def index(turns: float) -> float:
-        """Index of the pair that makes `turns` full turns within the original context."""
+        """Return the index of the pair that makes `turns` turns within the original context."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = index(given.get("beta_fast") or 32), index(given.get("beta_slow") or 1)
@@ -84,7 +84,7 @@ def _yarn_scaling(given: Mapping[str, Any]) -> float:
 
 
 def _longrope(powers: torch.Tensor, context: int, given: Mapping[str, Any]) -> torch.Tensor:
-    """A factor for each pair, of one of two sets: for the original context, or for longer ones."""
+    """Divide by a factor for each pair; sets of factors exist for original and longer contexts."""
     longer = context > given["original_max_position_embeddings"]
     factors = torch.tensor(given["long_factor" if longer else "short_factor"], dtype=torch.float32)
     return 1.0 / (factors * powers)
@@ -103,13 +103,13 @@ def _longrope_scaling(given: Mapping[str, Any]) -> float:
 
 
 def query_factors(growth: tuple[float, int], positions: torch.Tensor) -> torch.Tensor:
-    """Factors of queries at positions [T] (`Attention.growth`), float32 [T]."""
+    """Return the factors of queries at positions [T] (`Attention.growth`), float32 [T]."""
     beta, length = growth
     return 1 + beta * torch.log(1 + torch.floor(positions / length))
 
 
 class RotaryEmbedding:
-    """cos and sin of any position, on any device. `context_length`: that of `chosen_context`."""
+    """Map from positions to cos and sin, on any device. `context_length`: see `chosen_context`."""
 
     def __init__(
         self, config: ModelConfig, context_length: int, device: torch.device, dtype: torch.dtype
@@ -131,22 +131,20 @@ class RotaryEmbedding:
         self._dtype = dtype
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What `Rotations` are made of."""
+        """Return the arrays that `Rotations` takes."""
         found = {"frequencies": as_array(self._frequencies.cpu())}
         if self._scaling is not None:
             found["factors"] = as_array(self._scaling.cpu())
         return found
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int [T] -> (cos, sin), each [T, head_dim / 2] in the model's dtype.
-
-        Where layers with windows have other ones, these stand behind them in the same rows.
-        """
+        """Map positions, int [T], to (cos, sin), each [T, head_dim / 2] in the model's dtype. If
+        layers with windows have other rotations, these follow in the same rows."""
         cos, sin = self.rotations(positions)
         return cos.to(self._dtype), sin.to(self._dtype)
 
     def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int [T] -> (cos, sin), each float32 [T, head_dim / 2]."""
+        """Map positions, int [T], to (cos, sin), each float32 [T, head_dim / 2]."""
         angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies
         cos, sin = angles.cos(), angles.sin()
         if self._scaling is not None:

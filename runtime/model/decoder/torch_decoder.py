@@ -1,8 +1,8 @@
-"""The decoder: T flat tokens in, hidden states of the wanted tokens out.
+"""Compute the hidden states of the wanted tokens from T flat tokens, with torch.
 
-Layers of Llama and its kin: norm, attention with rotary positions and grouped keys, norm, MLP; the
-model's spec says which features it has besides. Tokens of all rows are laid out
-flat, without padding; only attention knows rows. Everything is computed by the kernel set.
+Layers are those of Llama and similar models: norm, attention with rotary positions and grouped
+keys, norm, MLP. The model's spec lists further features. Tokens of all rows are laid out flat,
+without padding; only attention knows rows. The kernel set computes everything.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Latent -------------------------------------------------------------------------------------------
 #
-# Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over what is cached of it.
+# Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over the cached latents.
 #
 # With c the normed latent of a token, a head's plain key is U c and its value V c; r is the rotated
-# part of the key. Scores need no keys of heads:
+# part of the key. Scores need no heads' keys:
 #
 #     score = q . (U c) + q_r . r = (U^T q) . c + q_r . r
 #
-# and neither are values made: what a head attends to is the sum of weights times c, times V.
+# Nor are values computed: a head's output is V times the sum of weights times c.
 
 
 class LatentAttention:
-    """What stands before and behind attention to latents. Shapes: N heads, R rank, r rotated
+    """Computation before and behind attention over latents. Shapes: N heads, R rank, r rotated
     numbers."""
 
     def __init__(self, attention: Attention, latent: Latent, kernels: KernelSet) -> None:
@@ -65,9 +65,9 @@ class LatentAttention:
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, H] -> queries [T, N, R + r], and what is cached, [T, R + r]. `product`: of rows and
-        the part of the layer that has this name, adapters included. Of a row of cos and sin the
-        first r / 2 numbers are for these heads."""
+        """Return the queries [T, N, R + r] and the cached vectors [T, R + r] of x [T, H]. `product`
+        multiplies rows by the layer's part of a name, adapters included. The first r / 2 numbers of
+        a row of cos and sin are for these heads."""
         latent, rotated = self._latent, self._rotated
         q, c, k_rotated = _split(product(x, "qkv"), -1, latent.rank, rotated)
         if layer.q_up is not None and layer.q_norm is not None:
@@ -84,13 +84,13 @@ class LatentAttention:
         return queries, key
 
     def output(self, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """attended [T, N, R + r], of which the first R count -> [T, N * a value's numbers]."""
+        """Map attended [T, N, R + r], of which the first R count, to [T, N * a value's numbers]."""
         _, values = self._up(layer)
         latents = attended[:, :, : self._latent.rank].transpose(0, 1)
         return torch.bmm(latents, values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
     def _up(self, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor]:
-        """Matrices that make keys [N, plain, R] and values [N, values, R] of a latent."""
+        """Return matrices that make keys [N, plain, R] and values [N, values, R] of a latent."""
         assert layer.kv_up is not None
         matrix = layer.kv_up.matrix.unflatten(0, (self._heads, -1))
         keys, values = matrix.split((self._latent.plain, self._latent.values), dim=1)
@@ -98,27 +98,27 @@ class LatentAttention:
 
 
 def _split(x: torch.Tensor, *sizes: int) -> tuple[torch.Tensor, ...]:
-    """Parts of the last dimension, the first of which is what is left."""
+    """Split the last dimension into parts; the first part takes the rest."""
     rest = x.shape[-1] - sum(sizes[1:])
     return x.split((rest, *sizes[1:]), dim=-1)
 
 
 # Mixture ------------------------------------------------------------------------------------------
 #
-# A mixture of experts: which MLPs each token has, and their outputs added up.
+# Mix experts: choose each token's MLPs, and sum their outputs.
 
 
 Product = Callable[[torch.Tensor, str, Groups], torch.Tensor]
-"""Rows times a part of a layer, by its name in `layer_parts`, with what adapters add to theirs."""
+"""Multiplication of rows by a part of a layer, by its `layer_parts` name, adapters included."""
 Mlp = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
-"""The MLP of the expert of this number: rows [n, H], and which tokens they are -> [n, H]."""
+"""MLP of an expert: rows [n, H], the expert's number and the rows' tokens -> [n, H]."""
 Choice = tuple[torch.Tensor, torch.Tensor]
 """Experts int64 [T, K], best first, and their shares, float32 [T, K]."""
 
 
 class Mixture:
-    """The MLPs of a layer with experts. What a token gets depends on no other token, as far as the
-    products do not."""
+    """MLPs of a layer with experts. A token's output depends on no other token, as far as products
+    do not."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class Mixture:
         ranks: Group | None = None,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """`activate` is that of MLPs whose activation is not clamped. `ranks`: where the MLPs are a
-        rank's part of them, all of these."""
+        """`activate`: the activation of MLPs without a clamp. `ranks`: the group of all ranks, if
+        the MLPs are one rank's part."""
         self._experts = experts
         self._ranks = ranks
         self._adapted = {
@@ -145,9 +145,9 @@ class Mixture:
     def __call__(
         self, x: torch.Tensor, layer: LayerWeights, product: Product, groups: Groups
     ) -> torch.Tensor:
-        """x [T, H] -> [T, H], of one rank its part of the sum. `product` is of this layer."""
+        """Map x [T, H] to [T, H]; a rank returns its part of the sum. `product`: this layer's."""
         scores = product(x, "router", groups)
-        if self._ranks is not None:  # a last bit may decide who is chosen, for all ranks alike
+        if self._ranks is not None:  # one rank decides: a last bit may matter
             scores = self._ranks.first(scores)
         found = choose(scores, self._experts, layer.correction)
         of_experts = [group for group in groups if group[0] in self._adapted]
@@ -167,14 +167,14 @@ class Mixture:
 
 
 def _among(tokens: torch.Tensor, groups: Groups) -> Groups:
-    """Map each adapter to those of the rows `tokens` that go through the adapter."""
+    """Map each adapter to its rows among the rows `tokens`."""
     return [(number, torch.isin(tokens, rows).nonzero()[:, 0]) for number, rows in groups]
 
 
 def choose(
     scores: torch.Tensor, experts: Experts, correction: torch.Tensor | None = None
 ) -> Choice:
-    """Scores [T, E] -> what each token has. Among equals the first experts are chosen."""
+    """Map scores [T, E] to each token's experts and shares; of equal scores the first wins."""
     scores = scores.float()
     shares = scores.sigmoid() if experts.scores == "sigmoid" else torch.softmax(scores, dim=-1)
     ranked = shares if correction is None else shares + correction
@@ -188,7 +188,7 @@ def choose(
 
 
 def _best(ranked: torch.Tensor, count: int) -> torch.Tensor:
-    """The places of the largest numbers of each row, the first of equals first."""
+    """Return the places of the largest numbers of each row, the first of equals first."""
     return torch.sort(ranked, dim=-1, descending=True, stable=True).indices[:, :count]
 
 
@@ -202,14 +202,14 @@ def _in_best_groups(ranked: torch.Tensor, experts: Experts) -> torch.Tensor:
 
 
 def added_up(x: torch.Tensor, found: Choice, experts: int, mlp: Mlp) -> torch.Tensor:
-    """x [T, H] through the chosen experts -> the sum of their outputs times their shares, [T, H].
+    """Sum the outputs of the chosen experts for x [T, H], times their shares: [T, H].
 
-    Rows of one expert are gathered and go through its MLP together. A token's outputs are added up
-    in float32 in the order in which its experts are chosen, whatever else is in the step.
+    Rows of one expert are gathered and go through the expert's MLP together. A token's outputs are
+    summed in float32 in the order of its choice, whatever else is in the step.
     """
     chosen, shares = found
     count, each = chosen.shape
-    expert_of = chosen.flatten()  # of each pair of a token and an expert
+    expert_of = chosen.flatten()  # by pair of token and expert
     order = torch.argsort(expert_of, stable=True)
     tokens = order // each
     rows = x.index_select(0, tokens)
@@ -237,7 +237,7 @@ Rotations = tuple[torch.Tensor, torch.Tensor]
 
 
 class Decoder:
-    """Weights and kernels; the KV cache [layers, 2, B, S, Nk, D] is passed in and written to."""
+    """Decoder in torch; the caller passes the KV cache [layers, 2, B, S, Nk, D] to write to."""
 
     def __init__(
         self,
@@ -248,12 +248,12 @@ class Decoder:
         adapters: Sequence[Adapter] = (),
         ranks: Group | None = None,
     ) -> None:
-        """`scales`: per layer, of a cache that is stored in few bits. `adapters`: those that a
-        step's `AdaptedRows` may name. `ranks`: where spec and weights are one rank's (`Shard.own`),
-        all of them; logits are then those of its part of the vocabulary.
+        """`scales`: scaling per layer of a cache stored in few bits. `adapters`: adapters that a
+        step's `AdaptedRows` may name. `ranks`: the group of all ranks, if spec and weights are one
+        rank's (`Shard.own`); logits are then those of the rank's part of the vocabulary.
 
-        Raises `UnsupportedModel` for a model that is not to be computed exactly: by this decoder,
-        or because the kernels do not multiply by its kind of weights.
+        Raises `UnsupportedModel` if this decoder cannot compute the model exactly, or if the
+        kernels cannot multiply by its kind of weights.
         """
         reason = why_not(spec)
         if reason is not None:
@@ -288,7 +288,7 @@ class Decoder:
         return self._weights.embedding.dtype
 
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
-        """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
+        """Run all layers; return the final-normed hidden states of the wanted tokens, [N, H]."""
         kernels, spec, weights = self._kernels, self.spec, self._weights
         residual = _scaled(
             kernels.embedding(weights.embedding, step.token_ids), self._embedding_multiplier
@@ -302,7 +302,7 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             q = self._write(index, layer, x, rotations[index], step, cache, groups)
             q = q if factors is None else q * factors
-            # Beyond its keys and values, the last layer is needed only where logits are wanted.
+            # Behind its keys and values, compute the last layer for wanted tokens only.
             if index == last and step.wanted is not None and not len(step.wanted):
                 return x[:0]
             attended = self._attend(index, layer, q, step, cache)
@@ -349,7 +349,7 @@ class Decoder:
     def _product(
         self, x: torch.Tensor, layer: LayerWeights, index: int, name: str, groups: Groups
     ) -> torch.Tensor:
-        """x times the part `name` of a layer, with what adapters add to their rows of it."""
+        """Multiply x by the part `name` of a layer; add the adapters' products to their rows."""
         y = self._kernels.linear(x, layer.part(name))
         for number, rows in groups:
             found = self._adapters[number].layers[index].get(name)
@@ -359,13 +359,13 @@ class Decoder:
         return y
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, H] -> float32 [N, V], or the scores of labels."""
+        """Map hidden [N, H] to logits, float32 [N, V], or to scores of labels."""
         assert self._weights.head is not None, "there is no head"
         return self._capped(self._kernels.linear(hidden, self._weights.head)).float()
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """hidden [N, H] -> out [N, V], in the model's dtype; left as it is by a model that has no
-        logits of tokens."""
+        """Write the logits of hidden [N, H] to out [N, V], in the model's dtype. A model without
+        logits of tokens leaves `out` unchanged."""
         if self.spec.labels is not None or self._weights.head is None:
             return
         self._capped(self._kernels.linear(hidden, self._weights.head, out))
@@ -377,7 +377,7 @@ class Decoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _rotations(self, step: StepInput) -> list[Rotations]:
-        """cos and sin of each layer."""
+        """Return cos and sin of each layer."""
         spec = self.spec
         everywhere = local = (step.cos, step.sin)
         if spec.rope.local_theta:
@@ -393,7 +393,7 @@ class Decoder:
         return found
 
     def _query_factors(self, step: StepInput) -> torch.Tensor | None:
-        """Factors of the queries, [T, 1, 1]; None: queries stay as they are."""
+        """Return the factors of the queries, [T, 1, 1]; None: no factors."""
         growth = self.spec.attention.growth
         if growth is None:
             return None
@@ -406,8 +406,8 @@ class Decoder:
         own: NormWeights,
         following: NormWeights,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the output x of attention or MLP, after its `own` norm, to the residual stream -> the
-        input of what follows, after its norm, and the stream."""
+        """Add the output x of attention or MLP, after its `own` norm, to the residual stream.
+        Return the next part's input, after the `following` norm, and the stream."""
         x = self._normed(x, own)
         weight, _ = following
         if weight is not None and self.spec.norm.kind == "rms":
@@ -416,7 +416,7 @@ class Decoder:
         return self._normed(residual, following), residual
 
     def _normed(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
-        """x [T, H] after a norm, or as it is where there is none."""
+        """Return x [T, H] after a norm; unchanged without a norm."""
         (weight, bias), eps = norm, self.spec.norm.eps
         if weight is None:
             return x
@@ -434,7 +434,7 @@ class Decoder:
         cache: torch.Tensor,
         groups: Groups,
     ) -> torch.Tensor:
-        """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
+        """Write this layer's keys and values; return the queries [T, Nq, D] of x [T, H]."""
         spec = self.spec
         if self._latent is not None:
             q, key = self._latent.queries_and_key(
@@ -467,11 +467,11 @@ class Decoder:
         )
 
     def _joint_norms(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
-        """Each x [T, n], of which ranks have a part each, after RMSNorm with its weight [n]."""
+        """Apply RMSNorm with weight [n] to each x [T, n], of which each rank has a part."""
         eps = self.spec.norm.eps
         if self._ranks is None:
             return [self._kernels.rms_norm(x.contiguous(), weight, eps) for x, weight in parts]
-        # A head that several ranks have counts as often as any other: the mean stays the same.
+        # Heads that several ranks hold all count equally often: the mean is unchanged.
         squares = [x.float().square().mean(dim=1) for x, _ in parts]
         total = self._ranks.summed(torch.stack(squares, dim=1))
         scales = torch.rsqrt(total / self._ranks.count + eps)
@@ -488,7 +488,7 @@ class Decoder:
         step: StepInput,
         cache: torch.Tensor,
     ) -> torch.Tensor:
-        """q [T, Nq, D] -> [T, Nq * D], or of a value's numbers."""
+        """Attend with q [T, Nq, D]; return [T, Nq * D], or Nq * a value's numbers if latent."""
         attention = self.spec.attention
         out, lse = self._kernels.paged_attention(
             q,
@@ -506,13 +506,13 @@ class Decoder:
 
 
 def with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """out [T, Nq, D], as if a key more had had the score `sinks` [Nq], and a value of zero."""
+    """Return out [T, Nq, D] as if a further key had the score `sinks` [Nq] and a value of zero."""
     kept = torch.sigmoid(lse - sinks.float())
     return (out.float() * kept.unsqueeze(-1)).to(out.dtype)
 
 
 def _own_norms(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """heads [T, N, D], of which the first n are normed by LayerNorm with weight [n * D]."""
+    """Norm the first n of heads [T, N, D] by LayerNorm with weight [n * D]."""
     dim = heads.shape[2]
     normed, rest = heads.tensor_split([len(weight) // dim], dim=1)
     found = torch.nn.functional.layer_norm(normed.float(), (dim,), eps=eps)
@@ -521,12 +521,12 @@ def _own_norms(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """x times `factor`, in place."""
+    """Multiply x by `factor`, in place."""
     return x if factor == 1.0 else x.mul_(factor)
 
 
 class ReferenceForward(msgspec.Struct, frozen=True):
-    """A decoder in torch, on any device."""
+    """Decoder in torch with its KV cache, on any device."""
 
     decoder: StepDecoder
     inputs: StepInputBuilder

@@ -1,6 +1,6 @@
-"""Whole steps: launched, sampled, collected.
+"""Run whole steps: launch, sample and collect.
 
-`runner` is the executor that the engine has. `plain_steps` computes where it launches (a CPU);
-`device_steps` runs beside the host (a GPU): `staging` has the device and its captured
-graphs, and lays inputs and results out.
+`runner` is the engine's executor. `plain_steps` computes a step at its launch (on a CPU).
+`device_steps` runs beside the host (on a GPU): `staging` has the device, captured graphs, and the
+layout of inputs and results.
 """

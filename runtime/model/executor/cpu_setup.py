@@ -1,7 +1,5 @@
-"""Set a model up on a CPU: with the native kernels where they can be had.
-
-Imports no torch where an earlier start has packed the weights: that takes a second, and memory.
-"""
+"""Set a model up on a CPU: with native kernels if available. With weights in the weight cache no
+torch is imported: importing torch takes a second, and memory."""
 
 from __future__ import annotations
 
@@ -43,13 +41,13 @@ if TYPE_CHECKING:
 
 # Packed -------------------------------------------------------------------------------------------
 #
-# Packed weights: those of an earlier start, or made now and kept for the next one.
+# Get packed weights from the weight cache, or pack them and keep them for the next start.
 
 
 def packed_weights(
     library: ctypes.CDLL, team: Team, setup: ModelSetup, cache: WeightCache | None
 ) -> PackedWeights:
-    """The weights of the checkpoint, rounded as the setup says."""
+    """Return packed weights, rounded as the setup says, from the weight cache if possible."""
     config = setup.config
     if cache is None:
         return _pack(library, team, setup)[0]
@@ -57,14 +55,14 @@ def packed_weights(
     files = checkpoint.files
     asked: list[str] = [setup.executor.quantize]
     rope = config.spec.rope
-    if rope.kind == "longrope":  # whose frequencies are one of two sets
+    if rope.kind == "longrope":  # the context chooses between two sets of frequencies
         longer = setup.context_length > rope.parameters["original_max_position_embeddings"]
         asked.append(str(longer))
     try:
         if sum(file.stat().st_size for file in files) < cache.least_bytes:
             return _pack(library, team, setup)[0]
         key = cache_key(config, files, library, setup.dtype, *asked)
-    except OSError as error:  # the library was compiled to a temporary file, say
+    except OSError as error:  # for example, a library in a temporary file
         log.warning("packed weights are not kept for the next start: %s", error)
         return _pack(library, team, setup)[0]
     entry = cache.find(key)
@@ -77,13 +75,13 @@ def packed_weights(
 
 
 def _pack(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> tuple[PackedWeights, str | None]:
-    """Read weights and pack them; and the tensor of the checkpoint that the embedding is."""
+    """Read and pack weights; return also the name of the mapped embedding, if any."""
     import torch
 
-    # Not those of the whole machine: other ranks pack, too, or a container has few of its cores.
+    # Not all cores of the machine: other ranks pack too, and a container has few cores.
     torch.set_num_threads(setup.executor.threads or usable_cores())
-    # What torch's import leaves as garbage has this call in it: no weights should be among that,
-    # which would take memory from the KV pool.
+    # Torch's import leaves garbage that refers to this frame: keep the weights out of the frame,
+    # or they would take memory from the KV pool.
     return _read_and_pack(library, team, setup)
 
 
@@ -100,7 +98,7 @@ def _read_and_pack(
 
 
 def packer_of(library: ctypes.CDLL, team: Team, setup: ModelSetup) -> Packer:
-    """Make what packs the setup's weights, with torch."""
+    """Build the packer of the setup's weights; imports torch."""
     from rootlace.kernels.arrays import torch_dtype
     from rootlace.kernels.native.linear import Packer
 
@@ -114,9 +112,9 @@ log = logging.getLogger(__name__)
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
-    """A decoder and its KV cache (on a GPU a tensor). `sampling`: from the decoder's logits;
-    `kernels`: the name of what computes; `damage`: see `PackedWeights`; `team`: the threads of
-    native kernels."""
+    """Decoder and KV cache of a loaded model (on a GPU a tensor). `sampling`: samples from logits.
+    `kernels`: the kernels' name. `damage`: see `PackedWeights`. `team`: the native kernels'
+    threads."""
 
     setup: ModelSetup
     forward: Forward
@@ -130,11 +128,11 @@ class LoadedModel(msgspec.Struct, frozen=True):
 def on_cpu(
     setup: ModelSetup, weight_cache: WeightCache | None = None, team: Team | None = None
 ) -> LoadedModel:
-    """Load the weights, packed ones from the `weight_cache` where it has them, and allocate the KV
-    pool. `team`: another model's threads, which compute this one, too.
+    """Load the weights, from the `weight_cache` if possible, and allocate the KV pool. `team`:
+    another model's threads, to be shared.
 
-    Raises `InvalidRequest` where native kernels are asked for and cannot be had, or the pool
-    asked for does not fit into memory.
+    Raises `InvalidRequest` if native kernels are requested but not available, or if the requested
+    pool does not fit into memory.
     """
     config, executor = setup.config, setup.executor
     library = _library(setup)
@@ -162,14 +160,14 @@ def on_cpu(
         library, team, config.spec, weights, rotations, pool, codes, setup.ranks
     )
     if "torch" in sys.modules:
-        # Torch has little left to do; threads of its own would spin beside those of the kernels.
+        # Torch has little left to do; its own threads would spin beside the kernels' threads.
         sys.modules["torch"].set_num_threads(1)
     sampling = native_sampling(library, team)
     return LoadedModel(setup, forward, pool, sampling, "native", packed.damage, team)
 
 
 def _on_torch(setup: ModelSetup) -> LoadedModel:
-    """A model that torch computes."""
+    """Load a model that torch computes."""
     import torch
 
     from rootlace.kernels.arrays import as_tensor
@@ -182,7 +180,7 @@ def _on_torch(setup: ModelSetup) -> LoadedModel:
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
     if setup.config.spec.transformers is not None:
-        # Products are torch's: attention and sampling are native where they can be.
+        # Torch computes products; attention and sampling are native if possible.
         fits = setup.config.spec.attention.head_dim <= MAX_DIM and setup.kv_dtype in ACTIVATIONS
         if executor.kernels != "reference" and fits:
             try:
@@ -199,7 +197,7 @@ def _on_torch(setup: ModelSetup) -> LoadedModel:
 
 
 def _pool(setup: ModelSetup, taken: int = 0) -> np.ndarray:
-    """The KV pool, beside `taken` bytes that the system believes to be free."""
+    """Allocate the KV pool, beside `taken` bytes that the system counts as free."""
     block_size = setup.cache.block_size
     free = main_memory().available - taken - setup.beside.weights
     blocks = setup.choose_num_blocks(available=int(free * setup.executor.memory_share))
@@ -217,7 +215,7 @@ def _pool(setup: ModelSetup, taken: int = 0) -> np.ndarray:
 def why_not_native(
     config: ModelConfig, kv_dtype: np.dtype[Any], block_size: int, ranks: int = 1
 ) -> str | None:
-    """Why the native kernels cannot run a model, on so many ranks; None if they can."""
+    """Explain why the native kernels cannot run a model on `ranks` ranks; None if they can."""
     if config.spec.transformers is not None:
         return "transformers' modules compute with torch"
     codes = config.quantisation.codes if config.quantisation is not None else frozenset()
@@ -228,8 +226,8 @@ def why_not_native(
 
 
 def _library(setup: ModelSetup) -> ctypes.CDLL | None:
-    """The native kernels, None where the reference is to run. Raises `InvalidRequest` where the
-    native ones are asked for and cannot be had."""
+    """Load the native kernels; None if the reference is to run. Raises `InvalidRequest` if native
+    kernels are requested but not available."""
     config, executor = setup.config, setup.executor
     if executor.kernels == "reference":
         return None

@@ -1,13 +1,13 @@
-"""Steps on a device that runs beside the host: launched ahead, sampled there, collected later.
+"""Run steps on a device beside the host: launched ahead, sampled there, collected later.
 
-Everything is given to one stream, in order; nothing here waits for the device but `collect`. What a
-step finds stays on the device for the next one: tokens are gathered from it (`StepPlan.feeds`), and
-rows are sampled on from it (`SampleRow.source`).
+One stream runs all operations, in order; only `collect` waits for the device. A step's tokens stay
+on the device for the next step: `StepPlan.feeds` gathers the tokens, `SampleRow.source` samples on
+from one.
 
-A step of decode rows only goes through graphs (`graphs`), as one of the forward pass and sampling
-together, or as two where the host has work to do in between: masks that were filled during the
-forward pass, or rows that are late. All other steps are launched kernel by kernel; they have
-more tokens, and the device takes longer for them than the host.
+A step of decode rows alone runs through graphs. One graph does forward pass and sampling together.
+Two graphs are used if the host has work in between: filling masks during the forward pass, or late
+rows. All other steps are launched kernel by kernel; they have more tokens, so that the device takes
+longer than the host.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from rootlace.wire.errors import InvalidRequest
 
 FIRST_HOST_BYTES = 1 << 20
 PREPARED_KINDS = 2
-"""Kinds of sampling that graphs are captured for while there is no work."""
+"""Kinds of sampling whose graphs are captured while there is no work."""
 
 log = logging.getLogger(__name__)
 
 
 class GraphKey(NamedTuple):
-    """What a graph does: for so many rows, the forward pass, or sampling of a kind, or both."""
+    """Content of a graph: the forward pass, sampling of a kind, or both, for `rows` rows."""
 
     rows: int
     forward: bool
@@ -76,28 +76,28 @@ class GraphKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class DeviceStep:
-    """A step under way."""
+    """Step in progress."""
 
     plan: StepPlan
     late: bool
     rows: int = 0
-    """Rows its logits are padded to; 0: as many as it has samples."""
+    """Number of rows that logits are padded to; 0: the number of samples."""
     sampled: bool = False
     sampling: SamplingPlan | None = None
-    """Host work of sampling, where it was done before the forward pass was launched."""
+    """Host work of sampling, if done before the forward pass was launched."""
     hidden: torch.Tensor | None = None
-    """Hidden states of the prompt tokens to be scored."""
+    """Hidden states of the prompt tokens to score."""
     pooled: list[torch.Tensor] = field(default_factory=list)
     targets: torch.Tensor | None = None
     samples: Sequence[SampleRow] = ()
     fetched: Callable[[], list[np.ndarray]] | None = None
     parts: list[str] = field(default_factory=list)
-    """The name of each fetched tensor."""
+    """Name of each fetched tensor."""
     error: Exception | None = None
 
 
 class DeviceSteps(Steps):
-    """See `Executor`. Not thread-safe."""
+    """Steps on a device: see `Executor`. Not thread-safe."""
 
     overlaps = True
 
@@ -115,8 +115,8 @@ class DeviceSteps(Steps):
         scratch_block: int,
         fixed: bool = True,
     ) -> None:
-        """`cache` has a block that no plan names: `scratch_block`. `max_blocks` is the longest
-        block table. `fixed`: the kernels can plan attention for captured graphs."""
+        """`cache` includes `scratch_block`, a block that no plan uses. `max_blocks`: entries of the
+        longest block table. `fixed`: the kernels can plan attention for captured graphs."""
         self._device = device
         self._decoder = decoder
         self._kernels = inputs.kernels
@@ -147,8 +147,7 @@ class DeviceSteps(Steps):
     # ------------------------------------------------------------ the executor
 
     def launch(self, plan: StepPlan) -> DeviceStep:
-        """Give the step to the device, a late plan's only up to sampling. Errors are raised by
-        `collect`."""
+        """Launch the step, a late plan's only up to sampling. `collect` raises errors."""
         step = DeviceStep(plan, plan.late)
         last, self._last = self._last, step
         try:
@@ -162,7 +161,7 @@ class DeviceSteps(Steps):
         return step
 
     def sample(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
-        """End the step of a late plan. What that raises, `collect` raises."""
+        """End the step of a late plan. `collect` raises errors."""
         if step.error is not None:
             return
         try:
@@ -172,7 +171,7 @@ class DeviceSteps(Steps):
             step.error = error
 
     def collect(self, step: DeviceStep) -> StepResult:
-        """Wait for the step's results, not for what was launched after it."""
+        """Wait for the step's results, not for later steps."""
         try:
             if step.error is not None:
                 raise step.error
@@ -206,9 +205,9 @@ class DeviceSteps(Steps):
         return self._device.work()
 
     def prepare(self) -> bool:
-        """Capture the next graph of a whole step, of the kinds used last; False: there is none.
+        """Capture the next missing graph of a whole step, of the kinds used last; False: none.
 
-        Raises nothing but `ExecutorLost`: no request asked for this, so none may fail by it.
+        Raises nothing but `ExecutorLost`: no request asked for a capture, so none may fail by it.
         """
         if self._decode is None or not self.graphs.enabled:
             return False
@@ -231,8 +230,8 @@ class DeviceSteps(Steps):
             self.graphs.give_up(key)
 
     def _capture(self, decode: DecodeStaging, key: GraphKey, sampling: SamplingPlan) -> bool:
-        """Capture a whole step of empty rows. What the step launched last has found is lost.
-        False: it has no fixed form."""
+        """Capture a whole step of empty rows. The results of the step launched last are lost.
+        False: the step has no fixed form."""
         self._last = None
         with torch.inference_mode(), self._device.work():
             staged = decode.stage(_empty_plan(), key.rows, sampling.arrays)
@@ -249,8 +248,8 @@ class DeviceSteps(Steps):
     # ------------------------------------------------------------ parts of a step
 
     def _begin(self, step: DeviceStep) -> None:
-        """Copies, and the forward pass up to logits; of decode rows sampling too, if nothing stands
-        against it."""
+        """Copy blocks and run the forward pass up to logits; sample decode rows too, unless the
+        plan is late or waits for masks."""
         plan = step.plan
         at_once = not step.late and plan.wait_for_masks is None
         rows = None if self._decode is None else self._decode.rows_for(plan)
@@ -258,7 +257,7 @@ class DeviceSteps(Steps):
             self._mixed_step(step)
 
     def _decode_step(self, step: DeviceStep, rows: int, at_once: bool) -> bool:
-        """False: this step has no fixed form."""
+        """Run a step of decode rows; False: the step has no fixed form."""
         assert self._decode is not None
         plan = step.plan
         in_order = [sample.row for sample in plan.samples] == list(range(len(plan.samples)))
@@ -310,7 +309,7 @@ class DeviceSteps(Steps):
             step.pooled.append(part.float() if scored is None else scored)
 
     def _end(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
-        """Sample, if that is not done, and begin to fetch what was found."""
+        """Sample, unless done, and begin to fetch the results."""
         plan = step.plan
         step.samples = samples
         if plan.wait_for_masks is not None:
@@ -354,7 +353,7 @@ class DeviceSteps(Steps):
         self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
 
     def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
-        """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
+        """Compute scores besides sampling: alternatives, and tokens of the prompt."""
         parts: dict[str, torch.Tensor] = {}
         vocab_size = self._decoder.spec.vocab_size
         asked = (row.params for row in step.samples if row.params.logprobs)
@@ -416,13 +415,13 @@ _PROMPT = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
 
 
 def _raise_if_lost(device: CudaDevice, error: Exception) -> None:
-    """Faults of a kernel come to light at any later call, and end the device's context."""
+    """Raise `ExecutorLost` if a kernel's fault, which any later call may meet, ended the device."""
     if not device.works():
         raise ExecutorLost(f"{device.device} is lost: {error!r}") from error
 
 
 def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:
-    """Raises RuntimeError if what `plan` goes on from is not there."""
+    """Raise RuntimeError if the tokens that `plan` continues from are missing."""
     if last is not None and last.error is None and last.late and not last.sampled:
         raise RuntimeError("a late plan is to be sampled before the next one is launched")
     follows = len(plan.feeds) or any(row.source >= 0 for row in plan.samples)
@@ -448,7 +447,7 @@ def _prompt_scores(
 
 
 def _empty_plan() -> StepPlan:
-    """A step of no rows: padded, it does what any step does, and nothing comes of it."""
+    """Build a step of no rows, for captures: padded, it runs as any step does, without results."""
     none = np.empty(0, np.int32)
     return StepPlan(
         step=0,
@@ -462,11 +461,11 @@ def _empty_plan() -> StepPlan:
 
 
 KINDS = PREPARED_KINDS + 1
-"""Kinds of steps that there may be graphs of for every bucket: a few more than are prepared."""
+"""Kinds of steps with graphs for every bucket: more than the prepared kinds."""
 
 
 class GpuModel(msgspec.Struct, frozen=True):
-    """A model whose weights are where it will run."""
+    """Model whose weights are on its device."""
 
     setup: ModelSetup
     decoder: StepDecoder
@@ -477,16 +476,16 @@ class GpuModel(msgspec.Struct, frozen=True):
 def load_on_gpu(
     setup: ModelSetup, max_tokens: int, max_rows: int
 ) -> tuple[DeviceSteps, torch.Tensor, str]:
-    """The executor's steps, the KV pool, and the name of the kernels."""
-    torch.cuda.set_device(torch.device(setup.device))  # what kernels are launched on
+    """Load a model; return the executor's steps, the KV pool, and the name of the kernels."""
+    torch.cuda.set_device(torch.device(setup.device))  # kernels are launched on this device
     model = load(setup)
     steps, pool = on_gpu(model, max_tokens, max_rows)
     return steps, pool, model.inputs.kernels.name
 
 
 def load(setup: ModelSetup) -> GpuModel:
-    """Put the weights on the device. Raises `InvalidRequest` where kernels are asked for that are
-    not a GPU's, or the reference for operations that do not exist."""
+    """Put the weights on the device. Raises `InvalidRequest` if the requested kernels are not a
+    GPU's, or if `reference_for` names an unknown operation."""
     executor, device = setup.executor, torch.device(setup.device)
     check_gpu_kernels(executor.kernels, device)
     if executor.threads is not None:
@@ -506,17 +505,17 @@ def load(setup: ModelSetup) -> GpuModel:
 
 
 def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps, torch.Tensor]:
-    """The executor's steps, the largest of which has so many tokens and rows, and the KV pool (see
-    `kv_pool.allocate`; without the block that padding writes to).
+    """Return the executor's steps, of at most `max_tokens` tokens and `max_rows` rows, and the KV
+    pool (see `kv_pool.allocate`; without the block for padding).
 
-    Runs the largest steps once, on a small pool, so that kernels are compiled and libraries set up
-    when the first request comes, and to see how much memory they take.
+    Runs the largest steps once, on a small pool: so kernels are compiled and libraries set up
+    before the first request, and the steps' memory is measured.
     """
     setup = model.setup
     device, cache = torch.device(setup.device), setup.cache
     cuda = CudaDevice(device)
-    # Which experts a step has, the host must know, and transformers' modules may have any:
-    # no graph can be captured of that.
+    # The host must know a step's experts, and transformers' modules may have any experts:
+    # such steps cannot be captured.
     spec = setup.config.spec
     graphs = setup.executor.cuda_graphs and spec.experts is None and spec.transformers is None
     most_graphs = KINDS * len(decode_buckets(max_rows)) if graphs else 0
@@ -553,7 +552,7 @@ def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps
 def _steps(
     model: GpuModel, cuda: CudaDevice, max_rows: int, num_blocks: int, most_graphs: int
 ) -> tuple[DeviceSteps, torch.Tensor]:
-    """On a new pool, of a block more than plans may name."""
+    """Build steps on a new pool, with a block more than plans may use."""
     setup, device, block_size = model.setup, cuda.device, model.setup.cache.block_size
     vocab_size = setup.config.spec.vocab_size
     arena = arena_for(vocab_size, max_rows + MAX_DRAFTED, device)
@@ -575,7 +574,7 @@ def _steps(
 
 
 def _step_bytes(model: GpuModel, cuda: CudaDevice, max_tokens: int, max_rows: int) -> int:
-    """Measure the peak memory of steps and of their buffers, without the KV pool."""
+    """Measure the peak memory of steps and of their buffers, in bytes, without the KV pool."""
     setup, block_size = model.setup, model.setup.cache.block_size
     plans, blocks = trial_steps(
         setup.config.spec.vocab_size,

@@ -1,15 +1,15 @@
-"""An EAGLE-3 head that drafts from the hidden states of the model that is served.
+"""Draft with an EAGLE-3 head from the hidden states of the served model.
 
  token        x0    x1    x2    x3    x4        x3 is the last one, x4 a draft
  slot          0     1     2     3     4        of one table, in all pools
  feature      f0    f1    f2    o3    o4        f = fc(the model's states), o: what the head made
  keys, values  -  f0,x1 f1,x2 f2,x3 o3,x4       of the head's layer
 
-Each step of the model leaves the features of its tokens. The head reads a token beside the feature
-before it, at the position of that, and what its layer makes of both stands for the feature that
-the model has not computed yet. Keys and values follow from the token and the feature before it
-alone: so they are those of a prefix whatever comes behind, and a part of a context can be left out.
-What was drafted is computed again behind the model's own features.
+Each step of the model leaves its tokens' features. The head reads a token together with the feature
+before the token, at the feature's position. The head's output stands for the feature that the model
+has not computed yet. Keys and values depend on the token and the feature before alone. So they
+serve any continuation of a prefix, and a part of a context can be left out. Drafted tokens are
+computed again behind the model's own features.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ log = logging.getLogger(__name__)
 
 _EMBEDDING = "embed_tokens.weight"
 _STORED = {FLOAT32: "F32", BFLOAT16: "BF16"}
-"""What safetensors calls the types of activations."""
+"""safetensors' names of the activations' dtypes."""
 _BYTES = {"int8": 9 / 8, "int4": 5 / 8}
-"""About those of a weight that `--quantize` rounds."""
+"""Approximate bytes of a weight that `--quantize` rounds."""
 
 # Setup --------------------------------------------------------------------------------------------
 
 
 def head_beside(draft: ModelSetup) -> Beside:
-    """What a head takes of the memory: for each token a feature beside keys and values."""
+    """Return the memory of a head: for each token a feature beside keys and values."""
     config, size, itemsize = draft.config, draft.cache.block_size, draft.dtype.itemsize
     assert isinstance(config, HeadConfig)
     features = size * config.spec.hidden_size * itemsize
@@ -72,7 +72,7 @@ def head_beside(draft: ModelSetup) -> Beside:
     stored = Checkpoint(config.path, config.allow_pickle).types if there else {}
     weights = 0.0
     for name, what in config.expected(stored).items():
-        # Of an embedding that stays in the file, the rows that are used take memory.
+        # Of an embedding that stays in the file, only used rows take memory.
         mapped = name == _EMBEDDING and stored[name] == _STORED[draft.dtype]
         if name != "d2t" and not mapped:
             rounds = "_proj." in name or name == "lm_head.weight"
@@ -82,9 +82,9 @@ def head_beside(draft: ModelSetup) -> Beside:
 
 
 def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
-    """Load the head beside its `model`, on the same threads, with as many blocks, and have the
-    model's steps keep what the head reads. Raises as `on_cpu` does, and `UnsupportedModel` for
-    weights that are not the head's."""
+    """Load the head beside its `model`, on the same threads, with as many blocks; the model's steps
+    then keep the hidden states that the head reads. Raises as `on_cpu` does, and `UnsupportedModel`
+    for weights that are not a head's."""
     import torch
 
     from rootlace.kernels.arrays import torch_dtype
@@ -133,7 +133,7 @@ def load_head(draft: ModelSetup, model: LoadedModel) -> HeadDecoder:
 
 
 def _targets(config: HeadConfig, checkpoint: Checkpoint) -> np.ndarray:
-    """int32 [draft vocabulary]: the model's token of each of the head's."""
+    """Return the model's token of each of the head's tokens, int32 [draft vocabulary]."""
     ids = np.arange(config.draft_vocab_size)
     if "d2t" in checkpoint.types:
         ids += checkpoint.array("d2t", INTEGERS)
@@ -146,7 +146,7 @@ def _targets(config: HeadConfig, checkpoint: Checkpoint) -> np.ndarray:
 
 
 def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelWeights]:
-    """Gets the weights of the head's layer, as if a model had that layer alone."""
+    """Build the reader of the head's weights, for a model with the head's one layer."""
 
     def weights(
         _: object, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
@@ -188,10 +188,9 @@ def _reading(checkpoint: Checkpoint, config: HeadConfig) -> Callable[..., ModelW
 
 @dataclass(eq=False)
 class HeadForward:
-    """See `interface.Forward`; logits are of the model's vocabulary. Not thread-safe.
-
-    `norms`: weights of the norms of embeddings and of features, float32 [H]; `targets`: see
-    `_targets`; `features` [slots, H]: of each token."""
+    """Forward pass of a head: see `interface.Forward`; logits are of the model's vocabulary. Not
+    thread-safe. `norms`: weights of the norms of embeddings and of features, float32 [H].
+    `targets`: see `_targets`. `features`: [slots, H], each token's."""
 
     config: HeadConfig
     decoder: NativeDecoder
@@ -206,8 +205,8 @@ class HeadForward:
         return self.config.spec.vocab_size
 
     def run(self, plan: StepPlan) -> np.ndarray:
-        """See `interface.Forward`. Reads the feature before each token, and leaves one for each
-        wanted token."""
+        """Run a plan: see `interface.Forward`. Reads the feature before each token, and writes one
+        for each wanted token."""
         (embedded, feature), eps = self.norms, self.config.spec.norm.eps
         residual = self.features[self._slots_before(plan)].astype(np.float32)
         normed = _normed(residual, feature, eps)
@@ -219,14 +218,14 @@ class HeadForward:
             inputs,
             np.empty((len(wanted), residual.shape[1]), np.float32),
         )
-        # Positions are those of the features.
+        # The head's positions are the features' positions.
         moved = replace(plan, positions=plan.positions - 1)
         hidden = self.decoder.run(moved, given)
         self.features[wanted] = hidden if self.config.norm_output else given.wanted
         return hidden
 
     def _slots_before(self, plan: StepPlan) -> np.ndarray:
-        """The slot before that of each token, in its row."""
+        """Return the slot before each token's own, in the token's row."""
         owner = np.repeat(np.arange(len(plan.context_len)), np.diff(plan.row_start))
         back = plan.row_start[owner + 1] - np.arange(len(owner))
         at = plan.context_len[owner] - back - 1
@@ -235,7 +234,7 @@ class HeadForward:
         return slots
 
     def logits(self, hidden: np.ndarray, masks: Sequence[Mask] = ()) -> np.ndarray:
-        """See `interface.Forward`: tokens that the head does not have are never chosen."""
+        """Compute logits: see `interface.Forward`. Tokens that the head lacks are never chosen."""
         found = np.full((len(hidden), self.vocab_size), -np.inf, np.float32)
         found[:, self.targets] = self.decoder.logits(hidden)
         return found
@@ -254,15 +253,15 @@ class HeadForward:
 
 
 def _normed(rows: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """RMSNorm of float32 rows [T, H]."""
+    """Apply RMSNorm to float32 rows [T, H]."""
     scale = 1 / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + np.float32(eps))
     normed: np.ndarray = rows * scale * weight
     return normed
 
 
 class HeadDecoder(DraftDecoder):
-    """See `contracts.plan.DraftModel`. Where blocks came from below the pool, the context begins
-    behind them."""
+    """Decoder of drafts by a head: see `contracts.plan.DraftModel`. The context begins behind
+    blocks loaded from below the pool."""
 
     first = 1
     keeps_drafted = False
@@ -275,14 +274,14 @@ class HeadDecoder(DraftDecoder):
         features: np.ndarray,
         fuse: Callable[[np.ndarray], np.ndarray],
     ) -> None:
-        """`fuse` makes features of what the `model`'s `decoder` captures, for `features` of the
-        head."""
+        """`fuse`: makes features of the states that the `model`'s `decoder` captures. `features`:
+        the head's."""
         super().__init__(steps, model, model.setup.context_length, decoder.vocab_size)
         self._decoder = decoder
         self._features = features
         self._fuse = fuse
         self._captured = np.zeros(len(features), bool)
-        """Slots with the feature of the model's token there."""
+        """Slots that have the feature of the model's token there."""
 
     def _begin(self, token_ids: np.ndarray, table: np.ndarray) -> tuple[int, int]:
         length = len(token_ids)
@@ -297,7 +296,7 @@ class HeadDecoder(DraftDecoder):
         return self._first_unlike(token_ids, table, begin), skipped
 
     def launched(self, plan: StepPlan) -> None:
-        """Take what a step of the model has left, once it is computed."""
+        """Take the states that a step of the model has left, and make features of them."""
         super().launched(plan)
         states, features, captured = self._decoder.take_states(), self._features, self._captured
         sources, targets = copied_slots(plan, self._size)
@@ -317,7 +316,7 @@ class HeadDecoder(DraftDecoder):
         captured[plan.slots] = captured[plan.duplicate_slots] = True
 
     def moved(self, moves: np.ndarray) -> None:
-        """See `DraftDecoder`: features are not kept below the pool."""
+        """Forget loaded blocks' features, which are not kept below the pool; see `DraftDecoder`."""
         super().moved(moves)
         loaded = moves[moves[:, 0] == LOAD, 3]
         self._captured.reshape(-1, self._size)[loaded] = False

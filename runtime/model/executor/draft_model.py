@@ -1,11 +1,11 @@
-"""A draft model beside the model that is served: its own weights, and KV in blocks of its own.
+"""Run a draft model beside the served model: with its own weights, and KV in its own blocks.
 
  block of the plan    17: t t t t     18: t t t .      of one table, in both pools
  the model's pool     17: k v k v     18: k v k .
  the draft model's    17: k v k v     18: . . . .      computed once a draft asks for it
 
-Block numbers are the scheduler's, so tree, preemption and eviction know one pool. What the draft
-model has of a block is known here alone: which token's keys and values lie in each slot.
+Block numbers are the scheduler's, so tree, preemption and eviction know one pool. Only this module
+knows the draft model's content of a block: the token whose keys and values lie in each slot.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 
 def check_drafted_for(draft: ModelSetup, device: str, *, native: bool) -> None:
-    """Raises `InvalidRequest` where the model runs on another `device` than a CPU, or not on
-    `native` kernels: others add in an order that depends on drafts, and so would the text."""
+    """Raise `InvalidRequest` if the model's `device` is not a CPU, or its kernels are not `native`.
+    Other kernels sum in an order that depends on drafts, and so would the text."""
     reason = None
     if device != "cpu":
         reason = f"served on a CPU only, and the model runs on {device}"
@@ -59,7 +59,7 @@ def check_drafted_for(draft: ModelSetup, device: str, *, native: bool) -> None:
 
 
 def taken_beside(draft: ModelSetup) -> Beside:
-    """What the draft model takes of the memory."""
+    """Return the memory that the draft model takes."""
     weights = weight_bytes(draft.config, draft.dtype, draft.executor.quantize, head_apart=True)
     return Beside(weights, block_bytes(draft.config, draft.cache.block_size, draft.kv_dtype))
 
@@ -85,9 +85,9 @@ def load_draft(
 
 @dataclass(slots=True)
 class _Chunk:
-    """Tokens `begin : end` of a row, to be computed. `place`: among the rows; `tokens`: the row's,
-    with room for its draft; `slots`: of all of them. The first `skipped` tokens, of whole blocks,
-    are none of its context."""
+    """Tokens `begin : end` of a row, to compute. `place`: index of the row. `tokens`: the row's,
+    with room for its draft. `slots`: of all tokens. The first `skipped` tokens, whole blocks, are
+    left out of the context."""
 
     place: int
     row: DraftRow
@@ -99,11 +99,11 @@ class _Chunk:
 
     @property
     def samples(self) -> bool:
-        """Whether a token is sampled behind it."""
+        """Whether a token is sampled behind the chunk."""
         return self.end >= len(self.row.token_ids)
 
     def behind(self) -> _Chunk:
-        """The token behind it."""
+        """Return the chunk of the one token behind."""
         return _Chunk(
             *(self.place, self.row, self.tokens, self.slots),
             *(self.end, self.end + 1, self.skipped),
@@ -111,60 +111,60 @@ class _Chunk:
 
 
 class DraftDecoder:
-    """See `contracts.plan.DraftModel`. Not thread-safe.
+    """Decoder of drafts: see `contracts.plan.DraftModel`. Not thread-safe.
 
-    A slot that the model writes to gets other content, so that what the draft model has there is
-    forgotten, unless the draft model computed this very token for this very step. Nothing is copied
-    between blocks: copied rows are few, and are computed again when a draft needs them.
+    When the model writes to a slot, the draft model's content there is forgotten, unless the draft
+    model computed the same token for the same step. Nothing is copied between blocks: copied rows
+    are few, and a draft that needs them computes them again.
     """
 
     first = 0
-    """The first position that has keys and values."""
+    """First position that has keys and values."""
     keeps_drafted = True
-    """Whether keys and values of a drafted token are those that it has once it is accepted."""
+    """Whether a drafted token's keys and values stay valid once the token is accepted."""
 
     def __init__(
         self, steps: PlainSteps, model: LoadedModel, context_length: int, vocab_size: int
     ) -> None:
-        """`model`: what is drafted for. Its vocabulary or the draft model's of `vocab_size` may be
-        padded, beyond the tokens that both have."""
+        """`model`: the served model. Its vocabulary or the draft model's of `vocab_size` may be
+        padded beyond the tokens that both have."""
         self._steps = steps
         num_blocks, self._size = model.pool.shape[2:4]
         self.context_length = context_length
         self._vocab_size = vocab_size
         self._known = model.forward.vocab_size
         self._held = np.full(num_blocks * self._size, _UNKNOWN, np.int32)
-        """The token whose keys and values are in each slot."""
+        """Token whose keys and values are in each slot."""
         self._fresh = np.zeros(len(self._held), bool)
-        """Slots computed for the step that is planned."""
+        """Slots computed for the step being planned."""
         self._written: list[np.ndarray] = []
-        """The fresh slots."""
+        """Fresh slots, as lists."""
         self._used = False
         """Whether anything was computed yet."""
         self._params: dict[int, tuple[SamplingParams, SamplingParams]] = {}
-        """By identity: a row's parameters, and those that it is drafted with."""
+        """Parameters of a row and those of its draft, by the identity of the first."""
         self.step_seconds = self._measure()
 
     # ------------------------------------------------------------ what there is
 
     def missing(self, token_ids: np.ndarray, table: np.ndarray) -> int:
-        """See `DraftModel`."""
+        """Count the tokens to compute before a draft: see `DraftModel`."""
         length = len(token_ids)
         return length - self._begin(token_ids, table)[0] or length
 
     def _begin(self, token_ids: np.ndarray, table: np.ndarray) -> tuple[int, int]:
-        """The first token to compute before a draft, and how many before it are skipped. The last
-        token is always computed, since its logits are needed; where it cannot be, all tokens."""
+        """Return the first token to compute before a draft (the row's length: no draft), and the
+        number of skipped tokens. The last token is always computed, for its logits."""
         return self._first_unlike(token_ids, table, 0), 0
 
     def _first_unlike(self, token_ids: np.ndarray, table: np.ndarray, begin: int) -> int:
-        """The first token from `begin` on that is to be computed."""
+        """Return the first token to compute, from `begin` on."""
         count = len(token_ids) - 1
         agree = self._held[self._slots(table, count)[begin:]] == token_ids[begin:count]
         return count if agree.all() else begin + int(agree.argmin())
 
     def launched(self, plan: StepPlan) -> None:
-        """Note what a step of the model writes to."""
+        """Note the slots that a step of the model writes to."""
         if not self._used:
             return
         held, fresh = self._held, self._fresh
@@ -177,7 +177,7 @@ class DraftDecoder:
         self._forget_fresh()
 
     def moved(self, moves: np.ndarray) -> None:
-        """Note which blocks come from below the pool: see `contracts.block_store`."""
+        """Note the blocks loaded from below the pool: see `contracts.block_store`."""
         if self._used and len(moves):
             loaded = moves[moves[:, 0] == LOAD, 3]
             self._held.reshape(-1, self._size)[loaded] = _UNKNOWN
@@ -188,7 +188,7 @@ class DraftDecoder:
         self._written.clear()
 
     def _slots(self, table: np.ndarray, count: int) -> np.ndarray:
-        """The slots of the first `count` tokens, int64."""
+        """Return the slots of the first `count` tokens, int64."""
         size = self._size
         blocks = table[: -(-count // size)].astype(np.int64)
         slots: np.ndarray = (blocks[:, None] * size + np.arange(size)).ravel()[:count]
@@ -197,11 +197,11 @@ class DraftDecoder:
     # ------------------------------------------------------------ drafting
 
     def draft(self, rows: Sequence[DraftRow]) -> ModelDrafts:
-        """See `DraftModel`. Of rows that lack the same tokens of a shared block, one gets them
-        computed, and the others no draft.
+        """Draft tokens: see `DraftModel`. If rows lack the same tokens of a shared block, one row
+        computes the tokens, and the other rows get no draft.
 
         Tokens are sampled as the model would, with the row's parameters and the random numbers of
-        its positions: so a draft agrees oftener than with the best token.
+        its positions: such a draft is accepted more often than the best token.
         """
         started = time.perf_counter()
         self._forget_fresh()
@@ -243,8 +243,8 @@ class DraftDecoder:
         return ModelDrafts(drafts, computed, seconds, steps, whole - seconds)
 
     def _step(self, chunks: list[_Chunk], drafts: list[list[int]]) -> None:
-        """Compute the chunks, and append a token to the draft of those at their end; -1 behind a
-        draft's last token."""
+        """Compute the chunks, and append a token to each draft whose chunk ends its row; -1 ends a
+        draft."""
         if not chunks:
             return
         samples = [
@@ -269,7 +269,7 @@ class DraftDecoder:
         slots = np.concatenate([chunk.slots[chunk.begin : chunk.end] for chunk in chunks])
         plan = StepPlan(
             step=0,
-            # What the draft model has no row for, in a padded vocabulary, is some other token.
+            # A padded vocabulary may have ids that the draft model lacks: clamp them.
             token_ids=np.minimum(token_ids, self._vocab_size - 1),
             positions=np.concatenate([np.arange(c.begin, c.end, dtype=np.int32) for c in chunks]),
             slots=slots,
@@ -278,7 +278,7 @@ class DraftDecoder:
             block_tables=tables,
             samples=samples,
         )
-        # Before the step: were it to fail, nothing of these slots might be believed.
+        # Before the step: if it fails, the slots' contents are unknown.
         self._held[slots] = _UNKNOWN
         result = self._steps.collect(self._steps.launch(plan))
         self._held[slots] = token_ids
@@ -298,8 +298,8 @@ class DraftDecoder:
                 chunk.tokens[chunk.end] = max(token, 0)
 
     def _drafted_with(self, params: SamplingParams) -> SamplingParams:
-        """The parameters without what is asked for beside the token; the same object for the same
-        parameters, since the sampler knows a sequence by it."""
+        """Return the parameters without scores; the same object for the same parameters, by which
+        the sampler knows a sequence."""
         if not params.logprobs:
             return params
         known = self._params.get(id(params))
@@ -311,7 +311,7 @@ class DraftDecoder:
         return known[1]
 
     def _measure(self) -> float:
-        """Seconds of a step of one token; writes to the first block."""
+        """Measure the seconds of a step of one token; writes to the first block."""
         seconds = []
         for _ in range(_TIMED_STEPS):
             params = SamplingParams(temperature=0.0, seed=0)

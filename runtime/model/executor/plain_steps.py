@@ -1,4 +1,4 @@
-"""Steps computed where they are launched: what a CPU does, which has nothing to overlap with."""
+"""Compute steps at their launch: a CPU has nothing to overlap with."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from rootlace.runtime.model.sampler import Sampler
 
 # Sources ------------------------------------------------------------------------------------------
 #
-# Rows that go on from a token of the step before, once that step's tokens are on the host.
+# Fill in tokens of the step before, once that step's tokens are on the host.
 
 
 def fed(plan: StepPlan, before: np.ndarray) -> StepPlan:
-    """The plan with the tokens in place that its feeds name. before int32: the tokens that the plan
-    launched before found; where it found none (-1) any token will do, its row has failed."""
+    """Return the plan with its fed tokens filled in. `before`: int32, tokens of the plan launched
+    before. For a failed row (-1) any token will do."""
     token_ids = plan.token_ids.copy()
     token_ids[plan.feeds[:, 0]] = np.maximum(before[plan.feeds[:, 1]], 0)
     return replace(plan, token_ids=token_ids)
 
 
 def _resolved(row: SampleRow, before: np.ndarray) -> SampleRow:
-    """The row without a source, and with a mask in place of an automaton's state."""
+    """Return the row without a source, and with a mask in place of an automaton's state."""
     token_ids, mask, token = row.token_ids, row.mask, None
     if row.source >= 0:
         token = int(before[row.source])
@@ -51,7 +51,7 @@ def _resolved(row: SampleRow, before: np.ndarray) -> SampleRow:
 
 
 def _mask(at: AutomatonState, token: int | None) -> np.ndarray:
-    """int32 [words]: what may follow once the automaton has taken `token` (None: nothing)."""
+    """Return the mask, int32 [words], once the automaton has taken `token` (None: no token)."""
     automaton, state = at.automaton, at.state
     if token is not None and state >= 0:
         known = 0 <= token < len(automaton.token_class)
@@ -70,7 +70,7 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass(slots=True)
 class PlainStep:
-    """A step, its forward pass done. `before`: the tokens of the step launched before."""
+    """Step whose forward pass is done. `before`: the tokens of the step launched before."""
 
     plan: StepPlan
     before: np.ndarray
@@ -80,7 +80,7 @@ class PlainStep:
 
 
 class PlainSteps(Steps):
-    """See `Executor`: `launch` computes, `collect` hands over. Not thread-safe."""
+    """Steps on a CPU: see `Executor`. `launch` computes, `collect` hands over. Not thread-safe."""
 
     def __init__(
         self, forward: Forward, kernels: HostSampling, damage: threading.Event | None = None
@@ -94,7 +94,7 @@ class PlainSteps(Steps):
         self._last: PlainStep | None = None
 
     def launch(self, plan: StepPlan) -> PlainStep:
-        """Compute the step, a late plan's only up to sampling. Errors are raised by `collect`."""
+        """Compute the step, a late plan's only up to sampling. `collect` raises errors."""
         step = PlainStep(plan, _NO_TOKENS)
         last, self._last = self._last, step
         try:
@@ -111,7 +111,7 @@ class PlainSteps(Steps):
         return step
 
     def sample(self, step: PlainStep, samples: Sequence[SampleRow]) -> None:
-        """End the step of a late plan. What that raises, `collect` raises."""
+        """End the step of a late plan. `collect` raises errors."""
         if step.error is not None:
             return
         try:
@@ -180,7 +180,7 @@ class PlainSteps(Steps):
             best = self._forward.best(hidden, masks)
             if best is not None:
                 return best, [None] * len(rows)
-        # Where a row's logits are not scored, those that its mask excludes are never looked at.
+        # Without scores, logits that a row's mask excludes are never read.
         chosen_from = [
             None if row.params.logprobs else mask for row, mask in zip(rows, masks, strict=True)
         ]
@@ -194,7 +194,7 @@ class PlainSteps(Steps):
         return token_ids, score_samples(self._score, logits, token_ids, rows)
 
     def _score_prompts(self, hidden: Hidden, rows: Sequence[PromptScoreRow]) -> list[TokenScores]:
-        """Scores of the rows' targets, from the hidden states before them."""
+        """Score the rows' targets, from the hidden states before them."""
         if not rows:
             return []
         found = sampler.score_in_parts(
@@ -213,7 +213,7 @@ def score_samples(
     token_ids: np.ndarray,
     rows: Sequence[SampleRow],
 ) -> list[TokenScores | None]:
-    """Scores of the sampled tokens of those rows that ask for them. logits float32 [S, V]."""
+    """Score the sampled tokens of the rows that ask for scores. logits float32 [S, V]."""
     found: list[TokenScores | None] = [None] * len(rows)
     asked = [i for i, row in enumerate(rows) if row.params.logprobs]
     if asked:

@@ -22,18 +22,18 @@ from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Share --------------------------------------------------------------------------------------------
 #
-# What one of several engines of a machine takes of it.
+# Divide a machine among several engines.
 
 
 log = logging.getLogger(__name__)
 
 
 def take_share(executor: ExecutorConfig, replica: int, replicas: int) -> ExecutorConfig:
-    """The configuration of number `replica` of so many engines of one model, and this process on
-    its cores alone: to be called before threads are started. Each has a GPU of its own, or its part
-    of the cores and of the free memory.
+    """Return the configuration of engine `replica` of `replicas` engines of one model, and bind
+    this process to its cores. Call before threads are started. Each engine has its own GPU, or its
+    part of the cores and of the free memory.
 
-    Raises InvalidRequest where there are fewer GPUs than engines.
+    Raises InvalidRequest if there are fewer GPUs than engines.
     """
     found = read_cores()
     cores = cores_of(found.all, replica, replicas)
@@ -51,10 +51,10 @@ def take_share(executor: ExecutorConfig, replica: int, replicas: int) -> Executo
 
 
 def cores_of(cores: Sequence[Core], replica: int, replicas: int) -> list[Core]:
-    """As many for each, neighbours of one node where that can be; none where there are too few.
+    """Return an engine's cores, as many for each, on one node if possible; empty if too few.
 
-    Where the number of engines is a multiple of the number of nodes, or the reverse, and nodes are
-    equally large, none has parts of two nodes.
+    If the number of engines is a multiple of the number of nodes, or the reverse, and nodes are
+    equally large, no engine has cores of two nodes.
     """
     if len(cores) < replicas:
         return []
@@ -82,7 +82,7 @@ def _device(executor: ExecutorConfig, replica: int, replicas: int) -> str:
 
 
 def check_computable(config: ModelConfig) -> None:
-    """Raises `UnsupportedModel` for a model that no decoder runs."""
+    """Raise `UnsupportedModel` for a model that no decoder runs."""
     reason = interface.why_not(config.spec)
     if config.spec.transformers is None and reason is not None:
         raise UnsupportedModel(f"{config.file}: {reason}")
@@ -91,7 +91,7 @@ def check_computable(config: ModelConfig) -> None:
 def check_gpus(
     config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig, device: str
 ) -> None:
-    """Raises `InvalidRequest` where GPUs cannot be the ranks that are asked for."""
+    """Raise `InvalidRequest` if GPUs cannot be the requested ranks."""
     count = executor.tensor_parallel
     if count > 1 and device != "cpu":
         reason = _why_not_on_gpus(count, executor, cache, device)
@@ -115,22 +115,21 @@ def _why_not_on_gpus(
 
 
 def check_without_native(asked: str, reason: str) -> None:
-    """Raises `InvalidRequest` where the kernels asked for are the native ones, which cannot be had
-    for this `reason`."""
+    """Raise `InvalidRequest` if the requested kernels are the native ones, unavailable for this
+    `reason`."""
     if asked == "native":
         raise InvalidRequest(f"kernels 'native': {reason}")
 
 
 def check_gpu_kernels(asked: str, device: object) -> None:
-    """Raises `InvalidRequest` where kernels are asked for that are not a GPU's."""
+    """Raise `InvalidRequest` if the requested kernels are not a GPU's."""
     if asked == "native":
         raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
 
 
 def check_memory(setup: ModelSetup, available: int, *, head_apart: bool) -> None:
-    """Raises `InvalidRequest`, with what would fit, where `available` bytes have no room for the
-    weights and the cache that is asked for (one block, where none is). `head_apart`: see
-    `weight_bytes`."""
+    """Raise `InvalidRequest`, with choices that would fit, if `available` bytes are too few for the
+    weights and the requested cache (by default one block). `head_apart`: see `weight_bytes`."""
     weights, asked = _weight_bytes(setup, head_apart), _cache_bytes(setup)
     if weights + asked <= available:
         return
@@ -143,7 +142,7 @@ def check_memory(setup: ModelSetup, available: int, *, head_apart: bool) -> None
 
 
 def _smaller(setup: ModelSetup, head_apart: bool) -> Iterator[tuple[str, int]]:
-    """Choices that need less memory, with their bytes: first those that change no number."""
+    """List choices that need less memory, with their bytes: first choices that change no number."""
 
     def needed(cache: CacheConfig = setup.cache, **options: Any) -> int:
         other = replace(setup, cache=cache, executor=dataclasses.replace(setup.executor, **options))

@@ -1,4 +1,4 @@
-"""The model runner: the executor that has a model, and copies blocks of its pool to the stores."""
+"""Run a model as the engine's executor, and copy blocks of its pool to the stores."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
 
 class ModelRunner:
-    """Runs step plans on a decoder (`rootlace.runtime.contracts.plan.Executor`).
+    """Executor that runs step plans on a decoder (`rootlace.runtime.contracts.plan.Executor`).
 
-    Between steps nothing is kept but the KV memory, the tokens found last and the masks and
-    automata that a device has. Not thread-safe.
+    Between steps the runner keeps the KV memory, the last tokens, and a device's masks and
+    automata. Not thread-safe.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class ModelRunner:
         adapters: tuple[str, ...] = (),
         draft: DraftDecoder | None = None,
     ) -> None:
-        """`pool`: the blocks that plans may name, NumPy's array or a GPU's tensor; `kernels`: the
-        name of what runs them; `adapters`: the names of those that plans number; `draft`: the
-        draft model, if there is one."""
+        """`pool`: the blocks that plans may use, a NumPy array or a GPU's tensor. `kernels`: the
+        kernels' name. `adapters`: the names of the adapters that plans number. `draft`: the draft
+        model, if any."""
         self.config = setup.config
         self.device = setup.device
         self.dtype = setup.dtype
@@ -99,9 +99,9 @@ class ModelRunner:
     ) -> ModelRunner:
         """Read the model folder and allocate the KV pool.
 
-        `progress(what, fraction)` is called while weights are read. `weights_of` gets the weights;
-        whoever measures a shape may make them up, then the folder holds `config.json` alone.
-        `config`: of the model, where it has been read. Raises `UnsupportedModel` for the folder's
+        `progress(part, fraction)` is called while weights are read. `weights_of` returns the
+        weights; measurements may make weights up, with a folder of `config.json` alone. `config`:
+        the model's configuration, if already read. Raises `UnsupportedModel` for the folder's
         faults, `InvalidRequest` for a configuration that does not fit the model or the machine.
         """
         device = chosen_device(executor.device)
@@ -124,12 +124,12 @@ class ModelRunner:
             check_same_tokens(config, draft.config)
             setup = replace(setup, beside=draft_beside(draft))
             available -= setup.beside.weights + setup.beside.block * (cache.num_blocks or 1)
-        if ranks == 1 or not on_gpu:  # several GPUs have a memory each
+        if ranks == 1 or not on_gpu:  # each GPU has its own memory
             check_memory(setup, available, head_apart=packs)
         given = read_adapters(executor.adapters)
         names = tuple(one.name for one in given)
         if ranks > 1:
-            # Only here: other models should not wait for what ranks need.
+            # Only here: other models should not wait for the ranks' imports.
             from rootlace.runtime.model.parallel.ranks import lead
 
             if weights_of is not None:
@@ -146,7 +146,7 @@ class ModelRunner:
 
             return cls(setup, *device_steps.load_on_gpu(setup, max_step_tokens, max_running), names)
         weight_cache = None
-        if weights_of is None:  # of others nobody knows what they follow from
+        if weights_of is None:  # the key does not cover other weights
             weight_cache = WeightCache.chosen(executor.weight_cache, executor.weight_cache_bytes)
         found = on_cpu(setup, weight_cache)
         plain = PlainSteps(found.forward, found.sampling, found.damage)
@@ -173,7 +173,7 @@ class ModelRunner:
 
     @property
     def kv_cache(self) -> torch.Tensor:
-        """The pool as a tensor, for tests and tools."""
+        """Pool as a tensor, for tests and tools."""
         if not isinstance(self.pool, np.ndarray):
             return self.pool
         from rootlace.kernels.arrays import as_tensor
@@ -181,8 +181,8 @@ class ModelRunner:
         return as_tensor(self.pool)
 
     def work(self) -> AbstractContextManager[object]:
-        """Within it operations on `pool` come behind the steps launched before, and before the
-        next one."""
+        """Return a context in which operations on `pool` run behind the steps launched before, and
+        before the next one."""
         return self._steps.work()
 
     # ------------------------------------------------------------ steps
@@ -203,9 +203,8 @@ class ModelRunner:
 
 
 def chosen_device(name: str) -> str:
-    """The device that `ExecutorConfig.device` names: "cpu", or "cuda:" and a number. Where this
-    machine has no driver of a GPU, torch is not imported to find that out. Raises
-    `InvalidRequest`."""
+    """Return the device that `ExecutorConfig.device` names: "cpu", or "cuda:" and a number. Torch
+    is not imported on a machine without a GPU driver. Raises `InvalidRequest`."""
     if name == "auto":
         name = "cuda" if _has_gpu() else "cpu"
     if name == "cpu":
@@ -229,7 +228,7 @@ def chosen_device(name: str) -> str:
 
 
 def _has_gpu() -> bool:
-    """Whether torch would compute on a GPU."""
+    """Tell whether torch would compute on a GPU."""
     if not has_driver():
         return False
     import torch
@@ -238,8 +237,8 @@ def _has_gpu() -> bool:
 
 
 def has_driver() -> bool:
-    """Whether there is a driver that torch could use: NVIDIA's, or AMD's (/dev/kfd), of whose GPUs
-    it says "cuda", too."""
+    """Tell whether there is a driver that torch could use: NVIDIA's, or AMD's (/dev/kfd), whose
+    GPUs torch calls "cuda", too."""
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1")
         return True
@@ -254,9 +253,9 @@ def chosen_dtype(
     *,
     loads: bool = False,
 ) -> np.dtype[Any]:
-    """`auto` is the checkpoint's type; float16 and float64 ones run in float32. Quantised weights
-    of these are multiplied in bfloat16 where native kernels are faster at it: on `processor`, None:
-    this machine's. `loads`: whether the kernels can be had is tried, which may compile them."""
+    """Return the activations' dtype. `auto`: the checkpoint's dtype; float16 and float64 become
+    float32. Quantised weights of these dtypes use bfloat16 if native kernels are faster with it on
+    `processor` (None: this machine's). `loads`: try to load the kernels, which may compile them."""
     if executor.dtype != "auto":
         return {"float32": FLOAT32, "bfloat16": BFLOAT16}[executor.dtype]
     if checkpoint_dtype(config) == BFLOAT16:
@@ -274,17 +273,17 @@ def chosen_dtype(
     if loads:
         try:
             native.load()
-        except NativeUnavailable:  # which is said where they are loaded
+        except NativeUnavailable:  # the load of the model reports the reason
             return FLOAT32
     return BFLOAT16
 
 
 def draft_setup(setup: ModelSetup, device: str, *, native: bool) -> ModelSetup:
-    """How the draft model of a model on `device`, or its head, is run. Raises as `read_draft` and
+    """Return the setup of a draft model or head for a model on `device`. Raises as `read_draft` and
     `check_drafted_for` do."""
     read = read_draft(setup.config, setup.executor, setup.cache)
     own = draft_executor(setup.executor, read)
-    if isinstance(read, HeadConfig):  # which reads the model's states
+    if isinstance(read, HeadConfig):  # a head reads the model's states
         dtype = chosen_dtype(setup.executor, setup.config, setup.cache)
     else:
         dtype = chosen_dtype(own, read, setup.cache)
@@ -294,7 +293,7 @@ def draft_setup(setup: ModelSetup, device: str, *, native: bool) -> ModelSetup:
 
 
 def draft_beside(draft: ModelSetup) -> Beside:
-    """What a draft model or a head takes of the memory."""
+    """Return the memory that a draft model or a head takes."""
     return head_beside(draft) if isinstance(draft.config, HeadConfig) else taken_beside(draft)
 
 
@@ -309,12 +308,12 @@ def load_drafting(
 
 # Identity -----------------------------------------------------------------------------------------
 #
-# What the bytes of cached blocks follow from, beside the tokens, where they outlive a process.
+# Identify all inputs besides tokens that decide the bytes of blocks kept across processes.
 
 
 def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfig) -> bytes:
-    """32 bytes: configuration, weights, code and kernels of the model, the device, and how keys and
-    values lie in a block. Raises OSError for a file that cannot be read."""
+    """Return 32 bytes that identify configuration, weights, code and kernels of the model, the
+    device, and the layout of a block. Raises OSError for a file that cannot be read."""
     config = runner.config
     name, transformers = runner.device, ""
     if name != "cpu":
@@ -338,8 +337,8 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
 
 
 def adapter_contents(executor: ExecutorConfig) -> dict[str, bytes]:
-    """For `kv_space`, of the adapters of an engine: one whose files change has other spaces. Raises
-    OSError for a file that cannot be read."""
+    """Return a digest of each adapter's files, for `kv_space`: changed files lead to other spaces.
+    Raises OSError for a file that cannot be read."""
     contents = {}
     for adapter in read_adapters(executor.adapters):
         digest = hashlib.blake2b(digest_size=32)
@@ -353,10 +352,10 @@ def adapter_contents(executor: ExecutorConfig) -> dict[str, bytes]:
 
 
 class BlockMover:
-    """Makes moves in their order, behind the steps that were launched before.
+    """Mover of blocks: makes moves in their order, behind the steps launched before.
 
-    Copies between a GPU and pinned memory are given to the device and not waited for; a later call
-    finds out that they are done. Other copies are made at once.
+    Copies between a GPU and pinned memory are queued without waiting; a later call finds out that
+    they are done. Other copies are made at once.
     """
 
     def __init__(
@@ -376,7 +375,7 @@ class BlockMover:
         self._work = work
         self._draft = draft
         self._filling: list[tuple[torch.cuda.Event, list[tuple[StoreMemory, int]]]] = []
-        """Slots that the device fills, and what it does behind that."""
+        """Events behind queued copies, each with the slots that the copies fill."""
 
     @property
     def block_bytes(self) -> int:
@@ -385,7 +384,7 @@ class BlockMover:
         return size
 
     def move(self, moves: np.ndarray) -> None:
-        """`moves`: see `contracts.block_store`."""
+        """Make `moves`: see `contracts.block_store`."""
         self._settle()
         if not len(moves):
             return
@@ -404,7 +403,7 @@ class BlockMover:
             store.filled(slot)
 
     def _move(self, moves: np.ndarray) -> list[tuple[StoreMemory, int]]:
-        """The slots of stores that are filled when the device has done all of it."""
+        """Make the moves; return the stores' slots that are filled once the device is done."""
         filled: list[tuple[StoreMemory, int]] = []
         for kind, at, slot, other in moves.tolist():
             store = self._stores[at]
@@ -421,7 +420,7 @@ class BlockMover:
         return filled
 
     def _save(self, block: int, buffer: np.ndarray) -> None:
-        """The buffer becomes what the block has: [planes, bytes], as blocks lie in the pool."""
+        """Copy a block to a buffer: [planes, bytes], as blocks lie in the pool."""
         there = buffer.reshape(len(self._planes), -1)
         if self._on_gpu:
             _tensor(there).copy_(self._planes[:, block], non_blocking=True)
@@ -429,7 +428,7 @@ class BlockMover:
             there[:] = self._planes[:, block]
 
     def _load(self, block: int, buffer: np.ndarray) -> None:
-        """The reverse; of memory that is not pinned this returns when it was read."""
+        """Copy a buffer to a block; returns once memory that is not pinned was read."""
         there = buffer.reshape(len(self._planes), -1)
         if self._on_gpu:
             self._planes[:, block].copy_(_tensor(there), non_blocking=True)
@@ -442,7 +441,7 @@ class BlockMover:
                 store.filled(slot)
 
     def finish(self) -> None:
-        """Wait for what the device was given."""
+        """Wait for all work queued on the device."""
         if self._on_gpu:
             import torch
 
@@ -450,8 +449,7 @@ class BlockMover:
         self._settle()
 
     def load_seconds(self, buffer: np.ndarray, blocks: int) -> float:
-        """How long a block takes from a buffer into the pool, of whose first block the content is
-        lost."""
+        """Measure the seconds to load a block from a buffer; overwrites the pool's first block."""
         begun = 0.0
         for count in (1, blocks):  # the first is a warm-up
             self.finish()

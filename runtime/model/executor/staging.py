@@ -1,9 +1,9 @@
-"""What a step needs, in one piece of memory: laid out on the host, sent to the device in one copy.
+"""Lay a step's arrays out in one piece of host memory, and send them to the device in one copy.
 
-A layout gives every array of a step a fixed place. Steps of one layout differ in contents alone, so
-what a captured graph reads lies where it lay when the graph was captured.
+A layout gives every array of a step a fixed place. Steps of one layout differ in contents alone: a
+captured graph reads each array where the array lay at the capture.
 
-Host memory rotates: a step is laid out while the copy of the one before may still be under way.
+Host buffers rotate: a step is laid out while the copy of the step before may still be in progress.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from rootlace.runtime.model.decoder.interface import (
 
 # Device -------------------------------------------------------------------------------------------
 #
-# The few things of CUDA that are not operations on tensors: its stream, events, pinned memory and
+# Wrap the parts of CUDA that are not operations on tensors: stream, events, pinned memory and
 # graphs. The rest of the executor does not know which device it runs on, and is tested without a
 # GPU.
 
 
 class CudaDevice:
-    """One stream for everything, so that copies and kernels run in the order they are given."""
+    """CUDA device with one stream, so that copies and kernels run in the order of their calls."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -57,11 +57,11 @@ class CudaDevice:
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def work(self) -> AbstractContextManager[object]:
-        """Within it operations are given to the steps' own stream."""
+        """Return a context whose operations go to the steps' own stream."""
         return torch.cuda.stream(self._stream)
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes] of main memory that the device reads and writes by itself."""
+        """Allocate uint8 [nbytes] of pinned main memory, which the device can copy by itself."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def event(self) -> torch.cuda.Event:
@@ -70,11 +70,11 @@ class CudaDevice:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record the operations that `work` gives to the device, without running them.
 
-        The returned function runs them again, on whatever their tensors hold then. Raises
-        RuntimeError (of torch) if `work` does what cannot be captured.
+        The returned function runs them again, on the current contents of their tensors. Raises
+        RuntimeError (of torch) if an operation of `work` cannot be captured.
 
-        Not by `torch.cuda.graph`, which empties the allocator's caches first: the next steps would
-        pay for it. "thread_local": other threads may use the device meanwhile.
+        `torch.cuda.graph` is not used: it empties the allocator's caches first, which slows the
+        next steps. "thread_local": other threads may use the device meanwhile.
         """
         graph = torch.cuda.CUDAGraph()
         with self.work():
@@ -88,8 +88,8 @@ class CudaDevice:
         return graph.replay
 
     def works(self) -> bool:
-        """Whether the device still runs anything; some faults end it for the whole process. Waits
-        for what it was given."""
+        """Tell whether the device still runs anything; some faults end it for the whole process.
+        Waits for all queued work."""
         try:
             self._stream.synchronize()
         except RuntimeError:
@@ -99,14 +99,14 @@ class CudaDevice:
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture that failed: stream and allocator must leave the capturing state.
 
-        Where the capture was invalidated, `capture_end` raises before it tells the allocator, which
-        then refuses every later capture into the pool; and a pool whose only graph failed is dead
-        to torch. So later graphs get another pool. The graph is kept, as the allocator may refer to
-        it.
+        If the capture was invalidated, `capture_end` raises before it tells the allocator, which
+        then refuses every later capture into the pool. And torch does not revive a pool whose only
+        graph failed. So later graphs get another pool. The graph is kept, as the allocator may
+        refer to it.
         """
         with contextlib.suppress(RuntimeError):  # the reason is the error under way
             graph.capture_end()
-        with contextlib.suppress(RuntimeError, AttributeError):  # it knows already, as a rule
+        with contextlib.suppress(RuntimeError, AttributeError):  # usually it knows already
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
         self._failed.append(graph)
         self._pool = torch.cuda.graph_pool_handle()
@@ -118,12 +118,12 @@ class CudaDevice:
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 2
-"""How often something is launched kernel by kernel first. At least once: what is compiled or set up
-at first use cannot be captured."""
+"""Runs of a piece of work kernel by kernel before its capture. At least one: what is compiled or
+set up at first use cannot be captured."""
 CAPTURE_SHARE = 0.2
-"""Share of a busy server's time that capturing may take."""
+"""Largest share of a busy server's time spent on capturing."""
 MOST_FAILURES = 3
-"""Stop capturing after so many failures: each may leak memory."""
+"""Number of failures after which capturing stops: each may leak memory."""
 
 
 @dataclass
@@ -133,16 +133,16 @@ class GraphCounters:
     """Launches of graphs."""
     dropped: int = 0
     failed: int = 0
-    """Pieces of work that cannot be captured; they are launched kernel by kernel for good."""
+    """Pieces of work that cannot be captured, and are launched kernel by kernel for good."""
     seconds: float = 0.0
-    """Spent on capturing."""
+    """Seconds spent on capturing."""
 
 
 class Graphs:
-    """Runs pieces of work by their keys: by graph where there is one. Not thread-safe.
+    """Runner of pieces of work by their keys: by graph where one exists. Not thread-safe.
 
-    Every graph takes memory, and steps come in more kinds than there can be graphs: at most `most`
-    are kept, and a new one replaces the one that was replayed longest ago.
+    Every graph takes memory, and there are more kinds of steps than possible graphs. At most `most`
+    are kept; a new graph replaces the least recently replayed one.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Graphs:
         return [key for key in keys if key not in self._replays and key not in self._never]
 
     def run(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Do `work`, whose operations depend on `key` alone; returns whether a graph did it.
+        """Do `work`, whose operations depend on `key` alone; return whether a graph did it.
 
         Work that was done often enough is captured as well, unless capturing has used up its share
         of the time.
@@ -192,7 +192,7 @@ class Graphs:
         return False
 
     def capture(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Capture work that was done before. A failure is logged; it is not tried again."""
+        """Capture work that was done before. A failure is logged and not tried again."""
         begin = self._clock()
         if len(self._replays) >= self._most:
             self._drop_oldest()
@@ -224,11 +224,11 @@ class Graphs:
 
 
 ALIGNMENT = 256
-"""Bytes: where an array begins. Kernels are specialised for addresses that are multiples of 16."""
+"""Alignment of arrays in bytes. Kernels are specialised for addresses that are multiples of 16."""
 ROTATION = 3
-"""Host buffers. Two steps are under way at most; a third is laid out beside them."""
+"""Number of host buffers: for two steps in progress at most, and one that is laid out."""
 FINE_BUCKETS = 256
-"""Up to this size buckets are 8 rows apart, beyond it 32: padding costs little, graphs memory."""
+"""Rows up to which buckets are 8 rows apart, and 32 beyond: padding costs little, graphs memory."""
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -249,7 +249,7 @@ class StagingLayout:
         self.stop = start
 
     def add(self, name: str, dtype: np.dtype | type, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if there is an array of this name."""
+        """Add a place. Raises ValueError if the name has a place."""
         if name in self._fields:
             raise ValueError(f"{name} has a place already")
         kind = np.dtype(dtype)
@@ -259,7 +259,7 @@ class StagingLayout:
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> StagingLayout:
-        """Places for these arrays."""
+        """Lay out places for these arrays."""
         layout = cls()
         for name, array in arrays.items():
             layout.add(name, array.dtype, array.shape)
@@ -269,29 +269,29 @@ class StagingLayout:
         return self._fields[name]
 
     def write(self, buffer: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put arrays in their places in `buffer` uint8 [bytes]. An array may be shorter than its
-        place (along its only axis): the rest of its place is left as it was."""
+        """Copy arrays to their places in `buffer` uint8 [bytes]. An array may be shorter than its
+        place (along its only axis): the rest of the place stays unchanged."""
         for name, values in arrays.items():
             self.host(buffer, name)[: len(values)] = values
 
     def host(self, buffer: np.ndarray, name: str) -> np.ndarray:
-        """The place of an array in `buffer` uint8 [bytes]."""
+        """Return an array's place in `buffer` uint8 [bytes]."""
         field = self._fields[name]
         return buffer[field.start : field.stop].view(field.dtype).reshape(field.shape)
 
     def device(self, buffer: torch.Tensor, name: str) -> torch.Tensor:
-        """The array in `buffer` uint8 [bytes], a view."""
+        """Return the array in `buffer` uint8 [bytes], a view."""
         field = self._fields[name]
         return buffer[field.start : field.stop].view(torch_dtype(field.dtype)).view(field.shape)
 
     def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """All arrays in `buffer` uint8 [bytes], as views."""
+        """Return all arrays in `buffer` uint8 [bytes], as views."""
         return {name: self.device(buffer, name) for name in self._fields}
 
 
 class HostBuffers:
-    """Host memory in rotation. `take` gives a buffer nobody reads any more; `sent` says that the
-    copies from or to it are on their way."""
+    """Host memory in rotation. `take` returns a buffer that is no longer read; `sent` marks that
+    its copies are queued."""
 
     def __init__(self, device: CudaDevice, nbytes: int, count: int = ROTATION) -> None:
         self._device = device
@@ -300,7 +300,7 @@ class HostBuffers:
         self._turn = -1
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """uint8 [at least nbytes]; larger ones are kept, so that a size met once is there again."""
+        """Return uint8 [at least nbytes]; a buffer that grew is kept for later steps."""
         self._turn = (self._turn + 1) % len(self._buffers)
         self._events[self._turn].synchronize()
         if len(self._buffers[self._turn]) < nbytes:
@@ -309,16 +309,15 @@ class HostBuffers:
         return self._buffers[self._turn]
 
     def sent(self) -> torch.cuda.Event:
-        """To be called when the copies of the buffer taken last were given to the device -> the
-        point in the device's work where they are done."""
+        """Mark the copies of the buffer taken last as queued; return the event behind them."""
         event = self._events[self._turn]
         event.record()
         return event
 
 
 class Results:
-    """Copies the results of steps to host memory. A result is to be read before `ROTATION` further
-    ones are fetched."""
+    """Copier of steps' results to host memory. A result must be read before `ROTATION` further ones
+    are fetched."""
 
     ROTATION = 4
     """At most two steps wait to be collected, with up to two results each."""
@@ -327,10 +326,8 @@ class Results:
         self._buffers = HostBuffers(device, 1 << 16, self.ROTATION)
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-        """Begin to copy `tensors`, as they will be once the device comes to this point.
-
-        The returned function waits for the arrays: copies, good for as long as the caller likes.
-        """
+        """Begin to copy `tensors`, with their contents at this point of the device's work. The
+        returned function waits, and returns copies that the caller may keep."""
         layout = StagingLayout()
         for index, tensor in enumerate(tensors):
             layout.add(str(index), numpy_dtype(tensor.dtype), tuple(tensor.shape))
@@ -349,17 +346,17 @@ class Results:
 
 # Mixed staging ------------------------------------------------------------------------------------
 #
-# A step of any rows: everything it needs in one piece of device memory of its own, in one copy.
+# Stage a step of any rows: all arrays in one piece of the step's own device memory, in one copy.
 
 
 class MixedStaging(msgspec.Struct, frozen=True):
-    """Lays out steps that are not captured as graphs."""
+    """Layout of steps that are not captured as graphs."""
 
     inputs: StepInputBuilder
     buffers: HostBuffers
 
     def send(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Arrays to the device in one copy."""
+        """Send arrays to the device in one copy."""
         layout = StagingLayout.of(arrays)
         host = self.buffers.take(layout.stop)
         layout.write(host.numpy(), arrays)
@@ -371,7 +368,7 @@ class MixedStaging(msgspec.Struct, frozen=True):
         return layout.tensors(buffer)
 
     def copies(self, plan: StepPlan) -> dict[str, np.ndarray]:
-        """Slots of the plan's block copies; nothing, if it has none."""
+        """Return the slots of the plan's block copies; empty if there are none."""
         if not len(plan.copies):
             return {}
         source, target = copied_slots(plan, self.inputs.block_size)
@@ -380,8 +377,8 @@ class MixedStaging(msgspec.Struct, frozen=True):
     def stage(
         self, plan: StepPlan, found: torch.Tensor
     ) -> tuple[StepInput, dict[str, torch.Tensor]]:
-        """What the decoder takes, and all arrays: those of `copies`, and "targets", the tokens that
-        prompt scores are of. `found` int32: tokens of the step before."""
+        """Return the decoder's input, and all arrays: those of `copies`, and "targets", the tokens
+        that prompt scores are of. `found`: int32, tokens of the step before."""
         arrays = self.inputs.arrays(plan)
         if len(plan.feeds):
             arrays["feeds"] = np.full(plan.num_tokens, NOT_FED, np.int64)
@@ -411,20 +408,20 @@ class MixedStaging(msgspec.Struct, frozen=True):
 
 
 def decode_buckets(max_rows: int) -> list[int]:
-    """Numbers of rows that there are graphs for: 1, 2, 4, 8, 16, 24, …, `max_rows`."""
+    """List the numbers of rows that have graphs: 1, 2, 4, 8, 16, 24, …, `max_rows`."""
     sizes = {1, 2, 4, *range(8, FINE_BUCKETS + 1, 8), *range(FINE_BUCKETS, max_rows, 32), max_rows}
     return sorted(size for size in sizes if size <= max_rows)
 
 
 def bucket_of(count: int, buckets: list[int]) -> int | None:
-    """The smallest bucket that holds `count` rows; None: none does."""
+    """Return the smallest bucket that holds `count` rows; None: too many rows."""
     index = bisect_left(buckets, count)
     return buckets[index] if index < len(buckets) else None
 
 
 # Decode staging -----------------------------------------------------------------------------------
 #
-# A decode step's inputs at fixed places, padded to one of a few numbers of rows.
+# Stage a decode step's inputs at fixed places, padded to one of a few numbers of rows.
 #
 # Every row has one new token. Padding rows follow the real ones: token 0 at position 0, no context,
 # and slots of a scratch block that no sequence has. What is computed for them is ignored.
@@ -432,14 +429,14 @@ def bucket_of(count: int, buckets: list[int]) -> int | None:
 
 SAMPLING_BYTES = 16384
 SAMPLING_BYTES_PER_ROW = 128
-"""Room before the other arrays for those of the sampler; larger ones are sent separately."""
+"""Room for the sampler's arrays before the other arrays; larger ones are sent separately."""
 PLAN_NUMBERS_PER_ROW = 4096
-"""Room for what an attention plan says of a row besides its blocks."""
+"""Room for an attention plan's numbers of a row besides its blocks."""
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """Where the arrays of a step of `rows` rows lie. `tails` are the attention plans' last arrays,
-    the only ones whose length varies from step to step; they have room for the longest."""
+    """Layout of the arrays of a step of `rows` rows. `tails`: the attention plans' last arrays, the
+    only ones of varying length, with room for the longest."""
 
     rows: int
     layout: StagingLayout
@@ -448,17 +445,17 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class StagedDecode(msgspec.Struct, frozen=True):
-    """A step's arrays, on their way to the device."""
+    """Arrays of a step on their way to the device."""
 
     plan: StepPlan
     bucket: Bucket
     plans: dict[int | None, HostPlan]
     sampling: StagingLayout | None
-    """Where the sampler's arrays are; None: they were not sent, or do not fit."""
+    """Places of the sampler's arrays; None: not sent, or too large."""
 
 
 class DecodeStaging:
-    """Lays decode steps out in one buffer of the device, always the same."""
+    """Layout of decode steps in one fixed buffer of the device."""
 
     def __init__(
         self,
@@ -468,13 +465,13 @@ class DecodeStaging:
         max_blocks: int,
         scratch_slot: int,
     ) -> None:
-        """`max_blocks`: block table entries of one row at most; `scratch_slot`: the first slot of
-        the block that belongs to nobody."""
+        """`max_blocks`: most block table entries of a row. `scratch_slot`: first slot of the block
+        that no sequence has."""
         self.buckets = decode_buckets(max_rows)
         self._inputs = inputs
         self._kernels = inputs.kernels
         self._buffers = buffers
-        # Block tables of rows and of what they share, and what else a plan says of a row.
+        # Block tables of rows and of shared prefixes, and a plan's further numbers of a row.
         self._tail = 2 * max_rows * max_blocks + PLAN_NUMBERS_PER_ROW * max_rows
         size = SAMPLING_BYTES + SAMPLING_BYTES_PER_ROW * max_rows + 1024 * max_rows + (1 << 20)
         size += 4 * self._tail * len(inputs.windows)
@@ -484,7 +481,7 @@ class DecodeStaging:
         self._bucket: dict[int, Bucket] = {}
 
     def rows_for(self, plan: StepPlan) -> int | None:
-        """The bucket a plan belongs to; None: it has other rows than decode rows."""
+        """Return the bucket of a plan; None: not all rows are decode rows."""
         if (
             plan.num_tokens != plan.num_rows
             or not plan.num_rows
@@ -499,8 +496,8 @@ class DecodeStaging:
     def stage(
         self, plan: StepPlan, rows: int, sampling: dict[str, np.ndarray]
     ) -> StagedDecode | None:
-        """Send a step, with `sampling` beside the rest in the same copy, if it fits in its room.
-        None: the attention plan has no fixed form or is larger than any foreseen."""
+        """Send a step and, if they fit, the `sampling` arrays in the same copy. None: the attention
+        plan has no fixed form or is too large."""
         batch = self._inputs.attention_batch(plan)
         plans = {w: self._kernels.plan_attention(batch, w, rows) for w in self._inputs.windows}
         bucket = self._bucket.get(rows)
@@ -531,7 +528,7 @@ class DecodeStaging:
         return StagedDecode(plan, bucket, plans, places)
 
     def stage_sampling(self, rows: int, arrays: dict[str, np.ndarray]) -> StagingLayout | None:
-        """Send the sampler's arrays alone. None: they have no room."""
+        """Send the sampler's arrays alone. None: there is no room."""
         places = _sampling_layout(arrays, self._bucket[rows].layout.start)
         if places is None:
             return None
@@ -545,8 +542,8 @@ class DecodeStaging:
         return places.tensors(self._buffer)
 
     def step_input(self, staged: StagedDecode, tokens: torch.Tensor) -> StepInput:
-        """What the decoder takes, read from the fixed places when it runs. `tokens` int32 is what
-        the step before found."""
+        """Return the decoder's input, read from the fixed places when it runs. `tokens`: int32, the
+        tokens of the step before."""
         tensors = staged.bucket.layout.tensors(self._buffer)
         attention = {
             window: staged.plans[window].bind([tensors[name] for name in names])
@@ -585,6 +582,6 @@ class DecodeStaging:
 
 
 def _sampling_layout(arrays: dict[str, np.ndarray], room: int) -> StagingLayout | None:
-    """Places for the sampler's arrays from the buffer's start on; None: they need over `room`."""
+    """Place the sampler's arrays from the buffer's start on; None: they need over `room` bytes."""
     layout = StagingLayout.of(arrays)
     return layout if layout.stop <= room else None

@@ -1,4 +1,4 @@
-"""What a model is set up from, and what runs its steps: `plain_steps` or `device_steps`."""
+"""Define a model's setup, and the interface of `plain_steps` and `device_steps`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """Bytes that a draft model or a head takes beside the model: its `weights`, and a `block` of
-    its own for each block of the pool."""
+    """Memory in bytes that a draft model or a head takes beside the model: its `weights`, and its
+    own `block` for each block of the pool."""
 
     weights: int
     block: int
@@ -40,9 +40,9 @@ NOTHING = Beside(0, 0)
 
 
 class ModelSetup(msgspec.Struct, frozen=True, dict=True):
-    """A model and how it is to be run. `device`: as torch names it. `weights_of`: gets the weights,
-    before they are rounded as `executor` says; None: reads the checkpoint. `ranks`: where `config`
-    and weights are one rank's, all. `beside`: what a draft model takes of the memory."""
+    """Model and the options of its run. `device`: torch's name. `weights_of`: returns the weights
+    before they are rounded as `executor` says; None: read the checkpoint. `ranks`: the group of all
+    ranks, if this setup is one rank's. `beside`: memory of a draft model."""
 
     config: ModelConfig
     executor: ExecutorConfig
@@ -57,23 +57,23 @@ class ModelSetup(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def kv_dtype(self) -> np.dtype[Any]:
-        """How keys and values are stored."""
+        """Dtype in which keys and values are stored."""
         return kv_pool.storage_dtype(self.executor.kv_dtype, self.dtype)
 
     @cached_property
     def context_length(self) -> int:
-        """See `chosen_context`."""
+        """Context length in tokens: see `chosen_context`."""
         return chosen_context(self.config, self.executor.context_length)
 
     def choose_num_blocks(
         self, measured: Callable[[], int] | None = None, available: int | None = None
     ) -> int:
-        """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds,
-        which is for the blocks of a draft model, too.
+        """Return the number of blocks of the pool: as configured, else as many as `kv_memory_bytes`
+        or the free memory holds, with a draft model's blocks.
 
-        `measured` finds out how much of a device's memory the cache may take; None: it is in main
-        memory, of which `available` bytes are free (None: as many as there are now).
-        Raises `UnsupportedModel` if there is no memory for even one full block.
+        `measured`: returns the bytes of a device's memory that the cache may take; None: the cache
+        is in main memory, with `available` bytes free (None: as many as now). Raises
+        `UnsupportedModel` if there is no memory for even one full block.
         """
         size, asked = self.cache.block_size, self.executor.kv_memory_bytes
         if self.cache.num_blocks is not None:
@@ -95,7 +95,7 @@ class ModelSetup(msgspec.Struct, frozen=True, dict=True):
             )
         return int(blocks)
 
-    # What follows needs torch: packed weights of an earlier start do not.
+    # The methods below need torch: a start from the weight cache calls none of them.
 
     @cached_property
     def rotary(self) -> RotaryEmbedding:
@@ -126,8 +126,8 @@ class ModelSetup(msgspec.Struct, frozen=True, dict=True):
 
 
 class Steps(Protocol):
-    """`launch`, `sample`, `collect` and `overlaps` are those of `Executor`. Without further methods
-    each step is computed when it is launched."""
+    """Interface to run steps: `launch`, `sample`, `collect` and `overlaps` are those of `Executor`.
+    By the defaults of the other methods, each step is computed at its launch."""
 
     overlaps: bool = False
 
@@ -138,15 +138,15 @@ class Steps(Protocol):
     def collect(self, step: Any) -> StepResult: ...
 
     def work(self) -> AbstractContextManager[object]:
-        """Within it operations on tensors come behind the steps launched before, and before the
-        next one."""
+        """Return a context in which operations on tensors run behind the steps launched before, and
+        before the next one."""
         return nullcontext()
 
     def prepare(self) -> bool:
-        """Spend a little idle time on what makes later steps faster; False: nothing is left to do.
+        """Spend a little idle time to make later steps faster; False: nothing is left to do.
         Afterwards no plan may be fed from the step before."""
         return False
 
     def stats(self) -> dict[str, int | float]:
-        """Counters of how steps were launched; none where that makes no difference."""
+        """Return counters of how steps were launched; empty if there is only one way."""
         return {}

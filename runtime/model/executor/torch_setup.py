@@ -29,7 +29,7 @@ from rootlace.wire.errors import UnsupportedModel
 
 @torch.inference_mode()
 def decoder_of(setup: ModelSetup, kernels: KernelSet) -> StepDecoder:
-    """Read the weights of a model that our torch decoder or transformers' modules run."""
+    """Read the weights of a model that the torch decoder or transformers' modules run."""
     config = setup.config
     if config.spec.transformers is not None:
         # Only here: no other model should wait for transformers to be imported.
@@ -56,7 +56,7 @@ def allocate_on(
     block_size: int,
     dtype: np.dtype[Any],
 ) -> torch.Tensor:
-    """The KV cache on a device: see `kv_pool.allocate`."""
+    """Allocate the KV cache on a device: see `kv_pool.allocate`."""
     if device.type == "cpu":
         return as_tensor(kv_pool.allocate(config, num_blocks, block_size, dtype))
     shape, element = kv_pool.shape_of(config, num_blocks, block_size, dtype)
@@ -64,7 +64,7 @@ def allocate_on(
 
 
 def host_sampling(kernels: KernelSet = REFERENCE) -> HostSampling:
-    """What samples from NumPy's arrays with torch's operations."""
+    """Build functions that sample from NumPy arrays with torch's operations."""
     return HostSampling(
         _of_arrays(kernels.edit_logits),
         _of_arrays(kernels.pick_tokens),
@@ -82,7 +82,7 @@ def _of_arrays(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tensors(argument: Any) -> Any:
-    """An argument with its arrays as tensors, over the same memory where they are contiguous."""
+    """Return an argument with its arrays as tensors, over the same memory if contiguous."""
     if isinstance(argument, np.ndarray):
         return torch.from_numpy(argument)
     if isinstance(argument, dict):
@@ -95,7 +95,7 @@ def _tensors(argument: Any) -> Any:
 
 # Scales of the cache ------------------------------------------------------------------------------
 #
-# What stored keys and values of each layer stand for, where they are not stored as they are.
+# Find the scales of each layer's stored keys and values, for caches in few bits.
 #
 # Integers have their scales beside them. The scales of an fp8 cache are those of a layer's KV
 # heads: e4m3 holds magnitudes up to 448 and is a floating-point format: from 2^-6 on every number
@@ -108,15 +108,15 @@ def _tensors(argument: Any) -> Any:
 
 E4M3_MAX = 448.0
 HEADROOM = 2.0
-"""How much larger than in the calibration a value may be before it is cut off."""
+"""Factor by which a value may exceed the calibration's largest before it is cut off."""
 CALIBRATION_TOKENS = 256
 CALIBRATION_SEED = 20
 BLOCK_SIZE = 16
 
 
 def kv_scaling(setup: ModelSetup, weights: ModelWeights) -> Sequence[KVScaling] | None:
-    """Of each layer of the cache; None where its numbers are the model's own. The scales of an fp8
-    cache, float32 [Nk] on the model's device, are the checkpoint's, else calibrated.
+    """Return the scaling of each layer of the cache; None if the cache has the model's dtype. fp8
+    scales, float32 [Nk] on the model's device, are the checkpoint's, else calibrated.
 
     Raises `UnsupportedModel`, naming the tensor, for scales in the checkpoint that are incomplete,
     not positive numbers, or neither one per layer nor one per KV head.
@@ -130,7 +130,7 @@ def kv_scaling(setup: ModelSetup, weights: ModelWeights) -> Sequence[KVScaling] 
 
 
 def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, ...] | None:
-    """Scales stored in the checkpoint; None where it has none, or there is no checkpoint."""
+    """Return the scales stored in the checkpoint; None without scales or without a checkpoint."""
     if not has_weights(config.path, config.allow_pickle):
         return None
     checkpoint = Checkpoint(config.path, config.allow_pickle)
@@ -184,7 +184,7 @@ def calibrate(setup: ModelSetup, weights: ModelWeights) -> tuple[KVScales, ...]:
 
 
 def _power_of_two(values: torch.Tensor) -> torch.Tensor:
-    """The next one up, per element; 1 for 0 (a head whose keys are all zero)."""
+    """Round up to powers of two, per element; 1 for 0 (a head whose keys are all zero)."""
     mantissa, exponent = torch.frexp(values)  # values = mantissa * 2^exponent, 0.5 <= mantissa < 1
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
     found = torch.ldexp(torch.ones_like(values), exponent)
@@ -192,8 +192,8 @@ def _power_of_two(values: torch.Tensor) -> torch.Tensor:
 
 
 def _plan(config: ModelConfig, count: int) -> StepPlan:
-    """One row of pseudo-random tokens, after the token that begins a text if there is one: the
-    first token is often attended to by all others, and then has unusual keys and values."""
+    """Plan one row of pseudo-random tokens, behind the token that begins a text if there is one.
+    All others often attend to the first token, which then has unusual keys and values."""
     tokens = np.random.default_rng(CALIBRATION_SEED).integers(0, config.spec.vocab_size, count)
     begin = config.bos_token_id
     if begin is not None and 0 <= begin < config.spec.vocab_size:

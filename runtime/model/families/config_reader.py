@@ -1,11 +1,10 @@
-"""The keys of a `config.json`: each is read, known to change nothing, or refused by name.
+"""Read the keys of a `config.json`: each key is read, known to change nothing, or refused.
 
-A key that nobody reads is refused also where transformers would not look at it: its author meant
-something, and a model that is computed otherwise than it was meant is worse than one that is
-refused. `IGNORED` lists keys that change nothing; a user who knows of more names them
-(`--ignore-config-keys`).
+An unknown key is refused even if transformers ignores the key: its author meant something. A
+refused model is better than a model computed otherwise than meant. `IGNORED` lists keys that change
+nothing; a user can name further ones (`--ignore-config-keys`).
 
-Imports no torch: a model that is refused is refused at once.
+Importing this module imports no torch: an unsupported model is refused at once.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from rootlace.wire.sampling import TUNED
 
 
 def read_json(file: Path, missing: Any = None) -> Any:
-    """The object in a file of JSON, or the list where `missing` is one. `missing`, if given, where
-    there is no file. Raises `UnsupportedModel`."""
+    """Return the object in a JSON file, or the list if `missing` is a list. `missing`, if given, is
+    returned if the file does not exist. Raises `UnsupportedModel`."""
     kind = dict if missing is None else type(missing)
     try:
         if missing is not None and not file.is_file():
@@ -44,7 +43,7 @@ def names(text: str) -> frozenset[str]:
 
 
 IGNORED = names(
-    # Read before: `checkpoint.config`.
+    # Read earlier, by `checkpoint.config`.
     "architectures model_type dtype torch_dtype bos_token_id eos_token_id quantization_config "
     # Training, and how transformers runs a model.
     "initializer_range attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout "
@@ -59,17 +58,17 @@ IGNORED = names(
     "_attn_implementation_autoset _flash_attn_2_enabled output_past custom_pipelines "
     # Other tasks than continuing a text.
     "id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params "
-    # The tokenizer, and how long a text it was used for.
+    # The tokenizer, and its longest text.
     "tokenizer_class prefix unk_token_id sep_token_id cls_token_id model_max_length "
     "max_sequence_length tokenizer_model_max_length "
-    # Where a folder comes from, and remarks of tools.
+    # Origin of a folder, and remarks of tools.
     "_name_or_path name_or_path _commit_hash transformers_version auto_map "
     "is_llama_config transformers.js_config unsloth_fixed unsloth_version _unsloth_version "
     "base_model base_model_name_or_path created_by framework language library_name license "
     "model_name model_version pipeline_tag tags trust_remote_code version "
     "bos_token eos_token pad_token sep_token unk_token max_seq_len max_seq_length seq_length "
     "use_fast_tokenizer use_flash_attn use_flash_attention "
-    # How to sample: old checkpoints say it here, and `TUNED` below.
+    # Sampling settings in old checkpoints, with `TUNED` below.
     "assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight "
     "assistant_lookbehind bad_words_ids begin_suppress_tokens cache_config cache_implementation "
     "compile_config constraints continuous_batching_config decoder_start_token_id disable_compile "
@@ -84,7 +83,7 @@ IGNORED = names(
     "sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind "
     "token_healing top_h typical_p use_mtp watermarking_config _from_model_config"
 ).union(TUNED)
-"""Keys that say nothing about what a decoder computes."""
+"""Keys that say nothing about a decoder's computation."""
 
 ONLY: dict[str, Any] = {
     "add_cross_attention": False,
@@ -104,22 +103,22 @@ ONLY: dict[str, Any] = {
     "use_resampler": False,
     "use_sliding_window": False,
 }
-"""Keys of which one value is supported, where a family does not read them."""
+"""Keys of which one value is supported, unless a family reads the key."""
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A kind of values that a key may have, and its name in messages."""
+    """Kind of values that a key may have, and its name in messages."""
 
     words: str
     fits: Callable[[Any], bool]
 
     def or_none(self) -> Kind:
-        """These values, or null."""
+        """Return the kind of these values or null."""
         return Kind(f"{self.words} or null", lambda value: value is None or self.fits(value))
 
 
 _LARGE = 1 << 48
-"""No size or number of a model is as large; products of smaller ones do not overflow."""
+"""Bound on a model's sizes and numbers; products of smaller numbers do not overflow."""
 SIZE = Kind("a positive integer", lambda value: type(value) is int and 0 < value < _LARGE)
 COUNT = Kind("an integer of at least 0", lambda value: type(value) is int and 0 <= value < _LARGE)
 NUMBER = Kind("a number", lambda v: type(v) in (int, float) and abs(v) < _LARGE)
@@ -140,7 +139,7 @@ TABLE = Kind("an object", lambda value: type(value) is dict)
 
 REQUIRED: Any = object()
 NOT_ASKED: Collection[str] = frozenset({""})
-"""The user's keys for a file in which --ignore-config-keys passes nothing over."""
+"""User's keys for a file in which --ignore-config-keys has no effect."""
 
 
 def _cut(text: str, most: int = 100) -> str:
@@ -149,8 +148,8 @@ def _cut(text: str, most: int = 100) -> str:
 
 
 class ConfigReader:
-    """The keys of a `config.json`, or of an object `inside` it; remembers which were read. What is
-    refused names the file."""
+    """Reader of the keys of a `config.json`, or of an object `inside` one. Remembers the read keys;
+    names the file in errors."""
 
     def __init__(self, file: Path, values: Mapping[str, Any], inside: str = "") -> None:
         self._file = file
@@ -160,19 +159,19 @@ class ConfigReader:
         self._names: Mapping[str, str] = {}
 
     def renamed(self, names: Mapping[str, str], **defaults: Any) -> ConfigReader:
-        """The same keys, of which some are asked for by other names (here: what is asked for -> the
-        file's key), and `defaults` for what the file does not have."""
+        """Return a reader of the same keys under other names: asked for -> the file's key.
+        `defaults` replace keys missing in the file."""
         view = copy.copy(self)
         view._names = names
         view._values = defaults | dict(self._values)
         return view
 
     def name(self, key: str) -> str:
-        """The file's name for a key."""
+        """Return the file's name for a key."""
         return self._names.get(key, key)
 
     def get(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
-        """The value of a key. Refuses one of another kind, and a missing one without `default`."""
+        """Return a key's value. Refuses another kind, and a missing key without `default`."""
         key = self.name(key)
         self._read.add(key)
         if key in self._values:
@@ -191,31 +190,31 @@ class ConfigReader:
         return iter(self._values)
 
     def pass_over(self, *keys: str) -> None:
-        """These keys change nothing, whatever they say."""
+        """Mark keys as read that change nothing, whatever their values."""
         self._read.update(map(self.name, keys))
 
     def table(self, key: str) -> ConfigReader:
-        """The keys of an object."""
+        """Return a reader of the object at a key."""
         return ConfigReader(self._file, self.get(key, TABLE), f"{self._inside}{key}.")
 
     def size(self, key: str, default: Any = REQUIRED) -> int:
-        """A positive integer."""
+        """Return a positive integer."""
         found: int = self.get(key, SIZE, default)
         return found
 
     def layers(self) -> int:
-        """`num_hidden_layers`, of which a list is made."""
+        """Return `num_hidden_layers`, with a bound: tuples of this length are made."""
         found = self.size("num_hidden_layers")
         if found > 1 << 16:
             self.refuse("num_hidden_layers", "these are too many")
         return found
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
-        """A finite number."""
+        """Return a finite number."""
         return float(self.get(key, NUMBER, default))
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        """true or false."""
+        """Return true or false."""
         found: bool = self.get(key, FLAG, default)
         return found
 
@@ -227,7 +226,7 @@ class ConfigReader:
             self.refuse(key, f"only {value!r} is supported")
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Raises `UnsupportedModel`, naming the key and its value."""
+        """Raise `UnsupportedModel`, naming the key and its value."""
         key = self.name(key)
         value = _cut(repr(self._values.get(key)))
         raise UnsupportedModel(f"{self._file}: {self._inside}{_cut(key)} {value}: {why}")
@@ -235,8 +234,8 @@ class ConfigReader:
     def finish(
         self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = NOT_ASKED
     ) -> None:
-        """Refuse the keys that nobody has read, unless they change nothing (`harmless`) or have no
-        value. Of others the user may say so (`by_user`; None: of all), unless `NOT_ASKED`."""
+        """Refuse keys that were not read, unless they are `harmless` or null. The user may accept
+        further keys (`by_user`; None: all), unless `NOT_ASKED`."""
         why = "this key is not known"
         if by_user is not NOT_ASKED:
             why += "; if it changes nothing: --ignore-config-keys NAME"

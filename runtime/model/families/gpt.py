@@ -1,4 +1,4 @@
-"""GPT-2, GPT-NeoX, OPT and Falcon: LayerNorm, and an MLP without a gate."""
+"""Read GPT-2, GPT-NeoX, OPT and Falcon: LayerNorm, and an MLP without a gate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GPT2_NAMES = WeightNames(
     transposed=True,
 )
 GPT2_BARE = replace(GPT2_NAMES, embedding="wte", layer="h.{}.", final_norm="ln_f", positions="wpe")
-"""The names of the first checkpoints."""
+"""Names of weights in the first checkpoints."""
 
 
 @family("GPT2LMHeadModel", "gpt2", bos=50256, eos=50256)
@@ -58,7 +58,7 @@ def gpt2(file: ConfigReader) -> ModelSpec:
     config.only("n_ctx", config.size("max_position_embeddings"))
     config.only("n_special", 0)
     config.pass_over(
-        # What precision scores have in training, and heads of other tasks.
+        # Precision of scores in training, and heads of other tasks.
         "reorder_and_upcast_attn",
         "predict_special_tokens",
         *("summary_type", "summary_use_proj", "summary_proj_to_labels", "summary_first_dropout"),
@@ -108,7 +108,7 @@ NEOX_NAMES = WeightNames(
 def gpt_neox(config: ConfigReader) -> ModelSpec:
     """GPT-NeoX and Pythia: attention beside the MLP or before it."""
     biased = config.flag("attention_bias", True)
-    config.flag("is_decoder", False)  # which nobody reads
+    config.flag("is_decoder", False)  # no program reads it
     attention = multi_head_attention(config, qkv_bias=biased, output_bias=biased)
     rope = read_rope(
         config,
@@ -120,7 +120,7 @@ def gpt_neox(config: ConfigReader) -> ModelSpec:
     return decoder(
         config,
         attention,
-        # transformers calls the head as other families do, and reads and writes this name.
+        # transformers names the head `lm_head`, but reads and writes NeoX's name.
         replace(NEOX_NAMES, others=(replace(NEOX_NAMES, head="lm_head"),)),
         plain_mlp(config, bias=True),
         rope=rope,
@@ -155,12 +155,12 @@ OPT_BARE = replace(
     final_norm="decoder.final_layer_norm",
     positions="decoder.embed_positions",
 )
-"""The names of the first checkpoints."""
+"""Names of weights in the first checkpoints."""
 OPT_ONLY = {
     "do_layer_norm_before": True,
     "_remove_final_layer_norm": False,
     "layer_norm_elementwise_affine": True,
-    # What files of OPT and Galactica say besides.
+    # Further keys in files of OPT and Galactica.
     "output_projection": True,
     "learned_embeddings": True,
     "scale_embeddings": False,
@@ -221,9 +221,8 @@ FALCON_TWO_NORMS = FALCON_NAMES.with_parts(input_norm="ln_attn", post_norm="ln_m
 def falcon(file: ConfigReader) -> ModelSpec:
     """Falcon: few heads of keys, or one.
 
-    The later form (40B, 180B, Falcon 2) has groups of queries, and attention and MLP side by side,
-    each behind a norm of its own. The first form has both side by side behind one norm, or one
-    after the other.
+    The later form (40B, 180B, Falcon 2) has groups of queries, and attention and MLP in parallel,
+    each behind its own norm. The first form has both in parallel behind one norm, or in sequence.
     """
     config = file.renamed(FALCON_KEYS, max_position_embeddings=2048)
     config.only("alibi", False)
@@ -255,7 +254,7 @@ def falcon(file: ConfigReader) -> ModelSpec:
 
 
 def _branches(config: ConfigReader, grouped: bool) -> tuple[WeightNames, Placement, bool]:
-    """Names, where norms are, and whether attention and MLP are side by side."""
+    """Return names of weights, the placement of norms, and whether branches are parallel."""
     parallel = _flag(config, "parallel_attn", True)
     norms = config.get("num_ln_in_parallel_attn", COUNT.or_none(), None)
     if norms is None:

@@ -1,4 +1,4 @@
-"""Llama and dense families that differ from Llama in a few attributes; Cohere and Gemma."""
+"""Read the configurations of Llama and similar dense families, of Cohere and of Gemma."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rootlace.runtime.model.families.reading import (
 )
 from rootlace.runtime.model.families.spec import Attention, Mlp, ModelSpec, Rope, WeightNames
 
-# transformers has no modules for these: their configurations are of other model types, and saved
+# transformers has no modules for these models: it saves their configurations, of other types,
 # with Llama's architecture.
 _OTHER_DEFAULTS = {
     "exaone": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
@@ -72,7 +72,7 @@ _EXAONE_NAMES = WeightNames(
     eos=2,
 )
 def llama(config: ConfigReader) -> ModelSpec:
-    """Llama 2, 3 and their like; EXAONE 3, InternLM 3 and IQuest Coder."""
+    """Llama 2, 3 and similar models; EXAONE 3, InternLM 3 and IQuest Coder."""
     kind = config.get("model_type", TEXT)
     config = config.renamed({}, **_OTHER_DEFAULTS.get(kind, {}))
     if kind == "internlm3":
@@ -120,7 +120,7 @@ _FLAGS = Kind("a list of 0 and 1", lambda v: type(v) is list and all(one in (0, 
 
 @family("SmolLM3ForCausalLM", "smollm3", bos=128000, eos=128001)
 def smollm3(config: ConfigReader) -> ModelSpec:
-    """SmolLM3: Llama with layers, mostly every fourth, that know nothing of positions."""
+    """SmolLM3: Llama with layers, mostly every fourth, that rotate nothing."""
     count = config.layers()
     interval = config.get("no_rope_layer_interval", SIZE, 4)
     rotates = config.get("no_rope_layers", _FLAGS.or_none(), None)
@@ -128,7 +128,7 @@ def smollm3(config: ConfigReader) -> ModelSpec:
         rotates = [(index + 1) % interval != 0 for index in range(count)]
     if len(rotates) < count:
         config.refuse("no_rope_layers", f"there are {count} layers")
-    config.get("max_window_layers", COUNT, 0)  # files have it, and nobody reads it
+    config.get("max_window_layers", COUNT, 0)  # in files, but no program reads it
     windows = windows_by_layer(config, chosen_window(config, None), lambda at: not rotates[at])
     unrotated = tuple(index for index in range(count) if not rotates[index])
     return decoder(
@@ -166,7 +166,7 @@ _MINISTRAL_YARN: dict[str, Any] = {
     "mscale_all_dim": 1.0,
     BETA: 0.1,
 }
-"""The rotation of a file that does not say."""
+"""Rotation of a file that states none."""
 
 
 @family("Ministral3ForCausalLM", "ministral3", bos=1, eos=2)
@@ -198,7 +198,7 @@ def _ministral_rope(config: ConfigReader) -> Rope:
 
 
 def _upper_windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """Windows of the layers from `max_window_layers` on."""
+    """Return the windows: layers from `max_window_layers` on have one."""
     first = config.get("max_window_layers", COUNT, 28)
     return windows_by_layer(config, chosen_window(config, WINDOW), lambda index: index >= first)
 
@@ -214,7 +214,7 @@ def qwen2(config: ConfigReader) -> ModelSpec:
 
 @family("Qwen3ForCausalLM", "qwen3")
 def qwen3(config: ConfigReader) -> ModelSpec:
-    """Qwen3 (dense): queries and keys are normed per head; windows as Qwen2's."""
+    """Qwen3 (dense): queries and keys are normed per head; windows as in Qwen2."""
     sizes = {"kv_heads": 32, "head_dim": 128}
     attention = grouped_attention(
         config, _upper_windows(config), **sizes, **biases(config), head_norm=True
@@ -226,13 +226,12 @@ def qwen3(config: ConfigReader) -> ModelSpec:
 
 
 PHI_ROPES = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
-"""Rope types by the names in files: `su` is longrope's first name, `yarn` was never YaRN's."""
+"""Rope types by the names in files: `su` is longrope's first name; `yarn` means longrope, too."""
 
 
 @family("Phi3ForCausalLM", "phi3", bos=1, eos=32000)
 def phi3(config: ConfigReader) -> ModelSpec:
-    """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, of whose heads a part may be
-    rotated."""
+    """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and optional partial rotation."""
     names = LLAMA.with_parts(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
     attention = grouped_attention(config, same_windows(config))
     rope = read_rope(config, original=4096, head_dim=attention.head_dim, kinds=PHI_ROPES)
@@ -241,8 +240,8 @@ def phi3(config: ConfigReader) -> ModelSpec:
 
 @family("GlmForCausalLM Glm4ForCausalLM", "glm glm4", eos=(151329, 151336, 151338))
 def glm4(config: ConfigReader) -> ModelSpec:
-    """GLM-4, of 2024 and of 2025: half of each head is rotated, neighbours with each other. The
-    later one has norms around attention and MLP."""
+    """GLM-4, of 2024 and of 2025: half of each head is rotated, neighbours with each other. GLM-4
+    of 2025 has norms around attention and MLP."""
     names = LLAMA.with_parts(
         gate_up="mlp.gate_up_proj",
         attention_out_norm="post_self_attn_layernorm",
@@ -263,8 +262,8 @@ def glm4(config: ConfigReader) -> ModelSpec:
 
 @family("StableLmForCausalLM", "stablelm", bos=0, eos=0)
 def stablelm(config: ConfigReader) -> ModelSpec:
-    """StableLM: Llama with LayerNorm, of whose heads a part is rotated. Attention and MLP may be
-    side by side behind one norm."""
+    """StableLM: Llama with LayerNorm and partial rotation. Attention and MLP may be parallel behind
+    one norm."""
     names = LLAMA.with_parts(
         q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"
     )
@@ -297,7 +296,7 @@ def starcoder2(config: ConfigReader) -> ModelSpec:
     config.only("mlp_type", "default")
     config.only("norm_type", "layer_norm")
     norm = layer_norm(config, "norm_epsilon")
-    # Further keys of the 15B model's file, as of the model that it grew out of. Nobody reads them.
+    # Further keys of the 15B model's file, from its predecessor; no program reads them.
     config.only("layer_norm_epsilon", norm.eps)
     config.only("scale_attn_weights", True)
     if "hidden_act" in config:
@@ -320,7 +319,7 @@ _NORMS_BEHIND = LLAMA.with_parts(
 
 @family("Olmo2ForCausalLM", "olmo2", eos=50279)
 def olmo2(config: ConfigReader) -> ModelSpec:
-    """OLMo 2: norms behind attention and MLP, and of all queries and all keys of a token."""
+    """OLMo 2: norms behind attention and MLP, and over all queries and all keys of a token."""
     attention = grouped_attention(config, **biases(config), joint_norm=True)
     return decoder(config, attention, _NORMS_BEHIND, placement="after", eps=1e-5)
 
@@ -330,8 +329,8 @@ OLMO_THETA = 500000.0
 
 @family("Olmo3ForCausalLM", "olmo3", eos=50279)
 def olmo3(config: ConfigReader) -> ModelSpec:
-    """OLMo 3: OLMo 2 with windows in three of four layers, which have a rotation of their own."""
-    # Of another one it would be unclear whether it is that of the layers with windows, too.
+    """OLMo 3: OLMo 2 with windows in three of four layers, which have their own rotation."""
+    # Another type could mean layers with windows, too, or not.
     config.only("rope_theta", OLMO_THETA)
     windows = windows_by_layer(
         config, config.get("sliding_window", SIZE, WINDOW), lambda index: (index + 1) % 4 != 0
@@ -346,12 +345,12 @@ _PATTERN = Kind("an integer or a text", lambda value: COUNT.fits(value) or TEXT.
 
 @family("Exaone4ForCausalLM", "exaone4", bos=0, eos=2)
 def exaone4(config: ConfigReader) -> ModelSpec:
-    """EXAONE 4: normed heads, and norms behind attention and MLP. Where some layers have windows,
-    the others know nothing of positions."""
+    """EXAONE 4: normed heads, and norms behind attention and MLP. If some layers have windows, the
+    other layers rotate nothing."""
     window = config.get("sliding_window", SIZE.or_none(), WINDOW)
     pattern = config.get("sliding_window_pattern", _PATTERN.or_none(), 4)
     if config.get("layer_types", TEXTS.or_none(), None) is None:
-        # Files without windows, and those whose pattern is a text, say which layers have which.
+        # Files without windows, or with a pattern in text, need `layer_types`.
         if window is None:
             config.refuse("sliding_window", "layer_types is missing")
         if not SIZE.fits(pattern):
@@ -396,16 +395,16 @@ _COHERE_REMARKS = {
     "use_parallel_embedding": True,
     "use_qk_norm": False,
 }
-"""Keys that files have and transformers does not read, with what it computes."""
+"""Keys in files that transformers does not read, with the values that it computes."""
 
 
 @family("Cohere2ForCausalLM", "cohere2", bos=5, eos=255001)
 def cohere2(config: ConfigReader) -> ModelSpec:
-    """Cohere 2 (Command R7B, Command A): three of four layers have windows; the others know nothing
-    of positions."""
+    """Cohere 2 (Command R7B, Command A): three of four layers have windows; the others rotate
+    nothing."""
     for key, value in _COHERE_REMARKS.items():
         config.only(key, value)
-    config.get("_sliding_window_pattern", SIZE, 4)  # transformers has written and does not read it
+    config.get("_sliding_window_pattern", SIZE, 4)  # written by transformers, and not read
     pattern = config.get("sliding_window_pattern", SIZE, 4)
     config.only("layer_switch", pattern)
     windows = windows_by_layer(
@@ -426,7 +425,7 @@ _GEMMA_NAMES = LLAMA.with_parts(
 def _gemma_attention(
     config: ConfigReader, slides: Callable[[int], bool], **features: Any
 ) -> Attention:
-    """Layers whose index `slides` have windows, unless the file says."""
+    """Read attention. Layers whose index `slides` have windows, unless the file states types."""
     config.only("use_bidirectional_attention", False)
     window = config.get("sliding_window", SIZE, WINDOW)
     return grouped_attention(
@@ -447,7 +446,7 @@ def _gemma(
     soft_cap: float | None,
     **features: Any,
 ) -> ModelSpec:
-    """`soft_cap` of logits is that of a file without it."""
+    """Read a Gemma. `soft_cap`: cap of logits in a file without the key."""
     return decoder(
         config,
         attention,
@@ -464,7 +463,7 @@ def _gemma(
 
 
 def _gemma_mlp(config: ConfigReader) -> Mlp:
-    """The MLP, whose activation is `hidden_activation`; files have it as `hidden_act`, too."""
+    """Read the MLP with `hidden_activation`; files may repeat the key as `hidden_act`."""
     mlp = gated_mlp(config, key="hidden_activation", default="gelu_pytorch_tanh")
     other = config.get("hidden_act", TEXT.or_none(), None)
     if other is not None and ACTIVATIONS.get(other) != mlp.activation:
@@ -475,7 +474,7 @@ def _gemma_mlp(config: ConfigReader) -> Mlp:
 @family("Gemma2ForCausalLM", "gemma2", bos=2, eos=1)
 def gemma2(config: ConfigReader) -> ModelSpec:
     """Gemma 2: capped scores and logits, windows in half of the layers."""
-    # Files have it, and nobody reads it.
+    # In files, but no program reads it.
     config.only("sliding_window_size", config.get("sliding_window", SIZE, WINDOW))
     soft_cap = config.get("attn_logit_softcapping", POSITIVE.or_none(), 50.0) or 0.0
     attention = _gemma_attention(config, lambda index: index % 2 == 0, soft_cap=soft_cap)
@@ -486,7 +485,7 @@ def gemma2(config: ConfigReader) -> ModelSpec:
 def gemma3(config: ConfigReader) -> ModelSpec:
     """Gemma 3 (text): no caps, normed queries and keys, and two rotations."""
     config.only("attn_logit_softcapping", None)
-    config.get("_sliding_window_pattern", SIZE, 6)  # what transformers writes, and does not read
+    config.get("_sliding_window_pattern", SIZE, 6)  # written by transformers, and not read
     pattern = config.get("sliding_window_pattern", SIZE, 6)
     return _gemma(
         config,
@@ -494,6 +493,6 @@ def gemma3(config: ConfigReader) -> ModelSpec:
         _gemma_attention(config, lambda index: (index + 1) % pattern != 0, head_norm=True),
         None,
         rope=read_two_ropes(config, 1e6, 1e4, "rope_local_base_freq"),
-        # Here `linear` scaling leads to the length that the file states, not beyond it.
+        # With Gemma's `linear` scaling the stated length is the length after scaling.
         context=config.size("max_position_embeddings"),
     )

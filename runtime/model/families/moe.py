@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, OLMoE, Qwen2-MoE, Qwen3-MoE, gpt-oss, DeepSeek-V2 and V3."""
+"""Read mixtures of experts: Mixtral, OLMoE, Qwen2-MoE, Qwen3-MoE, gpt-oss, DeepSeek-V2 and V3."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ NORMED_QWEN_EXPERTS = QWEN_EXPERTS.with_parts(**QK_NORMS)
 def _decoder(
     config: ConfigReader, attention: Attention, names: WeightNames, eps: float, **experts: Any
 ) -> ModelSpec:
-    """`experts` are arguments of `read_experts`."""
+    """Read a decoder with experts. `experts`: arguments of `read_experts`."""
     normalised = config.flag("norm_topk_prob", False)
     mixture = read_experts(config, normalised=normalised, **experts)
     return decoder(config, attention, names, eps=eps, experts=mixture)
 
 
 def _sparse_layers(config: ConfigReader) -> tuple[int, ...]:
-    """Every `decoder_sparse_step`-th layer has experts, except `mlp_only_layers`."""
+    """Return the layers with experts: every `decoder_sparse_step`-th except `mlp_only_layers`."""
     step = config.size("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers", COUNTS.or_none(), None) or []
     return tuple(i for i in range(config.layers()) if (i + 1) % step == 0 and i not in dense)
@@ -89,7 +89,7 @@ def _sparse_layers(config: ConfigReader) -> tuple[int, ...]:
 
 @family("OlmoeForCausalLM", "olmoe", eos=50279)
 def olmoe(config: ConfigReader) -> ModelSpec:
-    """OLMoE: experts in all layers, and norms of all queries and all keys of a token."""
+    """OLMoE: experts in all layers, and norms over all queries and all keys of a token."""
     config.only("clip_qkv", None)
     divided_heads(config)
     attention = grouped_attention(config, **biases(config), joint_norm=True)
@@ -98,7 +98,7 @@ def olmoe(config: ConfigReader) -> ModelSpec:
 
 @family("Qwen2MoeForCausalLM", "qwen2_moe")
 def qwen2_moe(config: ConfigReader) -> ModelSpec:
-    """Qwen2-MoE and Qwen1.5-MoE: Qwen2 with experts, one of which all tokens have."""
+    """Qwen2-MoE and Qwen1.5-MoE: Qwen2 with experts, and a shared expert for all tokens."""
     last = config.get("max_window_layers", COUNT, 28)
     windows = windows_by_layer(
         config, chosen_window(config, WINDOW), lambda index: index % 2 == 0 and index < last
@@ -162,14 +162,14 @@ GPT_OSS_YARN: dict[str, Any] = {
     "truncate": False,
     ORIGINAL: 4096,
 }
-"""The rotation of a file that does not say."""
+"""Rotation of a file that states none."""
 
 
 @family("GptOssForCausalLM", "gpt_oss")
 def gpt_oss(config: ConfigReader) -> ModelSpec:
     """gpt-oss: experts with biases and a clamped activation, attention with sinks, windows in every
     other layer, YaRN."""
-    config.only("hidden_act", "silu")  # which transformers does not look at
+    config.only("hidden_act", "silu")  # transformers ignores it
     window = config.get("sliding_window", SIZE.or_none(), GPT_OSS_WINDOW)
     attention = grouped_attention(
         config,
@@ -189,7 +189,7 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
 
 
 NORM_EPS = 1e-6
-"""Epsilon of the norms of latents; other norms may have another one."""
+"""Epsilon of the norms of latents; other norms may have another epsilon."""
 _DEEPSEEK_NAMES = LLAMA.with_parts(
     qkv=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     q_norm="self_attn.q_a_layernorm",
@@ -213,8 +213,8 @@ def _deepseek(
     further_layers: int = 0,
     kinds: Mapping[str, str] = KINDS,
 ) -> ModelSpec:
-    """A model with these experts; `neighbours`: how numbers are paired to be rotated, `kinds`: see
-    `read_rope`."""
+    """Read a model with these experts. `neighbours`: whether neighbours are rotated with each
+    other. `kinds`: see `read_rope`."""
     rotated = config.size("qk_rope_head_dim", 64)
     if rotated % 2:
         config.refuse("qk_rope_head_dim", f"{rotated} numbers are not pairs")
@@ -225,8 +225,8 @@ def _deepseek(
 
 
 def _mixture(config: ConfigReader, *, first_dense: int, shared: int, **features: Any) -> Experts:
-    """`first_dense` and `shared` are how many layers have no experts, and how many experts all
-    tokens have, in a file without the keys; `features` are fields of `Experts`."""
+    """Read a mixture of experts. `first_dense` (number of layers without experts) and `shared`
+    (number of shared experts) are defaults; `features` are fields of `Experts`."""
     first = config.get("first_k_dense_replace", COUNT, first_dense)
     config.only("moe_layer_freq", 1)
     config.pass_over("ep_size", "seq_aux", "aux_loss_alpha")
@@ -243,8 +243,8 @@ def _mixture(config: ConfigReader, *, first_dense: int, shared: int, **features:
 def _in_groups(
     config: ConfigReader, experts: Experts, groups: Any = REQUIRED, counted: Any = REQUIRED
 ) -> Experts:
-    """`experts` in groups, as many as `n_group` says, of which `topk_group` count; `groups` and
-    `counted` are those of a file without the keys."""
+    """Put `experts` into `n_group` groups, of which the best `topk_group` count. `groups` and
+    `counted` are the defaults."""
     groups, counted = config.size("n_group", groups), config.size("topk_group", counted)
     if experts.count % groups or experts.best_of_group > experts.count // groups:
         config.refuse("n_group", f"n_routed_experts ({experts.count}) are not as many groups")
@@ -271,7 +271,7 @@ def _attention(config: ConfigReader, rotated: int, rope: Rope) -> Attention:
         config.refuse("kv_lora_rank", "an odd number is not supported")
     if config.size("head_dim", rotated) != rotated:
         config.refuse("head_dim", f"qk_rope_head_dim is {rotated}")
-    config.pass_over("qk_head_dim")  # it follows from the others
+    config.pass_over("qk_head_dim")  # follows from other keys
     biased = config.flag("attention_bias", False)
     if biased and not latent.query_rank:
         config.refuse("attention_bias", "it is not supported without q_lora_rank")
@@ -288,7 +288,7 @@ def _attention(config: ConfigReader, rotated: int, rope: Rope) -> Attention:
 
 
 def _growth(rope: Rope) -> float:
-    """YaRN's factor of queries and keys, besides that of cos and sin."""
+    """Return YaRN's factor of queries and keys, besides that of cos and sin."""
     weight = rope.parameters.get("mscale_all_dim")
     if rope.kind != "yarn" or not weight:
         return 1.0
@@ -334,7 +334,7 @@ _SARVAM = {
 
 
 def _sarvam(config: ConfigReader) -> ConfigReader:
-    """`config`, also as it is published for code of its own: transformers 5.24 reads it so."""
+    """Read `config` also with the keys of Sarvam's own code, as transformers 5.24 does."""
     others = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
     config.pass_over("head_dim", "q_head_dim", "output_dropout", "router_dtype")
     config.only("moe_router_enable_expert_bias", True)
@@ -347,8 +347,8 @@ def _sarvam(config: ConfigReader) -> ConfigReader:
 
 @family("DeepseekV3ForCausalLM SarvamMLAForCausalLM", "deepseek_v3 sarvam_mla", bos=0, eos=1)
 def deepseek_v3(config: ConfigReader) -> ModelSpec:
-    """DeepSeek-V3, R1 and Sarvam: shares are sigmoids, to which a correction is added in the choice
-    alone, and a group counts by its two best experts."""
+    """DeepSeek-V3, R1 and Sarvam: shares are sigmoids. A correction is added for the choice alone,
+    and a group counts by its two best experts."""
     kinds = KINDS
     if config.get("model_type", TEXT) == "sarvam_mla":
         config, kinds = _sarvam(config), {**KINDS, "deepseek_yarn": "yarn"}

@@ -1,4 +1,4 @@
-"""From a `config.json` to a spec: what families have in common."""
+"""Read the parts of a `config.json` that families have in common into a spec."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PLAIN_ACTIVATIONS: dict[str, Activation] = {
 }
 """Activations of MLPs without a gate."""
 WINDOW = 4096
-"""The sliding window of a file that does not say, in all families that have one."""
+"""Sliding window of a file that states none, in all families with windows."""
 
 
 COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -56,10 +56,9 @@ COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 class Family(msgspec.Struct, frozen=True, eq=False):
-    """Models that one function reads.
-
-    `model_types`: transformers' names for configurations of these `architectures`. The tokens begin
-    and end a text where the folder does not say."""
+    """Models whose configuration one function reads. `model_types`: transformers' names for the
+    configurations of these `architectures`. The token ids begin and end a text if the folder states
+    none."""
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
@@ -93,7 +92,7 @@ LLAMA = WeightNames(
     final_norm="model.norm",
     head="lm_head",
 )
-"""The names of Llama's weights, which most families have."""
+"""Names of Llama's weights, which most families share."""
 QK_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
 
@@ -112,9 +111,9 @@ def decoder(
     tied: bool = False,
     **features: Any,
 ) -> ModelSpec:
-    """A decoder with RMSNorm (see `Norm`) unless `norm` is given, and with `gated_mlp` unless `mlp`
-    is. `eps` and `tied` are those of a file without the keys; `rope` and `context` None: as
-    `read_rope` and `read_context` find them; `features` are fields of `ModelSpec`."""
+    """Read a decoder, by default with RMSNorm (see `Norm`) and `gated_mlp`. `eps` and `tied` are
+    defaults for missing keys. `rope` and `context` None: from `read_rope` and `read_context`.
+    `features` are fields of `ModelSpec`."""
     rope = rope or read_rope(config)
     check_factors(config, rope, attention.head_dim)
     if norm is None:
@@ -143,8 +142,8 @@ def grouped_attention(
     head_dim: int | None = None,
     **features: Any,
 ) -> Attention:
-    """`windows` None: full attention in all layers. `kv_heads` and `head_dim` are those of a file
-    without the keys; None: as many as heads, hidden_size / heads. `features` are fields of
+    """Read attention. `windows` None: full attention in all layers. `kv_heads` and `head_dim` are
+    defaults for missing keys; None: as many as heads, hidden_size / heads. `features` are fields of
     `Attention`."""
     heads = config.size("num_attention_heads")
     kv_heads = config.get("num_key_value_heads", SIZE.or_none(), kv_heads) or heads
@@ -170,7 +169,7 @@ def grouped_attention(
 
 
 def multi_head_attention(config: ConfigReader, **features: Any) -> Attention:
-    """As `grouped_attention`, of a family with as many heads of keys as of queries."""
+    """Read `grouped_attention` with as many heads of keys as of queries."""
     divided_heads(config)
     config.only("num_key_value_heads", config.size("num_attention_heads"))
     return grouped_attention(config, **features)
@@ -191,7 +190,7 @@ def no_rope(config: ConfigReader) -> Rope:
 
 
 def biases(config: ConfigReader) -> dict[str, Any]:
-    """Fields of `Attention`: `attention_bias` is that of all its projections."""
+    """Read `attention_bias` for all projections; return fields of `Attention`."""
     biased = config.flag("attention_bias", False)
     return {"qkv_bias": biased, "output_bias": biased}
 
@@ -199,7 +198,7 @@ def biases(config: ConfigReader) -> dict[str, Any]:
 def gated_mlp(
     config: ConfigReader, bias: bool = False, key: str = "hidden_act", default: str = "silu"
 ) -> Mlp:
-    """An MLP whose activation is what `key` says, `default` where it is not there."""
+    """Read an MLP with the activation at `key`, by default `default`."""
     activation = _activation(config, key, default, ACTIVATIONS)
     return Mlp(config.size("intermediate_size"), activation, True, bias)
 
@@ -207,7 +206,7 @@ def gated_mlp(
 def plain_mlp(
     config: ConfigReader, bias: bool, default: str = "gelu", inner_size: int | None = None
 ) -> Mlp:
-    """An MLP without a gate; `inner_size` None: what `intermediate_size` says."""
+    """Read an MLP without a gate. `inner_size` None: `intermediate_size`."""
     activation = _activation(config, "hidden_act", default, PLAIN_ACTIVATIONS)
     return Mlp(inner_size or config.size("intermediate_size"), activation, False, bias)
 
@@ -230,8 +229,8 @@ def read_experts(
     layers: tuple[int, ...] | None = None,
     **features: Any,
 ) -> Experts:
-    """A mixture of experts in these `layers`, None: in all. `count` and `chosen` are those of a
-    file without the keys; `features` are fields of `Experts`."""
+    """Read a mixture of experts in `layers`; None: in all. `count` and `chosen` are defaults for
+    missing keys; `features` are fields of `Experts`."""
     keys = [key for key in COUNT_KEYS if key in config]
     found = config.size(keys[0], count) if keys else count
     for key in keys[1:]:
@@ -251,21 +250,21 @@ def layer_norm(
     bias: bool = True,
     placement: Placement = "before",
 ) -> Norm:
-    """LayerNorm, whose `eps` is what `key` says."""
+    """Read LayerNorm, with `eps` at `key`."""
     eps = float(config.get(key, NOT_NEGATIVE, 1e-5))
     return Norm(eps, kind="layer", placement=placement, bias=bias)
 
 
 def same_windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """`sliding_window` in all layers."""
+    """Read `sliding_window` for all layers."""
     return (config.get("sliding_window", SIZE.or_none(), None),) * config.layers()
 
 
 def windows_by_layer(
     config: ConfigReader, window: int | None, slides: Callable[[int], bool] = lambda index: True
 ) -> tuple[int | None, ...]:
-    """The windows that `layer_types` gives, where `window` is that of the layers which have one.
-    Without `layer_types`, these are the layers whose index `slides`."""
+    """Read each layer's window from `layer_types`: `window` or none. Without `layer_types`, layers
+    whose index `slides` have the window."""
     count = config.layers()
     kinds = config.get("layer_types", TEXTS.or_none(), None)
     if kinds is None:
@@ -279,8 +278,8 @@ def windows_by_layer(
 
 
 def chosen_window(config: ConfigReader, default: int | None) -> int | None:
-    """`sliding_window`, `default` where it is not there; None unless `use_sliding_window`. Where
-    nothing uses it, transformers writes 0 into some files."""
+    """Return `sliding_window`, by default `default`; None unless `use_sliding_window`. transformers
+    writes 0 into some files without windows."""
     used = config.flag("use_sliding_window", False)
     window: int | None = config.get("sliding_window", (SIZE if used else COUNT).or_none(), default)
     return window if used else None
@@ -288,7 +287,7 @@ def chosen_window(config: ConfigReader, default: int | None) -> int | None:
 
 # Positions ----------------------------------------------------------------------------------------
 #
-# How a file says that positions rotate queries and keys, and how many positions there are. Old
+# Read the rotation of queries and keys by positions, and the number of positions. Old
 # checkpoints have `rope_theta` and `rope_scaling`, new ones have all of it in `rope_parameters`; a
 # value that stands in two places counts as in transformers.
 
@@ -305,7 +304,7 @@ COMMON: dict[str, Kind] = {
     "rope_theta": POSITIVE,
     PARTIAL: NUMBER.or_none(),
 }
-"""The keys of `rope_parameters` of every rope type."""
+"""Keys of `rope_parameters` of every rope type."""
 
 OF_KIND: dict[str, dict[str, Kind]] = {
     "default": {},
@@ -320,7 +319,7 @@ OF_KIND: dict[str, dict[str, Kind]] = {
         "mscale": NOT_NEGATIVE.or_none(),
         "mscale_all_dim": NOT_NEGATIVE.or_none(),
         "truncate": _TRUE_OR_FALSE,
-        "finetuned": _TRUE_OR_FALSE,  # a remark: how the checkpoint was made
+        "finetuned": _TRUE_OR_FALSE,  # a remark on the checkpoint's training
     },
     "longrope": {
         "short_factor": _FACTORS,
@@ -336,8 +335,7 @@ OF_KIND: dict[str, dict[str, Kind]] = {
         ORIGINAL: SIZE.or_none(),
     },
 }
-"""The supported rope types, each with the keys that it has beside those; it cannot do without those
-that may not be null."""
+"""Supported rope types, each with its further keys; keys that may not be null are required."""
 
 KINDS = {kind: kind for kind in OF_KIND}
 NONE: Mapping[str, Any] = {}
@@ -356,13 +354,13 @@ def read_rope(
     own: Mapping[str, Kind] = NONE,
     unstated: Mapping[str, Any] = NONE,
 ) -> Rope:
-    """How a family rotates.
+    """Read a family's rotation.
 
-    `theta`, `original` (the context before it was extended) and `partial` (the share of a head that
-    is rotated) are those of a file that has none. `head_dim` is given where the family can rotate a
-    part of a head. `kinds` are the rope types that it has, by what it calls them. Outside of
-    `rope_parameters`, theta and share are called `theta_key` and `partial_key`; inside, there may
-    be keys of its `own`. `unstated` are the parameters of a file that states none.
+    `theta`, `original` (the context before extension) and `partial` (the rotated share of a head)
+    are defaults. `head_dim` is given if the family can rotate a part of a head. `kinds`: the file's
+    names of the family's rope types -> rope types. Outside of `rope_parameters`, theta and share
+    have the keys `theta_key` and `partial_key`; inside, there may be keys of the family's `own`.
+    `unstated`: the parameters of a file that states none.
     """
     where, parameters = "rope_parameters", config.get("rope_parameters", TABLE.or_none(), None)
     if scaling := config.get("rope_scaling", TABLE.or_none(), None):
@@ -383,10 +381,9 @@ def read_rope(
 def read_two_ropes(
     config: ConfigReader, theta: float, local_theta: float, local_key: str = "rope_theta"
 ) -> Rope:
-    """How a family rotates whose layers with windows never were extended to longer contexts:
-    `rope_parameters` has an object for each type of layer, an older `rope_scaling` is that of the
-    layers without windows. `theta` and `local_theta` are those of a file without `rope_theta` and
-    `local_key`."""
+    """Read a family's two rotations; that of layers with windows is never extended.
+    `rope_parameters` has an object for each type of layer; the older `rope_scaling` is for layers
+    without windows. `theta` and `local_theta` are defaults for `rope_theta` and `local_key`."""
     nested = config.get("rope_parameters", TABLE.or_none(), None) or {}
     if not nested.keys() <= {"full_attention", "sliding_attention"}:
         config.refuse("rope_parameters", "only full_attention and sliding_attention are known")
@@ -427,14 +424,14 @@ def check_factors(config: ConfigReader, rope: Rope, head_dim: int) -> None:
 
 
 def read_context(config: ConfigReader, rope: Rope) -> int:
-    """How many positions the model was made for.
+    """Return the number of positions that the model was made for.
 
-    `max_position_embeddings` of a checkpoint that is to be extended by interpolation is mostly the
-    length before that: those who add YaRN to a `config.json` (as model cards of Qwen tell them to)
-    add `rope_scaling` alone, and of `linear` transformers' documentation says not to change it. So
-    the length that scaling gives counts, unless the file names a longer one. With `llama3` and
-    `longrope` it is the length that was reached, and `dynamic` leaves it as it is: its angles
-    depend on the length of the text beyond it, which cached keys cannot follow.
+    `max_position_embeddings` is mostly the length before an extension by interpolation. YaRN is
+    usually added to a `config.json` as `rope_scaling` alone (as Qwen's model cards advise). With
+    `linear`, transformers' documentation says not to change the key. So the length after scaling
+    counts, unless the file states a longer one. With `llama3` and `longrope` the key is the length
+    after scaling. `dynamic` leaves the length as stated: beyond, angles depend on the length of the
+    text, which cached keys cannot follow.
     """
     stated = config.size("max_position_embeddings")
     if rope.kind == "linear":
@@ -453,9 +450,9 @@ def _kind(
     original: int | None,
     own: Mapping[str, Kind] = NONE,
 ) -> str:
-    """The rope type, of one of `kinds`, after a check that its parameters are known and complete;
-    those that follow from others are added. `original`: what the file says outside of them; `own`:
-    keys of the family's own."""
+    """Return the rope type, one of `kinds`. Checks that parameters are known and complete, and adds
+    parameters that follow from others. `original`: the file's value outside the parameters; `own`:
+    the family's own keys."""
     name, kind = _named_kind(config, where, parameters, kinds)
     for needed, values in OF_KIND[kind].items():
         if not values.fits(None) and parameters.get(needed) is None:
@@ -463,7 +460,7 @@ def _kind(
     _check(config, where, parameters, name, COMMON | OF_KIND[kind] | dict(own))
     context = config.size("max_position_embeddings")
     if ORIGINAL in OF_KIND[kind]:
-        # Outside of `rope_parameters` it counts for more.
+        # The value outside of `rope_parameters` goes first.
         parameters[ORIGINAL] = original or parameters.get(ORIGINAL) or context
     if kind == "longrope":
         if parameters[ORIGINAL] == 1:
@@ -478,7 +475,7 @@ def _kind(
 def _named_kind(
     config: ConfigReader, where: str, parameters: dict[str, Any], kinds: Mapping[str, str]
 ) -> tuple[str, str]:
-    """The file's name for the rope type, and the type. `type` is the older key."""
+    """Return the file's name for the rope type, and the type. `type` is the older key."""
     names = [parameters[key] for key in ("rope_type", "type") if key in parameters] or ["default"]
     for name in names:
         if not TEXT.fits(name):
@@ -491,7 +488,7 @@ def _named_kind(
 
 
 def _set_theta(config: ConfigReader, key: str, parameters: dict[str, Any], default: float) -> None:
-    """Add `rope_theta`, unless it is there: then `key` of the file does not count, nor its null."""
+    """Add `rope_theta` if missing; if present, `key` of the file and its null do not count."""
     theta = config.get(key, POSITIVE.or_none() if "rope_theta" in parameters else POSITIVE, default)
     parameters.setdefault("rope_theta", theta)
 
@@ -499,7 +496,7 @@ def _set_theta(config: ConfigReader, key: str, parameters: dict[str, Any], defau
 def _rotated(
     config: ConfigReader, key: str, parameters: dict[str, Any], head_dim: int | None
 ) -> int | None:
-    """How many numbers of a head are rotated; None: all."""
+    """Return the number of rotated numbers of a head; None: all."""
     share = parameters.get(PARTIAL)
     if share in (1.0, None):
         return None
@@ -516,8 +513,7 @@ def _check(
     name: str,
     known: Mapping[str, Kind],
 ) -> None:
-    """Refuse what a rotation of this name, whose `known` keys these are, does not use, unless it
-    has no value."""
+    """Refuse keys, unless null, that are not among the `known` keys of a rotation's name."""
     if "beta_fast" in known and parameters.get("attn_factor") is not None:
         config.refuse(where, _of_attn_factor(parameters))
     for key, value in sorted(parameters.items()):

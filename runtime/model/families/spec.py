@@ -1,8 +1,8 @@
-"""What a decoder computes: sizes, parts, and what its weights are called.
+"""Specify a decoder's computation: sizes, parts and names of weights.
 
-A field with a default is a feature, and its default means that the model does not have it: a
-decoder that has never heard of a feature may run every model without it and refuses the others
-(`support`). So a new feature is a new field with a default, and nothing else has to know.
+A field with a default is a feature; the default means that the model lacks the feature. A decoder
+that does not know a feature may run all models without it and refuses the others (`support`). So a
+new feature is a new field with a default, and no other code has to know.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from msgspec.structs import FieldInfo, fields, replace
 
 # Support ------------------------------------------------------------------------------------------
 #
-# Which specs a decoder can compute: a decoder lists what it knows, the rest is refused by name.
+# Check the specs of a decoder: it lists supported values, and refuses the rest by name.
 
 
 Support = Mapping[str, Collection[str]]
-"""By a field's path in the spec ("attention.scale"): the values a decoder knows beside the default,
-of a part of the spec the name of its type; none: whatever value the field has. A field that is not
-here is known at its default only."""
+"""Values that a decoder supports beside the default, by a field's path in the spec
+("attention.scale"). A part of the spec is named by its type; an empty collection allows any value.
+A field that is missing here is supported at its default only."""
 
 
 def known(fields: str) -> Support:
@@ -32,7 +32,7 @@ def known(fields: str) -> Support:
 
 
 def why_not(spec: Any, support: Support, prefix: str = "") -> str | None:
-    """The first field whose value is not supported, in words; None if there is none."""
+    """Name the first field whose value is not supported, in words; None if all are supported."""
     for part in _fields(spec.__class__):
         path, value = prefix + part.name, getattr(spec, part.name)
         is_part = isinstance(value, msgspec.Struct)
@@ -68,10 +68,10 @@ Placement = Literal["before", "after", "around", "once"]
 
 
 class Norm(msgspec.Struct, frozen=True):
-    """The norms of the layers and the one before the head: RMSNorm, or LayerNorm ("layer"), with a
-    `bias` or without. `placement` in each residual branch: "before" attention or MLP, "after" it,
-    or "around" it, which is both; "once": one norm before attention and MLP, which are `parallel`.
-    `offset` is added to the weights that a checkpoint has."""
+    """Norms of the layers and before the head: RMSNorm or LayerNorm ("layer"), with or without
+    `bias`. `placement` in each residual branch: "before" attention or MLP, "after" it, or "around"
+    it (both); "once": one norm before attention and MLP, which are `parallel`. `offset` is added to
+    the checkpoint's weights."""
 
     eps: float
     kind: Literal["rms", "layer"] = "rms"
@@ -81,11 +81,11 @@ class Norm(msgspec.Struct, frozen=True):
 
 
 class Latent(msgspec.Struct, frozen=True):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): what is cached of a token is one
-    vector, `rank` numbers from which the keys and values of all heads follow, and the rotated
-    numbers behind them that all heads' keys have in common. A head's key has `plain` numbers before
-    those, its value `values`. With a `query_rank`, queries are made of so many numbers. These and
-    the `rank` numbers are normed by RMSNorm with `eps`."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). A token's cached vector has
+    `rank` numbers, from which all heads' keys and values follow, then the rotated numbers that all
+    heads' keys share. A head's key has `plain` numbers before the rotated ones, its value `values`.
+    With a `query_rank`, queries are made of that many numbers. The query's numbers and the `rank`
+    numbers are normed by RMSNorm with `eps`."""
 
     rank: int
     plain: int
@@ -95,17 +95,16 @@ class Latent(msgspec.Struct, frozen=True):
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """Grouped-query attention. Scores are `scale` times q . k, then, with a `soft_cap` c > 0,
-    c * tanh(score / c).
+    """Grouped-query attention. Scores are `scale` times q . k, then, with a `soft_cap` c > 0, c *
+    tanh(score / c).
 
     `windows[i]` is layer i's sliding window (a token sees itself and the `window - 1` tokens before
-    it), None for full attention. Before they are rotated, queries and keys are normed by RMSNorm:
-    with `head_norm` each head, with `joint_norm` all heads of a token together; with `own_norms`
-    by LayerNorm, each head with weights of its own. With `sinks` each head of queries has a number
-    s of its own in the softmax, as if one key more had the score s, and a value of zero. With
-    `latent` there is one head of keys, of `head_dim` numbers, and values are a part of it. With
-    `growth` (b, n) the queries at position p are multiplied by
-    1 + b * ln(1 + floor(p / n)).
+    it), None for full attention. Before rotation, queries and keys are normed by RMSNorm: with
+    `head_norm` each head, with `joint_norm` all heads of a token together. With `own_norms`
+    LayerNorm norms each head with its own weights. With `sinks` each query head has a number s in
+    the softmax, like a further key with score s and value zero. With `latent` there is one key
+    head, of `head_dim` numbers, and values are a part of it. With `growth` (b, n) the queries at
+    position p are multiplied by 1 + b * ln(1 + floor(p / n)).
     """
 
     num_heads: int
@@ -125,17 +124,17 @@ class Attention(msgspec.Struct, frozen=True):
 
     @property
     def normed_by_head(self) -> bool:
-        """Whether the weights of `joint_norm` or `own_norms` are as many as all heads' numbers."""
+        """Whether `joint_norm` or `own_norms` has as many weights as all heads have numbers."""
         return self.joint_norm or self.own_norms
 
     @property
     def cached(self) -> int:
-        """How many vectors of a token each head of keys keeps: its key, and mostly its value."""
+        """Number of vectors that a key head caches of a token: its key, mostly its value."""
         return 1 if self.latent else 2
 
 
 class Mlp(msgspec.Struct, frozen=True):
-    """down(activation(gate(x)) * up(x)), or if it is not `gated` down(activation(up(x))), with
+    """MLP: down(activation(gate(x)) * up(x)), or down(activation(up(x))) if not `gated`, with
     `inner_size` numbers in between."""
 
     inner_size: int
@@ -145,19 +144,19 @@ class Mlp(msgspec.Struct, frozen=True):
 
 
 class Experts(msgspec.Struct, frozen=True):
-    """A mixture of experts in place of the MLP of the layers `layers`: of `count` gated MLPs with
-    `inner_size` numbers in between, each token has the `chosen` that a router scores best. Their
-    outputs are added up, each times its share. Shares are the softmax of all scores, or the
-    sigmoid of each; those of the chosen are divided by their sum if `normalised`, and multiplied
-    by `factor`.
+    """Mixture of experts in place of the MLP of the layers `layers`. Of `count` gated MLPs with
+    `inner_size` inner numbers, each token uses the `chosen` that a router scores best. The output
+    is the sum of their outputs, each times its share. Shares are the softmax of all scores, or the
+    sigmoid of each. The chosen shares are divided by their sum if `normalised`, and multiplied by
+    `factor`.
 
-    Who is chosen: experts are in `groups`, of which those `chosen_groups` count that have the
-    largest sum of their `best_of_group` best shares. With `correction` each expert has a number
-    that is added to its share in this alone.
+    The choice: experts are in `groups`, of which the `chosen_groups` count that have the largest
+    sum of their `best_of_group` best shares. With `correction` each expert has a number that is
+    added to its share for the choice alone.
 
-    With a `shared_size` there is a further MLP of that inner size which all tokens have; with
-    `shared_gate` its output is multiplied by the sigmoid of a product of its own. The activation is
-    that of `ModelSpec.mlp`, unless there is a `clamp` (a, c): of the gate g and what it gates, u,
+    With a `shared_size` there is a further MLP of that inner size for all tokens; with
+    `shared_gate` its output is multiplied by the sigmoid of its own product. The activation is that
+    of `ModelSpec.mlp`, unless there is a `clamp` (a, c), for gate g and up u:
 
         g' = min(g, c),  u' = min(max(u, -c), c)
         g' * sigmoid(a * g') * (u' + 1)
@@ -183,10 +182,10 @@ class Experts(msgspec.Struct, frozen=True):
 
 class Rope(msgspec.Struct, frozen=True):
     """Rotary position embedding. `kind` and `parameters` are those of transformers'
-    `rope_parameters` ("rope_theta" among them). The first `rotated` numbers of a head are rotated,
-    None: all; each with the one half of them further on, or with its neighbour if `neighbours`.
-    Nothing is rotated in the layers `unrotated_layers`. With a `local_theta`, layers with a window
-    have the `kind` "default" with this `rope_theta`."""
+    `rope_parameters` ("rope_theta" among them). The first `rotated` numbers of a head are rotated
+    (None: all), each with the number half of `rotated` further on, or with its neighbour if
+    `neighbours`. The layers `unrotated_layers` rotate nothing. With a `local_theta`, layers with a
+    window have the `kind` "default" with this `rope_theta`."""
 
     kind: str
     parameters: Mapping[str, Any]
@@ -197,25 +196,23 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class WeightNames(msgspec.Struct, frozen=True):
-    """The modules of a checkpoint; their tensors are `<module>.weight` and `<module>.bias`.
+    """Names of a checkpoint's modules; their tensors are `<module>.weight` and `<module>.bias`.
 
-    Of layers with experts, `router`, `expert_gate_up` and `expert_down` (with the expert's index in
-    them), `shared_gate_up`, `shared_down` and `shared_gate` are among the `parts`.
+    `parts`: our name (a field of `LayerWeights`) -> modules whose rows are joined, behind `layer`
+    (with the layer's index). A checkpoint with joined rows names one module. Layers with experts
+    have `router`, `expert_gate_up` and `expert_down` (with the expert's index), `shared_gate_up`,
+    `shared_down` and `shared_gate` among the parts. `qkv_by_group`: rows are joined group by group;
+    a group is the query heads of a key head, the key head and the value head. Norms of single heads
+    are one module, or one for each head, with the head's index in its name.
 
-    `parts` are a layer's: our name (a field of `LayerWeights`) -> the modules, behind `layer` (with
-    the layer's index in it), whose rows are joined to make it. A checkpoint that has already joined
-    them names one. `qkv_by_group`: these rows are joined group by group, each of which is a key's
-    head behind the heads of queries that attend to it, and the value's. Tensors with one of the
-    endings `buffers` are no weights. `others` are further names that a checkpoint may have.
-    `positions`: the table of learned positions. With `transposed`, the layers' matrices have a row
-    for each input. Where heads have norms of their own, one module has those of all of them, or
-    there is one for each, with the head's index in its name. With `stacks`, a module has a matrix
-    or a vector for each expert of a layer. Where these are "alternating", gate and up are one
-    module, whose rows alternate; its tensors are `<module>` and `<module>_bias`, and where they are
-    not quantised a matrix has a row for each input. In place of `kv_up` there may be `k_up` and
-    `v_up`, each with a matrix for each head; that of keys then has a row for each number of a
-    latent. `further_layers`: so many behind the last one are for other ends. What begins as one of
-    `apart` is of other models in the checkpoint.
+    `buffers`: endings of tensors that are no weights. `others`: further names that a checkpoint may
+    have. `positions`: the table of learned positions. `transposed`: the layers' matrices have a row
+    for each input. `stacks`: a module has a matrix or a vector for each expert of a layer. If
+    "alternating", gate and up are one module with alternating rows, and tensors `<module>` and
+    `<module>_bias`; matrices that are not quantised have a row for each input. `k_up` and `v_up`
+    may replace `kv_up`, each with a matrix for each head; a key matrix has a row for each number of
+    a latent. `further_layers`: number of layers behind the last one that are not used. `apart`:
+    beginnings of the names of other models' weights in the checkpoint.
     """
 
     embedding: str
@@ -233,16 +230,16 @@ class WeightNames(msgspec.Struct, frozen=True):
     apart: tuple[str, ...] = ()
 
     def with_parts(self, **parts: str | tuple[str, ...]) -> WeightNames:
-        """These names, with further parts or other ones, each of one module or of several."""
+        """Return these names with further or replaced parts, each of one module or of several."""
         new = {name: (one,) if isinstance(one, str) else one for name, one in parts.items()}
         return replace(self, parts={**self.parts, **new})
 
 
 class TransformersModules(msgspec.Struct, frozen=True):
-    """Layers, embedding and head that are transformers' own modules, of the class `architecture`,
-    with `numbers` parameters. A head has keys of `key_size` numbers and values of `value_size`; the
-    cache has room for the larger. `norm`, `mlp`, `rope` and `names` of the spec then say nothing,
-    and the scale and cap of attention are what each layer says."""
+    """Transformers' own modules for layers, embedding and head, of the class `architecture`, with
+    `numbers` parameters. A head has keys of `key_size` numbers and values of `value_size`; the
+    cache has room for the larger. `norm`, `mlp`, `rope` and `names` of the spec are then unused.
+    Each layer states scale and cap of its attention."""
 
     architecture: str
     numbers: int
@@ -251,16 +248,15 @@ class TransformersModules(msgspec.Struct, frozen=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """A decoder. `max_context` is the most positions it was made for.
+    """Specification of a decoder. `max_context`: the most positions it was made for.
 
-    Features besides those of its parts: what the embedding is multiplied by, what each part's
-    output is multiplied by before it is added to the residual stream, and what is done to logits,
-    in this order: multiplied, then capped as attention's scores are. `rounded_multiplier`: that of
-    the embedding is rounded to the model's type first. `parallel`: the MLP reads the residual
-    stream as attention found it, and both outputs are added to that. `learned_positions`: a row
-    for each of so many positions is added to the embedding; in the checkpoint it stands behind
-    `skipped_positions` others. `labels`: the head gives so many scores of a text instead of logits
-    of tokens; 0: there is no head. `transformers`: its modules compute the layers.
+    Further features: multipliers of the embedding, and of each part's output before the residual
+    sum; logits are multiplied, then capped as attention's scores are. `rounded_multiplier`: the
+    embedding's multiplier is first rounded to the model's dtype. `parallel`: the MLP reads the same
+    residual stream as attention, and both outputs are added. `learned_positions`: number of rows of
+    a table added to the embedding; the checkpoint's table has `skipped_positions` rows before.
+    `labels`: the head gives this number of scores of a text instead of logits; 0: no head.
+    `transformers`: its modules compute the layers.
     """
 
     vocab_size: int
@@ -287,5 +283,5 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     @property
     def head_rows(self) -> int:
-        """How many outputs the head has."""
+        """Number of outputs of the head."""
         return self.vocab_size if self.labels is None else self.labels

@@ -1,4 +1,4 @@
-"""Which family a checkpoint is of: every `Family` that a file beside this one defines."""
+"""Find the family of a checkpoint among the `Family` objects that this folder's files define."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Tasks --------------------------------------------------------------------------------------------
 #
-# Architectures of known families whose checkpoints have another head, or none: classifiers and
+# Find known families of architectures with another head or without one: classifiers and
 # models that embed texts.
 
 
 TEXT_ENDINGS = ("ForCausalLM", "LMHeadModel")
 CLASSIFIER, BASE = "ForSequenceClassification", "Model"
 SCORES = "score"
-"""The module of a classifier's head, the same in all families."""
+"""Module of a classifier's head, the same in all families."""
 LABELS = 2
-"""How many labels there are where a configuration does not say."""
+"""Number of labels where a configuration states none."""
 
 
 def known_by(architecture: str, known: Mapping[str, Family]) -> Family | None:
-    """The family that an architecture belongs to, whatever its head; None: none of `known`."""
+    """Return the family of an architecture, whatever its head; None: none of `known`."""
     if architecture in known:
         return known[architecture]
     for ending in (CLASSIFIER, BASE):
@@ -52,10 +52,10 @@ def known_by(architecture: str, known: Mapping[str, Family]) -> Family | None:
 
 
 def with_head(spec: ModelSpec, architecture: str, config: ConfigReader) -> ModelSpec:
-    """What a family reads of a model that generates text, with the head of this architecture.
+    """Give the spec of a text generator the head of this architecture.
 
-    The names of a model saved without its head, which lack the first part, are among the `others`:
-    models that embed texts are stored so under any architecture.
+    A model saved without its head has names without the first part. Such names are among the
+    `others`: embedding models are stored so under any architecture.
     """
     names = spec.names
     found = _bare(names)
@@ -86,7 +86,7 @@ def _named_labels(config: ConfigReader) -> int:
 
 
 def _bare(names: WeightNames) -> WeightNames | None:
-    """The names without their first part; None where they have none in common."""
+    """Return the names without their first part; None if they have no common first part."""
     first = names.embedding.partition(".")[0] + "."
     inside = (names.embedding, names.layer, names.final_norm)
     if not all(name.startswith(first) for name in inside):
@@ -103,15 +103,15 @@ def _bare(names: WeightNames) -> WeightNames | None:
 
 # Text part ----------------------------------------------------------------------------------------
 #
-# The text model in a checkpoint of one that sees, too.
+# Find the text model in a checkpoint of a multimodal model.
 #
-# Its layers are those of a known family, and only the names of its weights begin in another way.
-# What makes images readable is passed over: without images it changes nothing.
+# The layers are a known family's; only the names of weights begin differently.
+# Weights and keys for images are skipped: without images they change nothing.
 
 
 class TextModel(msgspec.Struct, frozen=True):
-    """A text model: a family's architecture and `model_type`, and what it has where the file does
-    not say, as published files do not where a size is transformers' default."""
+    """Text model of a multimodal model: a family's architecture and `model_type`, and defaults for
+    missing keys. Published files omit sizes that are transformers' defaults."""
 
     architecture: str
     model_type: str
@@ -171,18 +171,17 @@ WHOLES: dict[str, Mapping[str, TextModel]] = {
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": _QWEN3_VL},
     "SmolVLMForConditionalGeneration": _IDEFICS,
 }
-"""Models that see, by their architectures: their text models, by the `model_type` of their
-`text_config`, or by their own where keys of texts and of images are not apart."""
+"""Text models of multimodal architectures, by the `model_type` of `text_config`, or by the file's
+own where keys of texts and images are not apart."""
 
 TIED = names("Gemma3ForConditionalGeneration Mistral3ForConditionalGeneration")
-"""Those whose head is the embedding where the whole does not say; a head of its own in the weights
-counts more."""
+"""Architectures with a tied head unless the file states otherwise; a stored head counts more."""
 
 OF_ALL = names(
     "architectures model_type bos_token_id eos_token_id dtype torch_dtype quantization_config "
     "tie_word_embeddings"
 )
-"""Keys of the whole that its text model has, too: the whole decides."""
+"""Keys of the whole model that its text model has, too: the whole model's value counts."""
 OF_IMAGES = names(
     "vision_config image_token_id image_token_index video_token_id video_token_index "
     "vision_start_token_id vision_end_token_id vision_token_id boi_token_index eoi_token_index "
@@ -200,21 +199,21 @@ PARTS = tuple(
         "image_newline",
     )
 )
-"""How the names of weights for images begin."""
+"""Beginnings of the names of weights for images."""
 STARTS = (
     ("model.language_model.", "lm_head"),
     ("language_model.model.", "language_model.lm_head"),
     ("model.text_model.", "lm_head"),
 )
-"""How those of the text model begin in place of "model.", and what its head is called."""
+"""Beginnings of the text model's names in place of "model.", each with the name of the head."""
 
 
 def text_part(
     file: Path, raw: Mapping[str, Any], ignored: Collection[str] | None = ()
 ) -> dict[str, Any] | None:
-    """The `config.json` of the text model in a model that sees; None: it is no such model. Raises
-    `UnsupportedModel` for a text model of no known family, and for keys that nobody knows;
-    `ignored` as in `ConfigReader.finish`."""
+    """Return the `config.json` of the text model in a multimodal model; None for other models.
+    Raises `UnsupportedModel` for a text model of no known family and for unknown keys; `ignored` as
+    in `ConfigReader.finish`."""
     config = ConfigReader(file, raw)
     architectures = config.get("architectures", TEXTS.or_none(), None) or []
     name = next((one for one in architectures if one in WHOLES), None)
@@ -223,7 +222,7 @@ def text_part(
     apart = "text_config" in raw
     text = dict(config.get("text_config", TABLE)) if apart else dict(raw)
     if apart:
-        # Some files say what texts have once more for the whole.
+        # Some files repeat the text model's keys for the whole.
         again = {key for key, value in text.items() if value is None or raw.get(key) == value}
         config.finish(IGNORED | OF_ALL | OF_IMAGES | again, ignored)
     kind = str(text.get("model_type"))
@@ -247,7 +246,7 @@ def text_part(
 
 
 def inside(names: WeightNames) -> WeightNames:
-    """The names of a family's weights in a checkpoint of a model that sees."""
+    """Return the names of a family's weights in a multimodal model's checkpoint."""
 
     def named(start: str, head: str) -> WeightNames:
         embedding, layer, norm = (
@@ -263,8 +262,8 @@ def inside(names: WeightNames) -> WeightNames:
 
 
 def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Qwen's rotations have positions in time, height and width. A text's are all the same, so
-    that it does not matter which numbers are rotated by which of them."""
+    """Drop Qwen's keys of positions in time, height and width: a text's three positions are equal,
+    so that their assignment to numbers does not matter."""
     plain = {k: v for k, v in rope.items() if k not in ("mrope_section", "mrope_interleaved")}
     kinds = ("type", "rope_type")
     return plain | {key: "default" for key in kinds if plain.get(key) == "mrope"}
@@ -275,7 +274,7 @@ def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def families() -> dict[str, Family]:
-    """Every family, by the names of its architectures."""
+    """Return every family, by the names of its architectures."""
     found: dict[str, Family] = {}
     for one in _defined():
         if isinstance(one, Family):
@@ -284,15 +283,15 @@ def families() -> dict[str, Family]:
 
 
 def _defined() -> Iterator[Any]:
-    """What the files of families define."""
+    """Iterate over all objects that the families' files define."""
     package = __name__.rpartition(".")[0]
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
         yield from vars(importlib.import_module(f"{package}.{file.name}")).values()
 
 
 def check_ignored(config: ConfigReader, ignored: Collection[str]) -> None:
-    """Raises `UnsupportedModel` where the user has a key ignored that some family reads: it is a
-    text in the code of that."""
+    """Raise `UnsupportedModel` if the user ignores a key that some family reads. Such a key is a
+    constant in the family's code."""
     for key in sorted(set(ignored).intersection(config) - IGNORED):
         codes = [one.read if isinstance(one, Family) else one for one in _defined()]
         if any(key in _texts(getattr(code, "__code__", None)) for code in codes):

@@ -1,7 +1,7 @@
-"""What llama.cpp's architectures are called by transformers, and what each says in its own way.
+"""Translate llama.cpp's architectures to transformers' names, and read their special keys.
 
-An architecture's metadata become the `config.json` that a family reads. Keys that most of them have
-are read in `config`; here stands what only some have.
+An architecture's metadata become the `config.json` that a family reads. `config` reads keys that
+most architectures have; this module reads keys of some alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rootlace.runtime.model.gguf.file import GgufFile, Texts
 
 # Metadata -----------------------------------------------------------------------------------------
 #
-# What a GGUF file says of its model: each key of its architecture is read or refused by name.
+# Read a GGUF file's metadata: each key of its architecture is read or refused by name.
 
 
 ONLY: dict[str, Any] = {
@@ -47,14 +47,14 @@ ONLY: dict[str, Any] = {
     "pooling_type": 0,
     "use_parallel_residual": False,
 }
-"""Keys of which one value is supported, where an architecture does not read them."""
+"""Keys of which one value is supported, unless an architecture reads the key."""
 REMARKS = ("rope.scaling.finetuned", "tensor_data_layout", "vocab_size")
-"""Keys that change nothing. How many tokens there are, the embedding says."""
+"""Keys that change nothing. The embedding has the number of tokens."""
 
 
 class Metadata(ConfigReader):
-    """The keys of a file that begin with its architecture's name, asked for without that name; what
-    is refused is called by its whole name."""
+    """Reader of keys that begin with the architecture's name, given without that name; errors have
+    the whole key."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self._tensors = file.tensors
@@ -70,8 +70,8 @@ class Metadata(ConfigReader):
         return key if key.startswith(self._prefix) else self._prefix + key
 
     def size(self, key: str, default: Any = REQUIRED) -> int:
-        """A positive integer. A list with one number for each layer counts as that number, if it is
-        the same for all."""
+        """Return a positive integer. A list with one number for each layer counts as the number if
+        all are equal."""
         same = Kind(
             "a positive integer, the same for all layers",
             lambda v: SIZE.fits(v) or (type(v) is list and len(set(v)) == 1 and SIZE.fits(v[0])),
@@ -80,14 +80,14 @@ class Metadata(ConfigReader):
         return found[0] if isinstance(found, list) else found
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """A number, as whoever wrote it will have written it: files have it rounded to float32."""
+        """Return a number as its author wrote it: files round numbers to float32."""
         return as_written(self.get(key, NUMBER, default))
 
     def has_tensor(self, name: str) -> bool:
         return name in self._tensors
 
     def floats(self, name: str) -> list[float] | None:
-        """The numbers of a small tensor; None if the file does not have it."""
+        """Return the numbers of a small tensor; None if the file lacks it."""
         tensor = self._tensors.get(name)
         if tensor is None:
             return None
@@ -98,7 +98,7 @@ class Metadata(ConfigReader):
     def finish(
         self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = NOT_ASKED
     ) -> None:
-        """Refuse the keys that nobody has read."""
+        """Refuse the keys that were not read."""
         self.pass_over(*REMARKS)
         for key, value in ONLY.items():
             if self.name(key) not in self._read:
@@ -107,7 +107,7 @@ class Metadata(ConfigReader):
 
 
 def as_written(value: Any) -> Any:
-    """The shortest decimal number that float32 rounds to `value`, if it is a number of float32."""
+    """Return the shortest decimal number that float32 rounds to `value`, if a float32 number."""
     if not isinstance(value, float):
         return value
     for digits in range(1, 10):
@@ -132,12 +132,12 @@ _PATTERN = Kind(
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """`name` and `model_type` are transformers'. `neighbours`: the file has the rows of queries and
-    keys in the order in which neighbours are rotated with each other. `shifted_norms`: weights of
-    norms have the family's offset in them. `layer_norm_key`: norms are LayerNorm, and this is what
-    a `config.json` calls their epsilon. `latent`: attention is latent, and the lengths of keys and
-    values say something else. `read` adds keys to a `config.json`, which has `keys` by
-    other names. `parts` are what modules are called where it is not what others call them."""
+    """Architecture of llama.cpp. `name` and `model_type` are transformers'. `neighbours`: rows of
+    queries and keys are in the order that rotates neighbours with each other. `shifted_norms`:
+    weights of norms include the family's offset. `layer_norm_key`: norms are LayerNorm, with their
+    epsilon at this key of a `config.json`. `latent`: attention is latent, and lengths of keys and
+    values mean something else. `read` adds keys to a `config.json`; `keys`: other names of keys.
+    `parts`: module names unlike other architectures'."""
 
     name: str
     model_type: str
@@ -158,8 +158,8 @@ def _biases(metadata: Metadata, keys: Keys) -> None:
 
 
 def _llama(metadata: Metadata, keys: Keys) -> None:
-    """Mistral's first models are files of `llama`, too: with a window where it is stated; and
-    Mixtral, with experts."""
+    """Read a Llama, or one of Mistral's first models (with a stated window) or Mixtral (with
+    experts), whose files say `llama`, too."""
     window = metadata.get("attention.sliding_window", COUNT, 0)
     if metadata.get("expert_count", COUNT, 0):
         keys |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
@@ -178,8 +178,8 @@ def _mistral(metadata: Metadata, keys: Keys) -> None:
 
 
 def _mistral3(metadata: Metadata, keys: Keys) -> None:
-    """Mistral Small 3, or Ministral 3 where queries grow with the position; YaRN's factor for cos
-    and sin is 1 there."""
+    """Read Mistral Small 3, or Ministral 3 if queries grow with the position; YaRN's factor for cos
+    and sin is then 1."""
     _mistral(metadata, keys)
     beta = metadata.number("attention.temperature_scale", 0.0)
     if not beta:
@@ -196,13 +196,13 @@ def _qwen3(metadata: Metadata, keys: Keys) -> None:
 
 
 def _experts(metadata: Metadata, keys: Keys, count_key: str) -> None:
-    """How many experts there are, and how many of them a token has."""
+    """Read the number of experts, and the number that each token uses."""
     keys[count_key] = metadata.size("expert_count")
     keys["num_experts_per_tok"] = metadata.size("expert_used_count")
 
 
 def _qwen_experts(metadata: Metadata, keys: Keys, *, normalised: bool) -> None:
-    """`normalised` is what llama.cpp does with the shares of experts, whatever a file says."""
+    """Read Qwen's experts. `normalised`: llama.cpp's treatment of shares, whatever a file says."""
     _experts(metadata, keys, "num_experts")
     keys["norm_topk_prob"] = normalised
     metadata.only("expert_weights_norm", normalised)
@@ -230,7 +230,7 @@ def _gpt_oss(metadata: Metadata, keys: Keys) -> None:
     keys["intermediate_size"] = metadata.size("expert_feed_forward_length")
     keys["sliding_window"] = metadata.size("attention.sliding_window")
     if "rope_scaling" in keys:
-        # What the models say, and no file does.
+        # gpt-oss has the setting, but no GGUF file states it.
         keys["rope_scaling"]["truncate"] = False
 
 
@@ -254,7 +254,7 @@ def _gemma3(metadata: Metadata, keys: Keys) -> None:
 
 
 def _gemma_scale(metadata: Metadata, keys: Keys, layers: int) -> None:
-    """The largest ones, of so many layers, have another scale, and files do not say so."""
+    """Set the scale of the largest models, known by `layers`: files do not state it."""
     scalar = keys["head_dim"]
     if keys["num_hidden_layers"] == layers:
         scalar = keys["hidden_size"] // keys["num_attention_heads"]
@@ -265,7 +265,7 @@ def _phi3(metadata: Metadata, keys: Keys) -> None:
     keys["sliding_window"] = metadata.get("attention.sliding_window", COUNT, 0) or None
     original = keys.get("rope_scaling", {}).get("original_max_position_embeddings")
     if original:
-        # The family has a default, which counts for more than what is stated among parameters.
+        # The family's default goes before the parameters: state the value outside of them.
         keys["original_max_position_embeddings"] = original
 
 
@@ -281,7 +281,7 @@ def _olmo2(metadata: Metadata, keys: Keys) -> None:
 
 
 def _set_layer_types(metadata: Metadata, keys: Keys, window: int, period: int) -> None:
-    """Which layers have windows: all but the last of each `period`, or those that a list names."""
+    """Set the layers with windows: all but the last of each `period`, or those in a list."""
     count = keys["num_hidden_layers"]
     found = metadata.get("attention.sliding_window_pattern", _PATTERN, period)
     if isinstance(found, int):
@@ -308,7 +308,7 @@ def _glm4(metadata: Metadata, keys: Keys) -> None:
 
 
 def _deepseek2(metadata: Metadata, keys: Keys) -> None:
-    """DeepSeek-V2, or V3 where experts are chosen with corrections."""
+    """Read DeepSeek-V2, or V3 if experts are chosen with corrections."""
     first = metadata.get("leading_dense_block_count", COUNT, 0)
     corrected = metadata.has_tensor(f"blk.{first}.exp_probs_b.bias")
     if corrected:
@@ -336,8 +336,8 @@ def _deepseek2(metadata: Metadata, keys: Keys) -> None:
 
 
 def _set_latent_sizes(metadata: Metadata, keys: Keys) -> None:
-    """Files of today state the lengths of what is cached, and those of keys and values besides; old
-    ones state these alone."""
+    """Set the latent sizes. Newer files state the cached lengths beside those of keys and values;
+    old files state only the latter."""
     rotated = metadata.size("rope.dimension_count")
     rank = metadata.size("attention.kv_lora_rank")
     key, value = keys.pop("head_dim"), metadata.size("attention.value_length")
@@ -374,8 +374,8 @@ def _exaone4(metadata: Metadata, keys: Keys) -> None:
 
 
 def _falcon(metadata: Metadata, keys: Keys) -> None:
-    """The later form has groups of queries; the first one has one key for all of them, or one for
-    each."""
+    """Read a Falcon. The later form has groups of queries; the first form has one key for all of
+    them or for each."""
     heads, kv_heads = keys["num_attention_heads"], keys["num_key_value_heads"]
     grouped = kv_heads not in (1, heads)
     keys |= {"new_decoder_architecture": grouped, "multi_query": kv_heads == 1}
@@ -467,4 +467,4 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Starcoder2ForCausalLM", "starcoder2", layer_norm_key="norm_epsilon", read=_starcoder2
     ),
 }
-"""By `general.architecture`."""
+"""Architectures by `general.architecture`."""

@@ -1,7 +1,5 @@
-"""A GGUF file's metadata as the `config.json` that its model has in other places.
-
-So a family states once what its models are, and what it refuses is refused here, too.
-"""
+"""Make a `config.json` of a GGUF file's metadata. So a family is defined once, and a model that its
+function refuses is refused for GGUF, too."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ log = logging.getLogger(__name__)
 EMBEDDING, HEAD = "token_embd", "output"
 _FREQUENCIES = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-"""Tensors that say how positions rotate: `_rope_scaling` reads or refuses them."""
+"""Tensors of factors for rotations: `_rope_scaling` reads or refuses them."""
 _PARTS = {
     "input_norm": ("attn_norm",),
     "attention_out_norm": ("post_attention_norm",),
@@ -77,7 +75,7 @@ _LATENT_PARTS = {
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """Raises `UnsupportedModel` for a file that is no model, or of no known architecture."""
+    """Return the architecture. Raises `UnsupportedModel` for no model or an unknown one."""
     metadata, path = file.metadata, file.path
     kind = metadata.get("general.type", "model")
     if kind != "model":
@@ -94,8 +92,8 @@ def architecture_of(file: GgufFile) -> Architecture:
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:
-    """The keys of its `config.json`, but for tokens. Raises `UnsupportedModel` for a key of the
-    architecture that nobody reads, or that is not what it should be."""
+    """Return the keys of a `config.json`, except tokens. Raises `UnsupportedModel` for an unknown
+    key of the architecture, or a wrong value."""
     architecture = architecture_of(file)
     metadata = Metadata(file, str(file.metadata["general.architecture"]))
     heads = metadata.size("attention.head_count")
@@ -134,7 +132,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
 
 
 def adapted(file: GgufFile, spec: ModelSpec) -> ModelSpec:
-    """The spec of the same model as this file has it: its names and its order of rows."""
+    """Adapt a model's spec to the file's names and order of rows."""
     architecture = architecture_of(file)
     rope, norm = spec.rope, spec.norm
     if architecture.neighbours:
@@ -162,7 +160,7 @@ def _names(file: GgufFile, architecture: Architecture) -> WeightNames:
         if "blk.0.attn_k_b.weight" in file.tensors:
             parts |= {"k_up": ("attn_k_b",), "v_up": ("attn_v_b",)}
     if "blk.0.attn_norm_2.weight" in file.tensors:
-        # Of Falcon's later form: the norm before attention is the second one.
+        # Falcon's later form: the second norm is the one before attention.
         parts |= {"input_norm": ("attn_norm_2",), "post_norm": ("attn_norm",)}
     factors = tuple(name for name in (_FREQUENCIES, _LONG, _SHORT) if name in file.tensors)
     return WeightNames(
@@ -185,15 +183,15 @@ def _embedding(file: GgufFile) -> Tensor:
 
 
 def _dtype(file: GgufFile) -> str:
-    """The type to compute in: that of the file's activations, which is float32 unless it stores
-    bfloat16."""
+    """Return the dtype to compute in, the file's for activations: float32, or bfloat16 if the
+    embedding is stored so."""
     return "bfloat16" if _embedding(file).type.name == "BF16" else "float32"
 
 
 def _rope_scaling(metadata: Metadata, context: int) -> dict[str, Any] | None:
-    """`rope_scaling`; None where positions are not scaled."""
+    """Return `rope_scaling`; None if positions are not scaled."""
     factors, long, short = map(metadata.floats, (_FREQUENCIES, _LONG, _SHORT))
-    # Files of Phi-3 were written without a type at first.
+    # The first files of Phi-3 state no type.
     default = "linear" if long is None and short is None else "longrope"
     kind = metadata.get("rope.scaling.type", TEXT, default)
     # The old name of the factor.
@@ -232,7 +230,7 @@ def _rope_scaling(metadata: Metadata, context: int) -> dict[str, Any] | None:
 def _yarn(metadata: Metadata, factor: float, original: int | None) -> dict[str, Any]:
     metadata.only("rope.scaling.attn_factor", 1.0)
     metadata.only("rope.scaling.yarn_ext_factor", 1.0)
-    # llama.cpp's converter writes what a config.json states, and llama.cpp computes this instead.
+    # The converter writes a config.json's value, but llama.cpp computes this value instead.
     grown = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     stated = metadata.get("rope.scaling.yarn_attn_factor", NUMBER, grown)
     if not math.isclose(stated, grown, rel_tol=1e-6):
@@ -244,20 +242,20 @@ def _yarn(metadata: Metadata, factor: float, original: int | None) -> dict[str, 
 
 # Source -------------------------------------------------------------------------------------------
 #
-# A GGUF file as a model: what other models have in several files.
+# Offer a GGUF file as a model: its one file replaces several files of a folder.
 
 
 _SAMPLING = "general.sampling."
-"""What the keys begin with that recommend how to sample (llama.cpp reads them since 2025-11)."""
+"""Beginning of the keys of recommended sampling settings (read by llama.cpp since 2025-11)."""
 
 MIXES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
 """Names of mixed files by `general.file_type`."""
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a model's files say of it. `numbers`: how many its weights are, None where nobody can
-    tell; `stored`: the type of most of them, or the name of the mix of types. `stated`: short
-    values by their keys, as a GGUF file has them; `architecture` is what these begin with."""
+    """Facts in a model's files. `numbers`: number of weights, None if unknown. `stored`: the type
+    of most weights, or the name of a mix of types. `stated`: short values by their keys, as in a
+    GGUF file; most keys begin with `architecture`."""
 
     format: str
     architecture: str
@@ -267,14 +265,14 @@ class About(msgspec.Struct, frozen=True):
 
 
 class GgufSource(msgspec.Struct, frozen=True, dict=True, weakref=True):
-    """A GGUF file, asked for what `checkpoint.source.FolderSource` is."""
+    """GGUF file with the methods of `checkpoint.source.FolderSource`."""
 
     file: GgufFile
 
     @classmethod
     def read(cls, path: Path) -> GgufSource:
-        """Raises `UnsupportedModel` for a file that is not sound, or no model of a known kind.
-        Of a file that somebody has, it is what they have."""
+        """Return the source of a file, shared with the other users of the file. Raises
+        `UnsupportedModel` for a damaged file, or for no known kind of model."""
         file = GgufFile.read(path)
         known = _READ.get(id(file))
         if known is None:
@@ -313,7 +311,7 @@ class GgufSource(msgspec.Struct, frozen=True, dict=True, weakref=True):
         return adapted(self.file, spec)
 
     def tokenizer_json(self) -> str:
-        """Logs what is remarkable about the vocabulary: whoever serves it asks for this once."""
+        """Return `tokenizer.json`, and log the vocabulary's remarks: a server calls this once."""
         for remark in self._facts.remarks:
             log.warning("%s: %s", self.path, remark)
         found = self._kept.json()
@@ -366,4 +364,4 @@ class GgufSource(msgspec.Struct, frozen=True, dict=True, weakref=True):
 
 
 _READ: WeakValueDictionary[int, GgufSource] = WeakValueDictionary()
-"""By the `id` of its file, which lives as long."""
+"""Sources by the `id` of their files, which live as long."""

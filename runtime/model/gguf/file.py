@@ -1,7 +1,7 @@
-"""A GGUF file, or the parts that one is split into: metadata, and where each tensor lies.
+"""Read a GGUF file, or the parts of a split one: metadata, and the place of each tensor.
 
-Version 2 and 3, little endian. A file is mapped to be read only, as long as the object or a view of
-it lives; it may be replaced or deleted meanwhile, but not be written to.
+Versions 2 and 3 are read, little endian. A file is mapped read-only, as long as the object or a
+view of its bytes lives. Meanwhile it may be replaced or deleted, but not be written to.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Cursor -------------------------------------------------------------------------------------------
 #
-# Numbers and texts of a mapped GGUF file, one after the other, never beyond its end.
+# Read numbers and texts of a mapped GGUF file one by one, never beyond its end.
 
 
 _LENGTH = struct.Struct("<Q")
-"""The length that precedes a text."""
+"""Length before a text."""
 
 
 class Cursor:
-    """A place in a file's bytes. Raises `UnsupportedModel`, naming file and place, instead of
-    reading beyond `end`. Everything is little endian."""
+    """Cursor in a file's bytes, all little endian. A read beyond the end raises `UnsupportedModel`
+    instead, naming file and place."""
 
     def __init__(self, file: Path, data: memoryview) -> None:
         self._file = file
@@ -49,7 +49,7 @@ class Cursor:
         self.at = 0
 
     def refuse(self, why: str, at: int | None = None) -> NoReturn:
-        """Raises `UnsupportedModel` about the byte `at`, None: where the cursor is."""
+        """Raise `UnsupportedModel` about the byte `at`; None: at the cursor."""
         raise UnsupportedModel(f"{self._file}: at byte {self.at if at is None else at}: {why}")
 
     def expect(self, size: int, what: str) -> None:
@@ -59,14 +59,14 @@ class Cursor:
             self.refuse(f"{what} would take {size} bytes, of which {left} are left")
 
     def take(self, size: int, what: str) -> memoryview:
-        """The next `size` bytes, not copied."""
+        """Return the next `size` bytes, not copied."""
         self.expect(size, what)
         found = self._data[self.at : self.at + size]
         self.at += size
         return found
 
     def number(self, form: str, what: str) -> int | float | bool:
-        """The next number, of the type that `struct` calls `form`."""
+        """Return the next number, of the `struct` type `form`."""
         data = self.take(struct.calcsize(f"<{form}"), what)
         found: int | float | bool = struct.unpack(f"<{form}", data)[0]
         return found
@@ -78,7 +78,7 @@ class Cursor:
         return int(self.number("Q", what))
 
     def text(self, what: str) -> str:
-        """A length of 64 bits and as many bytes of UTF-8."""
+        """Return a text: a length of 64 bits, then that many bytes of UTF-8."""
         at = self.at
         data = self.take(self.u64(f"the length of {what}"), what)
         try:
@@ -87,14 +87,14 @@ class Cursor:
             self.refuse(f"{what} is not UTF-8: {error}", at)
 
     def texts(self, count: int, what: str) -> Texts:
-        """The next `count` texts, each as `text` reads it."""
+        """Return the next `count` texts, each as `text` reads it."""
         self.expect(_LENGTH.size * count, what)
         data, begin, at, size = self._data, self.at, self.at, len(self._data)
         for index in range(count):
             end = at + 8 + _LENGTH.unpack_from(data, at)[0] if at + 8 <= size else size + 1
             if end > size:
                 self.at = at
-                self.text(f"{what}[{index}]")  # says what is wrong
+                self.text(f"{what}[{index}]")  # raises, with the reason
             at = end
         self.at = at
         return Texts(self._file, bytes(data[begin:at]), count, what)
@@ -111,8 +111,8 @@ class Cursor:
 
 
 class Texts:
-    """Texts of a file, which become strings when they are read, and are not kept then. They are
-    copied: the file may be written over by then."""
+    """Texts of a file, decoded at each read. The bytes are copied: the file may be overwritten
+    later."""
 
     def __init__(self, file: Path, data: bytes, count: int, what: str) -> None:
         self._file, self.data, self._what = file, data, what
@@ -122,7 +122,7 @@ class Texts:
         return self._count
 
     def tolist(self) -> list[str]:
-        """Raises `UnsupportedModel` for what is not UTF-8."""
+        """Return the texts. Raises `UnsupportedModel` for bytes that are not UTF-8."""
         data, at = self.data, 0
         found: list[str] = []
         for index in range(self._count):
@@ -138,11 +138,11 @@ class Texts:
 
 # Tensor types -------------------------------------------------------------------------------------
 #
-# How GGUF's tensors store their numbers: in blocks of so many numbers and bytes.
+# List the types of GGUF's tensors: a block's numbers and bytes.
 
 
 class TensorType(msgspec.Struct, frozen=True):
-    """`numbers` of a block, consecutive ones of a row, and the `bytes` that it takes."""
+    """Type of a tensor: a block is `numbers` consecutive numbers of a row, in `bytes` bytes."""
 
     name: str
     numbers: int
@@ -190,15 +190,15 @@ TYPES: dict[int, TensorType] = {
 
 # Values -------------------------------------------------------------------------------------------
 #
-# The metadata of a GGUF file: keys with values of twelve types, and lists of them.
+# Read a GGUF file's metadata: keys with values of twelve types, and lists of such values.
 
 
 Scalar = int | float | bool | str
 Value: TypeAlias = "Scalar | Texts | list[bool] | array[int] | array[float]"
-"""Lists of numbers stay arrays, which take as much memory as the file's bytes."""
+"""Value of metadata. Lists of numbers stay arrays, as large as the file's bytes."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-"""The types of numbers, as `struct` and `array` call them."""
+"""Types of numbers, by the letters of `struct` and `array`."""
 _BOOL, _TEXT, _LIST = 7, 8, 9
 
 
@@ -253,22 +253,22 @@ def _flags(cursor: Cursor, count: int, key: str) -> list[bool]:
 
 MAGIC = b"GGUF"
 MOST_METADATA = 1 << 28
-"""Bytes of metadata and table of tensors, at most: those of a large vocabulary are some 2^24."""
+"""Most bytes of metadata and table of tensors; a large vocabulary takes some 2^24."""
 _VERSIONS = (2, 3)
 _DIMENSIONS = 4
 _MOST_NUMBERS = 1 << 48
 _ALIGNMENT = 32
 """Alignment of tensors in a file that does not state one."""
 _TABLE_ENTRY = 8 + 4 + 8 + 4 + 8
-"""Bytes that a tensor takes in the table, at least."""
+"""Least bytes of a tensor in the table."""
 _METADATA_ENTRY = 8 + 4 + 1
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 _PARTS = 1000
-"""More parts than any model has."""
+"""Most parts of a model."""
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A tensor of a file. `shape` as in PyTorch: GGUF states it the other way around."""
+    """Tensor of a file. `shape` is in PyTorch's order: GGUF states the reverse."""
 
     name: str
     type: TensorType
@@ -279,7 +279,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def mapping(self) -> mmap.mmap:
-        """The whole file, in which `data` begins at `begin`."""
+        """Map of the whole file, in which `data` begins at `begin`."""
         found = self.data.obj
         assert isinstance(found, mmap.mmap)
         return found
@@ -289,8 +289,8 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class GgufFile(msgspec.Struct, frozen=True, weakref=True):
-    """`path` is the file that was named, of which the metadata is; `tensors` are those of all its
-    parts."""
+    """GGUF file, with all its parts. `path`: the file that was named, which has the `metadata`.
+    `tensors`: those of all parts."""
 
     path: Path
     metadata: dict[str, Value]
@@ -298,15 +298,15 @@ class GgufFile(msgspec.Struct, frozen=True, weakref=True):
 
     @classmethod
     def read(cls, path: Path) -> GgufFile:
-        """Map a file, and the other parts of a split one, and read their tables. While somebody
-        has a file it is not read again, unless it was replaced: a start needs it five times.
+        """Map a file, and the other parts of a split one, and read their tables. A file in use is
+        not read again, unless it was replaced: a start needs it five times.
 
-        Raises `UnsupportedModel`, naming file and place, for whatever is not sound.
+        Raises `UnsupportedModel`, naming file and place, if anything is damaged.
         """
         try:
             about = path.stat()
         except OSError:
-            return cls._read(path)  # which says what is wrong
+            return cls._read(path)  # raises, with the reason
         key = (path, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
         known = _READ.get(key)
         if known is None:
@@ -342,7 +342,7 @@ class GgufFile(msgspec.Struct, frozen=True, weakref=True):
 
     @classmethod
     def _part(cls, path: Path) -> GgufFile:
-        """One file of a model, which may be split into several."""
+        """Read one file of a model, which may be split into several."""
         mapping = _mapped(path)
         data = memoryview(mapping)
         cursor = Cursor(path, data[:MOST_METADATA])
@@ -374,7 +374,7 @@ class GgufFile(msgspec.Struct, frozen=True, weakref=True):
                 place.name, place.type, place.shape, path, start, data[start:end]
             )
         if hasattr(mmap, "MADV_DONTNEED"):  # all that was read was copied
-            with suppress(OSError):  # pages that the process has locked
+            with suppress(OSError):  # locked pages
                 mapping.madvise(mmap.MADV_DONTNEED, 0, cursor.at)
         return part
 
@@ -389,7 +389,7 @@ _READ: WeakValueDictionary[tuple[Path, int, int, int, int], GgufFile] = WeakValu
 
 
 class _TableEntry(msgspec.Struct, frozen=True):
-    """An entry of the table, at byte `at` of the file; `offset` counts from where tensors begin."""
+    """Entry of the table, at byte `at` of the file; `offset` counts from the first tensor."""
 
     name: str
     at: int
@@ -410,7 +410,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _header(cursor: Cursor) -> tuple[int, int]:
-    """How many tensors and keys of metadata the file has."""
+    """Return the numbers of tensors and of metadata keys."""
     cursor.take(len(MAGIC), "the header")
     at, version = cursor.at, cursor.u32("the version")
     if version & 0xFFFF == 0:
@@ -449,7 +449,7 @@ def _place(cursor: Cursor, index: int, alignment: int) -> _TableEntry:
 
 
 def _names(path: Path, count: int) -> list[Path]:
-    """The files that the first of them, `path`, is split into."""
+    """Return all files of a split model, of which `path` is the first."""
     match = _PART.fullmatch(path.name)
     if match is None or count > _PARTS or int(match[3]) != count:
         raise UnsupportedModel(
@@ -469,7 +469,7 @@ def _names(path: Path, count: int) -> list[Path]:
 
 # Layout -------------------------------------------------------------------------------------------
 #
-# Which types of a GGUF file's tensors are read, and what the weights in them are.
+# List the supported types of a GGUF file's weights, and their codes.
 
 
 CODES = {
@@ -485,11 +485,11 @@ CODES = {
     "IQ4_XS": "nl4",
     "MXFP4": "e2m1",
 }
-"""Types of blocks that are read, by the codes that they are read as."""
+"""Types of blocks that are supported -> the codes of the weights."""
 
 
 class Ggml(Layout, frozen=True):
-    """A weight in blocks of a `type`."""
+    """Layout of a weight in blocks of a `type`."""
 
     type: str
 
@@ -505,7 +505,7 @@ class Ggml(Layout, frozen=True):
 
 
 def quantisation_of(file: GgufFile) -> Quantisation | None:
-    """How the file stores its weights: each by its type. None: all as floats."""
+    """Return the storage of the file's weights, each by its type; None: all are floats."""
     found = {tensor.type.name for tensor in file.tensors.values()} - FLOATS
     layouts = tuple(Ggml(name) for name in CODES if name in found)
     return (
@@ -514,7 +514,7 @@ def quantisation_of(file: GgufFile) -> Quantisation | None:
 
 
 def check_types(file: GgufFile) -> None:
-    """Raises `UnsupportedModel`, saying what to take instead, for weights that are not read."""
+    """Raise `UnsupportedModel`, with an alternative, for unsupported types of weights."""
     for tensor in file.tensors.values():
         name, shape = tensor.type.name, list(tensor.shape)
         if name not in FLOATS and (name not in CODES or len(shape) not in (2, 3)):

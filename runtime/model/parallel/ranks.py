@@ -1,7 +1,7 @@
-"""Each rank's part of a model; rank 0, which starts the others and has them compute each step.
+"""Load each rank's part of a model, and lead the other ranks from rank 0.
 
-`python -m rootlace.runtime.model.parallel.ranks` is a rank behind the first. `Workers` starts it.
-It computes what rank 0 says until its parent ends. Whatever fails ends it, and with it the engine.
+`python -m rootlace.runtime.model.parallel.ranks` is a rank behind the first, started by `Workers`.
+A rank computes rank 0's orders until its parent ends. Any failure ends the rank, and the engine.
 """
 
 from __future__ import annotations
@@ -53,12 +53,10 @@ from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable
 
 @torch.inference_mode()
 def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
-    """One rank's part of a model: weights, decoder and its part of the KV pool. Its kernels sample
-    from logits in main memory.
-
-    The `setup` has the whole model's configuration; its threads and memory are the rank's.
-    Raises as `load_weights` and `on_cpu` do, and `UnsupportedModel` for a quantised weight that has
-    no scales of its own for the rank's part of it."""
+    """Load one rank's part of a model: weights, decoder and its part of the KV pool. The rank's
+    kernels sample from logits in main memory. The `setup` has the whole model's configuration; its
+    threads and memory are the rank's. Raises as `load_weights` and `on_cpu` do. Raises
+    `UnsupportedModel` if the scales of a quantised weight cannot be divided among the ranks."""
 
     config, executor, device = setup.config, setup.executor, setup.device
 
@@ -95,20 +93,20 @@ def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
 
 # Workers ------------------------------------------------------------------------------------------
 #
-# The processes of the ranks behind the first: started, watched and ended by rank 0.
+# Start, watch and end the processes of the ranks behind the first, from rank 0.
 
 
 LOADING, LOADED = "loading", "loaded"
 LOADING_SECONDS = 1.0
-"""A worker that loads says so as often, from a thread of its own."""
+"""Seconds between a worker's messages while it loads, sent by a separate thread."""
 SILENCE_SECONDS = 120.0
-"""One that says nothing for so long has stopped: before it loads anything, it imports torch."""
+"""Seconds of silence after which a worker counts as stopped; importing torch is silent, too."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """What a worker reads from its standard input. Type and device of `executor` are not "auto",
-    its threads are the worker's; `group`: the file by which ranks find each other; `cores`: the
-    hardware threads that it is bound to, none: it is not; `log_format`: see `LogConfig`."""
+    """Configuration that a worker reads from its standard input. Dtype and device of `executor` are
+    not "auto"; its threads are the worker's. `group`: the file by which ranks find each other.
+    `cores`: the hardware threads to bind to; none: unbound. `log_format`: see `LogConfig`."""
 
     executor: ExecutorConfig
     cache: CacheConfig
@@ -119,15 +117,15 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 
 class WorkerMessage(msgspec.Struct, frozen=True):
-    """A worker's line on its standard output: that it loads its weights or has loaded them, or why
-    not, as `WorkerMessage(error's code, message)`."""
+    """Line of a worker's standard output: loading, loaded, or an error as `WorkerMessage(error's
+    code, message)`."""
 
     what: str
     message: str = ""
 
 
 class Workers:
-    """They end with their parent, or with this object."""
+    """Processes of the ranks behind the first. They end with their parent, or with this object."""
 
     def __init__(self, configs: Sequence[WorkerConfig]) -> None:
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
@@ -136,7 +134,7 @@ class Workers:
                 processes.child_command("rootlace.runtime.model.parallel.ranks"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                bufsize=0,  # what was read of it and not taken yet would be silent
+                bufsize=0,  # the selector does not see data in a buffer
                 start_new_session=True,
                 env=processes.compute_environment(),
             )
@@ -146,8 +144,8 @@ class Workers:
             process.stdin.flush()
 
     def wait_until_loaded(self) -> None:
-        """Raises the typed error that a worker gave, or `ServerUnavailable` for one that ended
-        without, or stopped."""
+        """Wait for all ranks. Raises the typed error that a worker sent, or `ServerUnavailable` for
+        a worker that ended without one, or stopped."""
         for rank, process in self._ranks.items():
             said = WorkerMessage(LOADING)
             while said.what == LOADING:
@@ -156,17 +154,17 @@ class Workers:
                 raise from_code(said.what, said.message)
 
     def check(self) -> None:
-        """Raises `ExecutorLost` where a worker has ended."""
+        """Raise `ExecutorLost` if a worker has ended."""
         for rank, process in self._ranks.items():
             if process.poll() is not None:
                 raise ExecutorLost(f"rank {rank} ended with code {process.returncode}")
 
     def pids(self) -> list[int]:
-        """Process ids of the ranks, for tests and tools."""
+        """List the process ids of the ranks, for tests and tools."""
         return [process.pid for process in self._ranks.values()]
 
     def close(self) -> None:
-        """Have all of them end, and wait until they have."""
+        """End all workers, and wait for their end."""
         for process in self._ranks.values():
             process.kill()
         for process in self._ranks.values():
@@ -194,16 +192,16 @@ def _next_of(rank: int, process: subprocess.Popen[bytes]) -> WorkerMessage:
 
 
 RUN, LOGITS = 1, 2
-"""What rank 0 has the others do: run a plan; find the logits of hidden states, so many rows of
-which follow."""
+"""Orders of rank 0: run a plan; compute the logits of hidden states, of which a number of rows
+follow."""
 
 log = logging.getLogger(__name__)
 
 
 class LeadingForward(msgspec.Struct, frozen=True):
-    """See `interface.Forward`: a step that all ranks compute. What fails in the middle of a step
-    leaves the ranks at different places: then the executor is lost. `labels`: the head's, if it has
-    such; every rank then has that head."""
+    """Forward pass by all ranks: see `interface.Forward`. A failure in the middle of a step leaves
+    the ranks at different places: then the executor is lost. `labels`: the number of the head's
+    labels, if it has labels; every rank then has the whole head."""
 
     group: Group
     own: Forward
@@ -251,15 +249,14 @@ def _as_tensor(hidden: Hidden) -> torch.Tensor:
 
 
 def share_of_logits(forward: Forward, hidden: Hidden, count: int) -> torch.Tensor:
-    """A rank's logits, with nothing in the places that its last tokens lack: float32 [N, V / count]
-    rounded up."""
+    """Return a rank's logits, float32 [N, V / count] rounded up, padded at the end."""
     found = torch.from_numpy(forward.logits(hidden))
     missing = -(-forward.vocab_size // count) - found.shape[1]
     return torch.nn.functional.pad(found, (0, missing)) if missing else found
 
 
 class LeadingSteps(PlainSteps):
-    """Steps that end with any of the ranks, also while there is nothing to do."""
+    """Steps that fail once any rank has ended, also while the engine is idle."""
 
     def __init__(self, forward: LeadingForward, sampling: HostSampling, workers: Workers) -> None:
         super().__init__(forward, sampling)
@@ -271,15 +268,15 @@ class LeadingSteps(PlainSteps):
 
 
 def lead(setup: ModelSetup) -> tuple[LeadingSteps, LoadedModel]:
-    """Load a model on `tensor_parallel` ranks, of which this process is the first -> the steps of
-    all, and this rank's part. They divide the cores, or have a GPU each, from the setup's on.
-    Raises as `load_rank` does on any of them."""
+    """Load a model on `tensor_parallel` ranks, of which this process is the first. Return the steps
+    of all, and this rank's part. Ranks divide the cores, or have a GPU each, from the setup's on.
+    Raises as `load_rank` does on any rank."""
     spec, cache, device = setup.config.spec, setup.cache, setup.device
     count, executor = setup.executor.tensor_parallel, _share_of(setup.executor, setup.dtype)
     log.info("%d ranks, of %d threads each", count, executor.threads)
     if device != "cpu":
         log.warning("several ranks have not been tried on GPUs yet")
-        torch.cuda.set_device(torch.device(device))  # what kernels are launched on
+        torch.cuda.set_device(torch.device(device))  # kernels are launched on this device
     with tempfile.TemporaryDirectory(prefix="rootlace-ranks-") as folder:
         file = str(Path(folder) / "group")
         workers = Workers(
@@ -306,7 +303,7 @@ def _device_of(first: str, rank: int) -> str:
 
 
 def _share_of(executor: ExecutorConfig, dtype: np.dtype[Any]) -> ExecutorConfig:
-    """A rank's configuration: its part of what all have together."""
+    """Return a rank's configuration, with its part of threads and memory."""
     count, memory = executor.tensor_parallel, executor.kv_memory_bytes
     return dataclasses.replace(
         executor,
@@ -318,14 +315,14 @@ def _share_of(executor: ExecutorConfig, dtype: np.dtype[Any]) -> ExecutorConfig:
 
 
 def _cores_of(rank: int, count: int) -> tuple[int, ...]:
-    """The hardware threads that a rank is bound to; none where a quota is not of cores."""
+    """Return the hardware threads that a rank is bound to; none if a quota limits CPU time."""
     cores = read_cores()
     found = cores_of(cores.all, rank, count) if cores.quota is None else []
     return tuple(thread for core in found for thread in core.threads)
 
 
 def main() -> int:
-    """Ends with its parent, else by what fails."""
+    """Run a rank; ends with its parent, or by a failure."""
     processes.end_with_parent()
     processes.set_up_logs(LogConfig(log_level="warning"), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -344,7 +341,7 @@ def main() -> int:
 
 @torch.inference_mode()
 def work(config: WorkerConfig) -> None:
-    """Load, meet the others, compute."""
+    """Load, meet the other ranks, compute."""
     executor = config.executor
     if config.cores:
         os.sched_setaffinity(0, config.cores)
@@ -372,7 +369,7 @@ def work(config: WorkerConfig) -> None:
 
 
 def follow(group: Group, loaded: LoadedModel, none: torch.Tensor) -> None:
-    """Do what rank 0 says next. `none`: hidden states of no tokens [0, H]."""
+    """Carry out rank 0's next order. `none`: hidden states of no tokens [0, H]."""
     kind, numbers = group.hear()
     if kind == RUN:
         loaded.forward.run(decode(numbers))
@@ -390,7 +387,7 @@ def _say_that_it_loads(ended: threading.Event) -> None:
 
 
 def _send(said: WorkerMessage) -> None:
-    # In one piece: two threads say something.
+    # In one piece: two threads write lines.
     os.write(sys.stdout.fileno(), msgspec.json.encode(said) + b"\n")
 
 

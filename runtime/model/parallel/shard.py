@@ -1,14 +1,14 @@
-"""Which part of each layer a rank has, from the model's spec (Megatron-LM, arXiv:1909.08053).
+"""Divide each layer among ranks by the model's spec (Megatron-LM, arXiv:1909.08053).
 
 Products that make heads or an MLP's inner numbers are divided by their outputs, each rank making
-its own; those behind them by their inputs, so that what ranks find has to be added up:
+its own. Products behind them are divided by their inputs, so that the ranks' results are summed:
 
     attention: qkv, q_up, kv_up by heads; output by the inputs that heads are
     MLP, experts: gate_up by inner numbers; down by them as inputs
     head: by rows of the vocabulary, if it has logits of tokens
 
-The rest is every rank's: embeddings, norms, routers, gates of shared experts, a head of labels.
-Imports no torch.
+Every rank has the rest: embeddings, norms, routers, gates of shared experts, a head of labels.
+Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from rootlace.runtime.model.families.spec import ModelSpec
 
 SUMMED = ("output", "down")
-"""The parts of a layer that are divided by their inputs, by the last of their names' words."""
+"""Parts of a layer that are divided by their inputs, by the last word of their names."""
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """What rank `rank` of `count` has of a model with this `spec`. The numbers have to be divisible
+    """Share of rank `rank` of `count` in a model with this `spec`. The sizes must be divisible
     (`why_not`)."""
 
     spec: ModelSpec
@@ -34,7 +34,7 @@ class Shard(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> ModelSpec:
-        """The spec of what this rank computes: layers with its heads and its inner numbers."""
+        """Spec of this rank's computation: layers with its heads and its inner numbers."""
         spec, count, experts = self.spec, self.count, self.spec.experts
         if experts is not None:
             experts = replace(
@@ -52,12 +52,12 @@ class Shard(msgspec.Struct, frozen=True):
 
     @property
     def heads(self) -> range:
-        """The query heads of this rank."""
+        """Query heads of this rank."""
         return self._share(self.spec.attention.num_heads)
 
     def rows(self, name: str, total: int) -> list[int] | None:
-        """The rows that it has of a part, a name of `layer_parts` with `total` rows, by their
-        places as kernels want them (`row_order`). None: all."""
+        """Return this rank's rows of a part, a name of `layer_parts` with `total` rows, by their
+        places in the kernels' order (`row_order`). None: all."""
         attention, kind = self.spec.attention, name.rpartition(".")[2]
         if kind == "gate_up":
             half = total // 2 if self.spec.mlp.gated else total
@@ -78,17 +78,17 @@ class Shard(msgspec.Struct, frozen=True):
         return [*self._share(total - dim), *range(total - dim, total)]
 
     def columns(self, name: str, total: int) -> range | None:
-        """The inputs that it has of a part with `total` of them. None: all."""
+        """Return this rank's inputs of a part with `total` inputs. None: all."""
         return self._share(total) if name.rpartition(".")[2] in SUMMED else None
 
     def adds_bias(self, name: str) -> bool:
-        """Whether its outputs of a part have the bias: where ranks' outputs are added up, those of
-        one rank."""
+        """Tell whether this rank's outputs of a part have the bias: only rank 0's if outputs are
+        summed."""
         return self.rank == 0 or name.rpartition(".")[2] not in SUMMED
 
     @property
     def vocabulary(self) -> range:
-        """The tokens whose logits it finds: as many as each other rank, the last ones fewer."""
+        """Tokens of this rank's logits: as many for each rank, fewer for the last ones."""
         each = -(-self.spec.vocab_size // self.count)
         start, end = (min(rank * each, self.spec.vocab_size) for rank in (self.rank, self.rank + 1))
         return range(start, end)
@@ -98,7 +98,7 @@ class Shard(msgspec.Struct, frozen=True):
         return range(self.rank * each, (self.rank + 1) * each)
 
     def _kv_heads(self) -> range:
-        """The key heads of this rank; neighbours share one where heads are fewer than ranks."""
+        """Return the key heads of this rank; neighbours share one if heads are fewer than ranks."""
         heads = self.spec.attention.num_kv_heads
         if heads >= self.count:
             return self._share(heads)
@@ -106,13 +106,13 @@ class Shard(msgspec.Struct, frozen=True):
         return range(own, own + 1)
 
     def _keys(self, start: int) -> Iterator[int]:
-        """The rows of its heads of keys, or of values, the first of which is at `start`."""
+        """Yield the rows of this rank's heads of keys, or of values, which begin at `start`."""
         dim, heads = self.spec.attention.head_dim, self._kv_heads()
         yield from range(start + heads.start * dim, start + heads.stop * dim)
 
 
 def why_not(spec: ModelSpec, count: int) -> str | None:
-    """Why a model cannot be divided among so many ranks; None if it can."""
+    """Explain why a model cannot be divided among `count` ranks; None if it can."""
     if spec.transformers is not None:
         return (
             f"transformers' modules run {spec.transformers.architecture}, and they are not divided"

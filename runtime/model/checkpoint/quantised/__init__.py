@@ -1,6 +1,6 @@
-"""Quantised checkpoints, read without making their weights dense.
+"""Read quantised checkpoints without making their weights dense.
 
-`methods` reads a `quantization_config` into a `Quantisation`: the `layouts` that modules are stored
-in. `reading` makes weights of the tensors that a layout names. All but `reading` work without
-torch, so that a checkpoint which is refused is refused at once.
+`methods` reads a `quantization_config` into a `Quantisation`: the `layouts` of the modules.
+`reading` builds weights from the tensors of a layout. All modules but `reading` work without torch,
+so that an unsupported checkpoint is refused at once.
 """

@@ -1,10 +1,10 @@
-"""Weights in the blocks of a GGUF file, taken apart into codes, scales and offsets.
+"""Take the blocks of a GGUF file's weights apart into codes, scales and offsets.
 
     block of Q4_1, 20 bytes:  scale f16 | offset f16 | 16 bytes, two codes of 4 bits in each
     number = code * scale + offset
 
-Codes, scales and offsets are the file's. What they stand for is what the `gguf` package's
-`dequantize` gives, bit for bit.
+Codes, scales and offsets are the file's. Their numbers equal the results of the `gguf` package's
+`dequantize`, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from rootlace.kernels.codes import TABLES, Codes
 
 RawBlocks = np.ndarray
-"""uint8 [rows, blocks of a row, bytes of a block]."""
+"""Bytes of blocks, uint8 [rows, blocks of a row, bytes of a block]."""
 
 
 class BlockCodes(msgspec.Struct, frozen=True):
-    """The parts of `kernels.weights.Quantised`, with `group` inputs to a scale."""
+    """Parts of a `kernels.weights.Quantised`; `group` inputs share a scale."""
 
     codes: Codes
     group: int
@@ -33,7 +33,7 @@ class BlockCodes(msgspec.Struct, frozen=True):
     offset_units: np.ndarray | None = None
 
     def numbers(self) -> np.ndarray:
-        """What the codes stand for, float32 [rows, inputs]."""
+        """Return the dequantised numbers, float32 [rows, inputs]."""
         values, table = self.values, TABLES.get(self.codes)
         if table is not None:
             halves = np.stack((values & 15, values >> 4), axis=2).reshape(len(values), -1)
@@ -59,29 +59,29 @@ def _flat(part: np.ndarray) -> np.ndarray:
 
 
 def _floats(part: RawBlocks) -> np.ndarray:
-    """float16 [rows, blocks * n], of parts of 2n bytes."""
+    """Return float16 [rows, blocks * n] from parts of 2n bytes."""
     return _flat(np.ascontiguousarray(part).view(np.float16))
 
 
 def _bytes(part: RawBlocks) -> np.ndarray:
-    """int8 [rows, ...]."""
+    """Return int8 [rows, ...]."""
     return _flat(np.ascontiguousarray(part).view(np.int8))
 
 
 def _halves(part: RawBlocks) -> np.ndarray:
-    """The codes of half bytes in files' order: all lower halves of a run of bytes, then all upper
-    ones. uint8 [..., 2, bytes]."""
+    """Return the codes of half bytes, uint8 [..., 2, bytes], in the file's order: all lower halves
+    of a run of bytes, then all upper halves."""
     return np.stack((part & 15, part >> 4), axis=-2)
 
 
 def _packed(codes: np.ndarray) -> np.ndarray:
-    """Codes of 0 to 15, uint8 [rows, ...], with input 2i in the lower half of byte i."""
+    """Pack codes of 0 to 15, uint8 [rows, ...], with input 2i in the lower half of byte i."""
     codes = _flat(codes)
     return codes[:, ::2] | (codes[:, 1::2] << 4)
 
 
 def _in_runs(part: RawBlocks, count: int) -> np.ndarray:
-    """The last axis cut into `count` runs."""
+    """Cut the last axis into `count` runs."""
     return part.reshape(*part.shape[:-1], count, -1)
 
 
@@ -90,7 +90,7 @@ def _q8_0(blocks: RawBlocks) -> BlockCodes:
 
 
 def _q4_0(blocks: RawBlocks) -> BlockCodes:
-    codes = _halves(blocks[..., 2:]) ^ 8  # codes of 0 to 15 less 8, as int4 has them
+    codes = _halves(blocks[..., 2:]) ^ 8  # codes of 0 to 15 less 8, as in int4
     return BlockCodes("int4", 32, _packed(codes), _floats(blocks[..., :2]))
 
 
@@ -110,7 +110,7 @@ def _q5_1(blocks: RawBlocks) -> BlockCodes:
 
 
 def _fives(high: RawBlocks, low: RawBlocks) -> np.ndarray:
-    """Codes of five bits, int8: the fifth one of 32 codes is in four bytes."""
+    """Join codes of five bits, int8: the fifth bits of 32 codes are in four bytes."""
     fifth = (high[..., None] >> np.arange(8, dtype=np.uint8)) & 1  # [rows, blocks, 4, 8]
     return (_flat(_halves(low)) | (_flat(fifth) << 4)).astype(np.int8)
 
@@ -123,7 +123,7 @@ def _q4_k(blocks: RawBlocks) -> BlockCodes:
 
 def _q5_k(blocks: RawBlocks) -> BlockCodes:
     scales, minima, unit, minimum_unit = _k_scales(blocks)
-    # Bit i of byte j is the fifth one of input 32 i + j.
+    # Bit i of byte j is the fifth bit of input 32 i + j.
     fifth = (blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
     low = _halves(_in_runs(blocks[..., 48:], 4))
     values = (_flat(low) | (_flat(fifth) << 4)).astype(np.int8)
@@ -140,8 +140,8 @@ def _q6_k(blocks: RawBlocks) -> BlockCodes:
 
 
 def _k_scales(blocks: RawBlocks) -> tuple[np.ndarray, ...]:
-    """Of Q4_K and Q5_K: scales and minima of eight groups (six bits each, in twelve bytes), and
-    what a block's are multiplied by."""
+    """Return scales and minima of the eight groups of a Q4_K or Q5_K block (six bits each, in
+    twelve bytes), and the two float16 units that multiply scales and minima."""
     first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate((first & 63, (third & 15) | ((first >> 2) & 48)), axis=-1)
     minima = np.concatenate((second & 63, (third >> 4) | ((second >> 2) & 48)), axis=-1)
@@ -153,7 +153,7 @@ def _iq4_nl(blocks: RawBlocks) -> BlockCodes:
 
 
 def _iq4_xs(blocks: RawBlocks) -> BlockCodes:
-    # Of each group's six bits four are in half a byte, two in a quarter of one.
+    # A group's six bits: four in half a byte, two in a quarter of a byte.
     low = _flat(np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), axis=-1))
     high = _flat((blocks[..., 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3)
     scales = (low | (high << 4)).astype(np.int8) - np.int8(32)
@@ -162,7 +162,7 @@ def _iq4_xs(blocks: RawBlocks) -> BlockCodes:
 
 
 def _mxfp4(blocks: RawBlocks) -> BlockCodes:
-    # 2 to the power of the byte less 127; the lowest one is below what exponents reach.
+    # 2 to the power of the byte less 127; 2^-127 is subnormal in bfloat16.
     exponents = blocks[..., 0].astype(np.int16)
     bits = np.where(exponents == 0, np.int16(1 << 6), exponents << 7).astype(np.int16)
     return BlockCodes("e2m1", 32, _packed(_halves(blocks[..., 1:])), bits.view(ml_dtypes.bfloat16))
@@ -181,4 +181,4 @@ READERS: dict[str, Callable[[RawBlocks], BlockCodes]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
-"""How each type of blocks is taken apart."""
+"""Functions that take blocks apart, by the type of the blocks."""

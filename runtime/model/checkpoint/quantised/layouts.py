@@ -1,7 +1,5 @@
-"""How files store a quantised weight W [rows, columns]: which tensors, of what shapes and types.
-
-A layout's tensors are named by what follows the module's name.
-"""
+"""Describe the layouts of a quantised weight W [rows, columns] in a file: names, shapes and types.
+Names of a layout's tensors are endings behind the module's name."""
 
 from __future__ import annotations
 
@@ -18,25 +16,25 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Expected -----------------------------------------------------------------------------------------
 #
-# What a checkpoint's tensors must be.
+# Define the allowed shapes and types of a checkpoint's tensors.
 
 
 Shape = tuple[int, ...]
 
 FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
-"""The types of weights that are stored as they are, by the names that safetensors has for them."""
+"""Types of weights that are not quantised, by safetensors' names."""
 SIZES = {"I32": 4, "I64": 8}
-"""Bytes of a number of the other types, where it takes more than one."""
+"""Bytes of a number of the other types, where more than one."""
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """A tensor of one of these shapes and types."""
+    """Allowed shapes and types of a tensor."""
 
     shapes: tuple[Shape, ...]
     types: frozenset[str] = FLOATS
 
     def num_bytes(self, itemsize: int) -> int:
-        """The memory that it takes at most, `itemsize` bytes for each float."""
+        """Return the largest size in bytes, with `itemsize` bytes for each float."""
         size = itemsize if self.types == FLOATS else max(SIZES.get(one, 1) for one in self.types)
         return max(map(math.prod, self.shapes)) * size
 
@@ -47,11 +45,11 @@ class Expected(msgspec.Struct, frozen=True):
 I8, I32, U8 = frozenset({"I8"}), frozenset({"I32"}), frozenset({"U8"})
 FP8 = frozenset({"F8_E4M3"})
 EXPONENTS = frozenset({"U8", "F8_E8M0"})
-"""Scales that are powers of two: byte b is 2^(b - 127)."""
+"""Types of scales that are powers of two: byte b is 2^(b - 127)."""
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """A way to store a weight."""
+    """Way to store a weight."""
 
     marker: ClassVar[str]
     """Ending of the codes' name: a checkpoint with such a tensor has this layout."""
@@ -62,30 +60,30 @@ class Layout(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def stores(self, module: str, types: Mapping[str, str]) -> bool:
-        """Whether a checkpoint has a module in this layout; `types`: of all of its tensors."""
+        """Tell whether a checkpoint has a module in this layout. `types`: all tensors' types."""
         return module + self.marker in types
 
     def why_not(self, rows: int, columns: int) -> str | None:
-        """Why no weight of this shape can be stored so; None if one can."""
+        """Explain why no weight of this shape can have this layout; None if one can."""
         return None
 
     def needed(self, rows: int, columns: int) -> dict[str, Expected]:
-        """The tensors of a weight."""
+        """List the tensors of a weight."""
         raise NotImplementedError
 
     def possible(self, rows: int, columns: int) -> dict[str, Expected]:
-        """Further tensors that a weight may have."""
+        """List further tensors that a weight may have."""
         return {}
 
 
 class Block(msgspec.Struct, frozen=True):
-    """The weights that share a scale: those of so many rows and columns, None: of all."""
+    """Size of the blocks of weights that share a scale, in rows and columns; None: all."""
 
     rows: int | None = None
     columns: int | None = None
 
     def shapes(self, rows: int, columns: int) -> tuple[Shape, ...]:
-        """Shapes that a weight's scales may have: a matrix, or fewer axes where others are 1."""
+        """List the shapes that scales may have: a matrix, or fewer axes where sizes are 1."""
         high, wide = blocks(rows, self.rows), blocks(columns, self.columns)
         if (high, wide) == (1, 1):
             return (), (1,), (1, 1)
@@ -93,13 +91,13 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def blocks(count: int, block: int | None) -> int:
-    """How many blocks there are in `count`, the last one perhaps smaller than the others."""
+    """Count the blocks in `count`; the last one may be smaller."""
     return 1 if block is None else -(-count // block)
 
 
 class Numbers(Layout, frozen=True):
-    """A matrix of numbers of eight bits, and scales: floats or powers of two. `block` None: one for
-    all weights or one for each row, as the file has it. Integers may have zero points."""
+    """Matrix of numbers of eight bits, with scales: floats or powers of two. `block` None: one
+    scale for all weights or one for each row, as the file has. Integers may have zero points."""
 
     numbers: Literal["int8", "fp8_e4m3"]
     block: Block | None
@@ -133,14 +131,14 @@ class Numbers(Layout, frozen=True):
 
 
 COLUMN_GROUPS = (".weight_g_idx", ".g_idx")
-"""Tensors of a module that say which group each of its columns is of."""
+"""Tensors of a module with the group of each column."""
 
 
 class PackedInts(Layout, frozen=True):
-    """compressed-tensors' integers of four or eight bits: 32 / bits neighbours of a row in a number
-    of 32 bits, the first one in the lowest, each plus half of its range. Zero points likewise, but
-    those of neighbouring rows; old files have them as they are. With `.weight_g_idx`, column i is
-    of group weight_g_idx[i]."""
+    """Integers of four or eight bits in compressed-tensors' packing. 32 / bits neighbours of a row
+    share an int32, the first in the lowest bits, each plus half its range. Zero points of
+    neighbouring rows share one, too; old files have them as bytes. With `.weight_g_idx`, column i
+    is of group weight_g_idx[i]."""
 
     marker: ClassVar[str] = ".weight_packed"
     bits: Literal[4, 8]
@@ -173,7 +171,7 @@ class PackedInts(Layout, frozen=True):
         return {".weight_zero_point": Expected(shapes, I32 | I8)}
 
     def packed_zeros(self, rows: int, columns: int) -> Shape:
-        """The shape of zero points that are packed."""
+        """Return the shape of packed zero points."""
         return self._words(rows), blocks(columns, self.block.columns)
 
     def _words(self, count: int) -> int:
@@ -181,8 +179,8 @@ class PackedInts(Layout, frozen=True):
 
 
 class Gptq(Layout, frozen=True):
-    """GPTQ's integers: 32 / bits neighbours of a row in a number of 32 bits, the first one in the
-    lowest, and zero points, those of neighbouring rows in a number. `minus_one`: what is stored is
+    """Integers in GPTQ's packing: 32 / bits neighbours of a row share an int32, the first in the
+    lowest bits. Zero points of neighbouring rows share an int32. `minus_one`: the stored number is
     the zero point less one. Column i is of group g_idx[i]."""
 
     marker: ClassVar[str] = ".qweight"
@@ -210,9 +208,9 @@ class Gptq(Layout, frozen=True):
 
 
 class Awq(Layout, frozen=True):
-    """AWQ's integers of four bits in the version `gemm`: eight neighbours of a column in a number
-    of 32 bits, in the order 0 2 4 6 1 3 5 7 from the lowest on; zero points likewise. All of them
-    are 8 if the weights are `symmetric`."""
+    """Integers of four bits in AWQ's packing, version `gemm`. Eight neighbours of a column share an
+    int32, in the order 0 2 4 6 1 3 5 7 from the lowest bits. Zero points are packed likewise, and
+    all 8 if the weights are `symmetric`."""
 
     marker: ClassVar[str] = ".qweight"
     codes: ClassVar[str] = "int4"
@@ -232,9 +230,9 @@ class Awq(Layout, frozen=True):
 
 
 class Floats4(Layout, frozen=True):
-    """Floats of four bits, two neighbours of a row in a byte, the first one in the lower half; with
-    scales of groups: in MXFP4 powers of two, in NVFP4 floats of eight bits that are divided by one
-    for all weights."""
+    """Floats of four bits: two neighbours of a row in a byte, the first in the lower half. Groups
+    have scales: powers of two in MXFP4; in NVFP4 floats of eight bits, divided by one float for all
+    weights."""
 
     marker: ClassVar[str] = ".weight_packed"
     codes: ClassVar[str] = "e2m1"
@@ -259,7 +257,7 @@ class Floats4(Layout, frozen=True):
 
 
 class Blocks(Layout, frozen=True):
-    """MXFP4 as gpt-oss has it: `Floats4` with each group's bytes apart, and without ".weight"."""
+    """MXFP4 as gpt-oss stores weights: `Floats4` with an axis for groups, and without ".weight"."""
 
     marker: ClassVar[str] = "_blocks"
     codes: ClassVar[str] = "e2m1"
@@ -281,24 +279,24 @@ def _not_whole(count: int, *sizes: int) -> str | None:
 
 # Quantisation -------------------------------------------------------------------------------------
 #
-# How a checkpoint's modules are stored, by what its configuration says.
+# Describe how a checkpoint's modules are stored, as the configuration says.
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Modules whose names begin as `pattern` says are stored in the first of these layouts that
-    the file has them in; where it has none, they are dense."""
+    """Storage of the modules whose names match `pattern`: the first of `layouts` that the file has;
+    dense if the file has none."""
 
     pattern: re.Pattern[str]
     layouts: tuple[Layout, ...] = ()
 
 
 ALL = re.compile("")
-"""Every module."""
+"""Pattern of every module."""
 
 
 class Quantisation(msgspec.Struct, frozen=True):
-    """`method` is the name of what wrote the checkpoint. A module follows the first rule whose
-    pattern its name fits. `remarks` are for the log."""
+    """Storage of a checkpoint's modules. `method`: the name of the quantisation method. A module
+    follows the first rule whose pattern matches its name. `remarks` are for the log."""
 
     method: str
     rules: tuple[Rule, ...]
@@ -310,13 +308,13 @@ class Quantisation(msgspec.Struct, frozen=True):
         return frozenset(layout.codes for rule in self.rules for layout in rule.layouts)
 
     def layouts(self, module: str) -> Sequence[Layout]:
-        """Layouts that the module may be stored in."""
+        """List the layouts that the module may be stored in."""
         return next((rule.layouts for rule in self.rules if rule.pattern.match(module)), ())
 
 
 # Storage ------------------------------------------------------------------------------------------
 #
-# Which tensors of a checkpoint a module's weight is made of.
+# Find the tensors of a module's weight in a checkpoint.
 
 
 PASSED_OVER = (
@@ -327,23 +325,23 @@ PASSED_OVER = (
     ".output_scale",
     ".output_zero_point",
 )
-"""Tensors that say how a module's activations were to be quantised; nothing reads them."""
+"""Tensors about the quantisation of a module's activations; nothing reads these tensors."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """The tensors of a checkpoint in `folder`, by name their type, and what its configuration says
-    of them."""
+    """Storage of the checkpoint in `folder`: each tensor's type by name, and the configuration's
+    quantisation."""
 
     folder: Path
     types: Mapping[str, str]
     quantisation: Quantisation | None
 
     _found: dict[str, Layout | None] = field(default_factory=dict, init=False, repr=False)
-    """Layouts of modules that were asked for: names are matched once."""
+    """Layouts of modules already looked up: each name is matched once."""
 
     def layout(self, module: str) -> Layout | None:
-        """How the module is stored; None: as it is."""
+        """Return the module's layout; None: not quantised."""
         if module not in self._found:
             layouts = () if self.quantisation is None else self.quantisation.layouts(module)
             there = (layout for layout in layouts if layout.stores(module, self.types))
@@ -351,10 +349,10 @@ class Storage:
         return self._found[module]
 
     def needed(self, module: str, rows: int, columns: int) -> dict[str, Expected]:
-        """The tensors of a module's weight [rows, columns]."""
+        """List the tensors of a module's weight [rows, columns]."""
         layout = self.layout(module)
         if layout is None:
-            # GGUF files have a single row as a vector.
+            # GGUF files store a single row as a vector.
             vector = ((columns,),) if rows == 1 else ()
             return {f"{module}.weight": Expected(((rows, columns), *vector))}
         reason = layout.why_not(rows, columns)
@@ -363,10 +361,8 @@ class Storage:
         return {module + name: what for name, what in layout.needed(rows, columns).items()}
 
     def possible(self, module: str, rows: int, columns: int) -> dict[str, Expected]:
-        """Further tensors that are read if they are there.
-
-        A bias is among them, which GPTQ's files have where the model has none: it must be zero.
-        """
+        """List the optional tensors that the checkpoint has. A bias is among them, in GPTQ's files
+        also where the model has none: such a bias must be zero."""
         layout = self.layout(module)
         if layout is None:
             return {}
@@ -379,5 +375,5 @@ class Storage:
         return UnsupportedModel(f"{self.folder}: {why}")
 
     def passed_over(self, name: str) -> bool:
-        """Whether a tensor says how a module's activations were to be quantised."""
+        """Tell whether a tensor describes the quantisation of a module's activations."""
         return self.quantisation is not None and name.endswith(PASSED_OVER)

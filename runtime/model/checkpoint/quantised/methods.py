@@ -1,4 +1,4 @@
-"""A `quantization_config`: which method wrote the checkpoint, and how its modules are stored."""
+"""Read a `quantization_config`: the method that wrote the checkpoint, and the modules' storage."""
 
 from __future__ import annotations
 
@@ -49,35 +49,35 @@ MODULES = Kind(
 )
 
 GPTQ_REMARKS = names(
-    # How the weights were found.
+    # Settings of the search for the weights.
     "damp_percent damp_auto_increment mse dataset tokenizer batch_size model_seqlen "
     "block_name_to_quantize module_name_preceding_first_block cache_block_outputs true_sequential "
     "act_group_aware meta model_name_or_path model_file_base_name pad_token_id hyb_act "
     "offload_to_disk offload_to_disk_path "
-    # How other programs are to run the model.
+    # Settings for other programs that run the model.
     "backend use_exllama disable_exllama exllama_config use_cuda_fp16 max_input_length"
 )
 
 
 def read_group(config: ConfigReader, key: str, default: int) -> int | None:
-    """How many inputs share a scale; None: all of them, which files call -1."""
+    """Read the number of inputs that share a scale; None: all inputs, -1 in files."""
     group: int = config.get(key, GROUP, default)
     return None if group == -1 else group
 
 
 def read_modules(config: ConfigReader, key: str) -> bool:
-    """Whether modules are listed. Which ones are stored quantised, the file says better."""
+    """Tell whether modules are listed. The stored tensors decide which modules are quantised."""
     return bool(config.get(key, MODULES.or_none(), None))
 
 
 def read_pair(config: ConfigReader, key: str) -> tuple[int, int] | None:
-    """The sizes of a block."""
+    """Read the sizes of a block."""
     found = config.get(key, PAIR.or_none(), None)
     return None if found is None else (found[0], found[1])
 
 
 def read_pattern(config: ConfigReader, key: str, pattern: str) -> re.Pattern[str]:
-    """A pattern of module names, which `key` has."""
+    """Compile the pattern of module names at `key`."""
     try:
         return compiled(pattern)
     except TooManyWays as error:
@@ -87,19 +87,19 @@ def read_pattern(config: ConfigReader, key: str, pattern: str) -> re.Pattern[str
 
 
 AUTO_ROUND_REMARKS = names(
-    # How AutoRound found the weights, in whatever format it writes them.
+    # Settings of AutoRound's search for the weights, in any format.
     "amp autoround_version provider batch_size enable_minmax_tuning enable_norm_bias_tuning "
     "enable_quanted_input gradient_accumulate_steps iters lr low_gpu_mem_usage minmax_lr nsamples "
     "seqlen dataset scale_dtype supported_types "
-    # Which modules are quantised, the file says better.
+    # The stored tensors decide which modules are quantised.
     "block_name_to_quantize to_quant_block_names quant_block_list"
 )
 AUTO_ROUND_ACTIVATIONS = ("act_bits", "act_sym", "act_data_type", "act_dynamic", "act_group_size")
 
 
 def read_quark(config: ConfigReader, *, packed: bool) -> None:
-    """What AMD's Quark says of a file that it writes as another method does, of codes that are
-    `packed` in a larger number or not."""
+    """Check the settings that AMD's Quark adds to another method's. `packed`: several codes share a
+    larger number."""
     tables = [config]
     if config.get("export", TABLE.or_none(), None):
         tables.append(config.table("export"))
@@ -107,7 +107,7 @@ def read_quark(config: ConfigReader, *, packed: bool) -> None:
         tables[1].pass_over("kv_cache_group", "min_kv_scale", "weight_merge_groups")
     for table in tables:
         if packed:
-            # "order" would be neighbours in the order 0 1 2 ..., which no reader of AWQ expects.
+            # "order" means neighbours in the order 0 1 2 ..., which no reader of AWQ expects.
             table.only("pack_method", "reorder")
         table.pass_over("pack_method")
     for table in tables[1:]:
@@ -115,7 +115,7 @@ def read_quark(config: ConfigReader, *, packed: bool) -> None:
 
 
 def activations_remark(kind: str) -> str:
-    """Remark on checkpoints whose activations were meant to be quantised too."""
+    """Return the remark on checkpoints whose activations were meant to be quantised too."""
     return (
         f"activations are not rounded to {kind}, for which the weights were made: they keep the "
         "precision that they are computed in"
@@ -157,7 +157,7 @@ def read_gptq(config: ConfigReader) -> Quantisation:
 
 
 def _stored_minus_one(config: ConfigReader) -> bool:
-    """Whether zero points are stored less one, as in the first version of the format."""
+    """Tell whether zero points are stored less one, as in the first version of the format."""
     found = "gptq"
     for key in ("format", "checkpoint_format"):
         found = config.get(key, TEXT.or_none(), None) or found
@@ -167,8 +167,8 @@ def _stored_minus_one(config: ConfigReader) -> bool:
 
 
 def _dynamic(config: ConfigReader, stored: Callable[[ConfigReader], Layout]) -> list[Rule]:
-    """What is said of modules apart: by a pattern of their names, after "-:" those that are not
-    quantised. `stored` reads how others are."""
+    """Read the rules of single modules, by a pattern of names; "-:" before a pattern: not
+    quantised. `stored` reads a module's layout."""
     found: list[Rule] = []
     if not config.get("dynamic", TABLE.or_none(), None):
         return found
@@ -198,7 +198,7 @@ GEMM = ("gemm", "exllama")
 
 
 def read_awq(config: ConfigReader) -> Quantisation:
-    """Which modules are quantised, the file says."""
+    """Read AWQ's settings. The tensors say which modules are quantised."""
     for key in ("version", "format", "checkpoint_format"):
         if str(config.get(key, TEXT, "gemm")).lower() not in GEMM:
             config.refuse(key, "only the version gemm of AWQ is read")
@@ -206,7 +206,7 @@ def read_awq(config: ConfigReader) -> Quantisation:
     config.only("pack_dtype", "int32")
     config.only("bits", 4)
     config.only("w_bit", 4)
-    # It is false where all zero points are the middle of the range; they are stored then, too.
+    # False means that all zero points are the middle of the range; the file has them anyway.
     symmetric = not config.flag("zero_point", True)
     group = read_group(config, "q_group_size" if "q_group_size" in config else "group_size", 128)
 
@@ -216,7 +216,7 @@ def read_awq(config: ConfigReader) -> Quantisation:
 
     rules = _dynamic(config, stored)
     read_modules(config, "modules_to_not_convert")
-    # How AutoAWQ is to run the model, and what transformers copies from GPTQ's configuration.
+    # AutoAWQ's settings to run the model, and copies of GPTQ's settings by transformers.
     config.pass_over("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", *GPTQ_REMARKS)
     config.pass_over("desc_act", "sym", "lm_head", *AUTO_ROUND_REMARKS)
     config.only("data_type", "int")
@@ -234,7 +234,7 @@ CACHE = Kind("a text or an object", lambda value: TEXT.fits(value) or TABLE.fits
 
 
 def read_fp8(config: ConfigReader) -> Quantisation:
-    """Which modules are quantised, the file says."""
+    """Read fp8 settings. The tensors say which modules are quantised."""
     layouts = _fp8_layouts(config)
     if config.get("scale_fmt", TEXT.or_none(), None) not in (None, "float", "ue8m0"):
         config.refuse("scale_fmt", "only float and ue8m0 are known")
@@ -248,7 +248,7 @@ def read_fp8(config: ConfigReader) -> Quantisation:
     config.get("dequantize", FLAG, False)
     config.only("expert_dtype", "fp8")
     read_quark(config, packed=False)
-    # What AutoRound says beside.
+    # AutoRound's further settings.
     config.only("bits", 8)
     config.only("data_type", "fp")
     config.only("sym", True)
@@ -257,7 +257,7 @@ def read_fp8(config: ConfigReader) -> Quantisation:
 
 
 def _fp8_layouts(config: ConfigReader) -> tuple[Layout, ...]:
-    """`weight_scale_inv` is what numbers are multiplied by, as `weight_scale` is."""
+    """Return fp8 layouts. `weight_scale_inv` multiplies numbers, as `weight_scale` does."""
     size = read_pair(config, "weight_block_size")
     block = None if size is None else Block(*size)
     config.only("fmt", "e4m3")
@@ -270,11 +270,11 @@ def _fp8_layouts(config: ConfigReader) -> tuple[Layout, ...]:
 
 # Mxfp4 --------------------------------------------------------------------------------------------
 #
-# MXFP4, as gpt-oss has it.
+# MXFP4, as gpt-oss writes weights.
 
 
 def read_mxfp4(config: ConfigReader) -> Quantisation:
-    """Which modules are quantised, the file says."""
+    """Read MXFP4 settings. The tensors say which modules are quantised."""
     read_modules(config, "modules_to_not_convert")
     config.get("dequantize", FLAG, False)
     return Quantisation("MXFP4", (Rule(ALL, (Blocks(),)),))
@@ -299,7 +299,7 @@ CLASSES = ("Linear", "LinearBase")
 
 
 def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
-    """None where the KV cache alone is to be quantised: its scales are found by their names."""
+    """Read compressed-tensors' settings; None if only the KV cache is quantised."""
     # Pass over keys that say nothing about how weights are stored.
     config.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
     config.pass_over("provider")
@@ -338,7 +338,7 @@ def _ignored(config: ConfigReader, modules: list[str]) -> Iterator[Rule]:
 
 
 def _rules(config: ConfigReader, targets: dict[str, Layout]) -> Iterator[Rule]:
-    """A name goes before patterns, and these before classes."""
+    """Order rules: names before patterns, patterns before classes."""
     for name in sorted(
         targets.keys() - {*CLASSES}, key=lambda name: (name.startswith("re:"), name)
     ):
@@ -357,7 +357,7 @@ def _pattern(config: ConfigReader, key: str, name: str) -> re.Pattern[str]:
 
 
 def _read_sparsity(config: ConfigReader) -> None:
-    """Refuse weights of which some are left out, and such as are rotated where they are used."""
+    """Refuse sparse weights and rotated weights."""
     if config.get("sparsity_config", TABLE.or_none(), None):
         sparsity = config.table("sparsity_config")
         if sparsity.get("format", TEXT, "dense") != "dense":
@@ -371,14 +371,14 @@ def _read_sparsity(config: ConfigReader) -> None:
 
 
 def _layout(group: ConfigReader, form: str | None) -> Layout | None:
-    """How the weights of a group are stored; None: as they are."""
+    """Read the layout of a group's weights; None: not quantised."""
     form = group.get("format", TEXT.or_none(), None) or form
     if not group.get("weights", TABLE.or_none(), None):
         return None
     weights = group.table("weights")
     bits, kind = weights.size("num_bits"), weights.get("type", TEXT, "int")
     symmetric = weights.flag("symmetric", True)
-    weights.get("actorder", ORDER.or_none(), None)  # the file says it itself
+    weights.get("actorder", ORDER.or_none(), None)  # the file has the order
     weights.only("dynamic", False)
     weights.pass_over("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     block = _block(weights)
@@ -395,7 +395,7 @@ def _layout(group: ConfigReader, form: str | None) -> Layout | None:
 def _layout_of(
     form: str | None, bits: int, kind: str, symmetric: bool, block: Block
 ) -> Layout | None:
-    """The layout of a format; None: the format is not read."""
+    """Return the layout of a format; None: the format is not supported."""
     if form == "pack-quantized" and kind == "int" and bits in (4, 8):
         return PackedInts(4 if bits == 4 else 8, block, symmetric)
     if form in NUMBERS and bits <= 8 and kind == "int":
@@ -411,7 +411,7 @@ def _layout_of(
 
 
 def _block(weights: ConfigReader) -> Block:
-    """The weights that share a scale."""
+    """Read the size of the blocks that share a scale."""
     size = weights.get("group_size", GROUP.or_none(), None)
     inferred = {None: "tensor", -1: "channel"}.get(size, "group")
     strategy = weights.get("strategy", TEXT.or_none(), None) or inferred
@@ -429,7 +429,7 @@ def _block(weights: ConfigReader) -> Block:
 
 
 def _activations(group: ConfigReader) -> Iterator[str]:
-    """Remarks about activations, which are not quantised whatever the group says."""
+    """Make remarks about activations, which are not quantised whatever the group says."""
     for key in ("input_activations", "output_activations"):
         if not group.get(key, TABLE.or_none(), None):
             continue
@@ -440,25 +440,25 @@ def _activations(group: ConfigReader) -> Iterator[str]:
 
 # AutoRound ----------------------------------------------------------------------------------------
 #
-# AutoRound's own configuration, of weights that are packed as other methods pack theirs.
+# AutoRound's own configuration; the weights are packed in other methods' formats.
 
 
 OLD_FORMATS = {"gptq": "auto_gptq", "awq": "auto_awq"}
-"""Other names of formats, which transformers and older releases of AutoRound write."""
+"""Older names of formats, from transformers and older releases of AutoRound."""
 STORED_LESS_ONE = {"auto_gptq": True, "auto_round": False, "gptqmodel": False}
-"""Formats in which AutoRound packs integers as GPTQ does: whether zero points are less one."""
+"""Formats in which AutoRound packs integers as GPTQ does -> are zero points stored less one."""
 GROUPED_FLOATS: dict[tuple[str, int, int | None], Layout] = {
     ("mx_fp", 4, 32): Floats4("mxfp4"),
     ("mx_fp", 8, 32): Numbers("fp8_e4m3", Block(1, 32)),
     ("nv_fp", 4, 16): Floats4("nvfp4"),
 }
-"""What AutoRound packs as compressed-tensors does, by data type, bits and group."""
+"""Layouts that AutoRound shares with compressed-tensors, by data type, bits and group."""
 DENSE_BITS = 16
-"""Bits, and more, of modules that are not quantised."""
+"""Bits from which a module is not quantised."""
 
 
 def read_auto_round(config: ConfigReader) -> Quantisation:
-    """`extra_config` says of some modules, by name or pattern, what differs: names go first."""
+    """Read AutoRound's settings. In `extra_config` modules' names go before patterns."""
     form = config.get("packing_format", TEXT).removeprefix("auto_round:")
     form = OLD_FORMATS.get(form, form)
     floats = _fp8_layouts(config) if form in ("fp8", "fp8_static") else ()
@@ -483,19 +483,19 @@ def read_auto_round(config: ConfigReader) -> Quantisation:
 
 
 class _AutoRound(msgspec.Struct, frozen=True):
-    """How modules are stored that are packed in the format `form`."""
+    """Settings of modules packed in the format `form`."""
 
     form: str
     floats: tuple[Layout, ...]
-    """Layouts of floats of eight bits, which the whole file has alike."""
+    """Layouts of floats of eight bits, the same in the whole file."""
     bits: int | None = None
     group: Any = 128
     kind: str = "int"
     layouts: tuple[Layout, ...] = ()
-    """None: as they are."""
+    """Layouts of the modules; none: not quantised."""
 
     def read(self, config: ConfigReader) -> _AutoRound:
-        """The same with what a configuration, or an entry of `extra_config`, says."""
+        """Return these settings, updated by a configuration or an `extra_config` entry."""
         bits = config.size("bits", *[self.bits] * (self.bits is not None))
         kind: str = config.get("data_type", TEXT, self.kind)
         group: Any
@@ -518,7 +518,7 @@ class _AutoRound(msgspec.Struct, frozen=True):
         return replace(self, bits=bits, group=group, kind=kind, layouts=layouts)
 
     def _stored(self, bits: int, kind: str, group: int | None) -> tuple[Layout, ...]:
-        """Layouts of a format; none: the format is not read."""
+        """Return the layouts of a format; none: the format is not supported."""
         if self.form in STORED_LESS_ONE and kind == "int" and bits in (4, 8):
             return (Gptq(4 if bits == 4 else 8, group, STORED_LESS_ONE[self.form]),)
         if self.form == "auto_awq" and kind == "int" and bits == 4:
@@ -564,18 +564,16 @@ OTHERS = {
     "torchao": "torchao",
     "vptq": "VPTQ",
 }
-"""Methods that are not read, in words."""
+"""Methods that are not supported, with their names in words."""
 
 KEY = "quantization_config"
 MLX = "quantization"
-"""The key of `config.json` in which MLX describes quantisation."""
+"""Key of `config.json` in which MLX describes quantisation."""
 
 
 def read_quantisation(config: ConfigReader) -> Quantisation | None:
-    """How the modules of the checkpoint with this `config.json` are stored; None: as they are.
-
-    Raises `UnsupportedModel`, naming the method or the key, for what is not read.
-    """
+    """Read the storage of the modules from a `config.json`; None: not quantised. Raises
+    `UnsupportedModel`, naming the method or the key, if a setting is not supported."""
     if config.get(MLX, TABLE.or_none(), None):
         config.refuse(MLX, f"weights of MLX cannot be read, {INSTEAD}")
     if not config.get(KEY, TABLE.or_none(), None):

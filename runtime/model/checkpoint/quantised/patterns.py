@@ -1,7 +1,7 @@
-"""Patterns of module names, of which a configuration may have only such as match in little time.
+"""Compile patterns of module names, and refuse patterns that may take long to match.
 
-A regular expression may try more ways to match a name than anybody waits for: ways multiply where
-a repetition stands in another, and where alternatives that are repeated match the same text.
+A regular expression may try too many ways to match a name. Ways multiply for a repetition in a
+repetition, and for repeated alternatives that match the same text.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any
 import msgspec
 
 LONGEST = 1000
-"""Characters of a pattern."""
+"""Most characters of a pattern."""
 SHOWN = 60
-"""Characters of a pattern that a message has."""
+"""Characters of a pattern that a message shows."""
 MOST = 5_000_000
-"""MatchCost to match a name."""
+"""Largest `MatchCost` of a pattern."""
 NAME = 64
-"""No module's name is longer."""
+"""Most characters of a module's name."""
 DIGITS = 4
-"""Nor are numbers in it."""
+"""Most digits of a number in a module's name."""
 FEW = 8
-"""A choice may be repeated so many times."""
+"""Most repetitions of a choice."""
 
 
 class TooManyWays(ValueError):
-    """A pattern that might take too long."""
+    """Pattern that might take too long to match."""
 
 
 class MatchCost(msgspec.Struct, frozen=True):
-    """A bound of how often a pattern may be tried at one place: `choices` are independent ones, and
-    `repetitions` those that may end at any character of a name."""
+    """Bound on the ways a pattern matches at one place. `choices`: the product of independent
+    choices. `repetitions`: the number of repetitions that may end at any character of a name."""
 
     choices: int = 1
     repetitions: int = 0
@@ -44,8 +44,8 @@ class MatchCost(msgspec.Struct, frozen=True):
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The pattern, if it matches module names in little time. Raises `TooManyWays` or
-    `re.error`, saying why not."""
+    """Compile a pattern that matches module names in little time. Raises `TooManyWays` or
+    `re.error`, with the reason."""
     if len(pattern) > LONGEST:
         raise TooManyWays(f"it has more than {LONGEST} characters")
     if _sequence(_parser.parse(pattern)).total() > MOST:
@@ -54,7 +54,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def shown(pattern: str) -> str:
-    """The pattern, cut where it is long."""
+    """Return the pattern quoted, and cut if long."""
     return repr(pattern if len(pattern) <= SHOWN else pattern[:SHOWN] + "...")
 
 
@@ -112,7 +112,7 @@ def _repeated(least: int, most: int, body: Any) -> MatchCost:
 
 
 def _is_digit(body: Any) -> bool:
-    """Whether it matches one digit and nothing else."""
+    """Tell whether a pattern's body matches exactly one digit."""
     if len(body) != 1 or str(body[0][0]) != "IN":
         return False
     ranges = [(str(operation), argument) for operation, argument in body[0][1]]

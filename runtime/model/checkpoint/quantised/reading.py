@@ -1,4 +1,4 @@
-"""A quantised weight from the tensors that a file has of it. No weight is made dense."""
+"""Build quantised weights from the tensors of a file. No weight is made dense."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from rootlace.runtime.model.gguf.file import Ggml
 
 
 def of_blocks(kind: str, data: torch.Tensor) -> Quantised:
-    """A weight of a GGUF file's blocks of this type, uint8 [rows, blocks of a row, bytes of a
-    block]."""
+    """Build a weight from a GGUF file's blocks of this type, uint8 [rows, blocks of a row, bytes of
+    a block]."""
     found = READERS[kind](as_array(data))
     parts = {
         name: as_tensor(np.ascontiguousarray(part))
@@ -45,7 +45,7 @@ def of_blocks(kind: str, data: torch.Tensor) -> Quantised:
 
 
 StoredTensors = Mapping[str, torch.Tensor]
-"""A module's tensors, as `Layout.needed` names them."""
+"""Tensors of a module, by the endings in `Layout.needed`."""
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each of eight neighbours in AWQ's numbers of 32 bits."""
@@ -54,8 +54,8 @@ MIDDLE = {4: 8, 8: 128}
 
 
 def read_weight(layout: Layout, stored: StoredTensors, rows: int, columns: int) -> Quantised:
-    """W [rows, columns] without bias, in memory of its own. Raises ValueError for what the tensors
-    of such a module cannot hold, with a text that goes on behind the module's name."""
+    """Build W [rows, columns] without bias, in memory of its own. Raises ValueError if the tensors
+    are inconsistent; the message continues the module's name."""
     match layout:
         case Numbers():
             return _numbers(layout, stored, rows, columns)
@@ -87,7 +87,7 @@ def _packed_ints(layout: PackedInts, stored: StoredTensors, rows: int, columns: 
     groups = stored.get(".weight_g_idx")
     if groups is not None and bool((groups == -1).all()):
         groups = None
-    # Column groups that are stated may have any sizes: scales then stay one for each of them.
+    # Stated column groups may have any sizes: each group then keeps its one scale.
     width = columns if groups is None else None
     scales = _spread(_floats(stored[".weight_scale"]), layout.block, rows, width)
     zeros = _zero_points(layout, stored, rows, columns)
@@ -120,7 +120,7 @@ def _zero_points(
 
 
 def _gptq(layout: Gptq, stored: StoredTensors, rows: int, columns: int) -> Quantised:
-    # 32 / bits neighbours of a column are the bytes of a number: bytes go behind their row.
+    # A number's bytes are 32 / bits neighbours of a column: move the bytes behind their row.
     words = _bytes(stored[".qweight"].unsqueeze(2)).permute(1, 0, 2)
     values = _signed(words.reshape(rows, columns * layout.bits // 8), layout.bits)
     zeros = _unpacked(stored[".qzeros"], layout.bits).t().to(torch.int16)
@@ -159,8 +159,8 @@ def _floats4(layout: Floats4 | Blocks, stored: StoredTensors, rows: int, columns
 
 
 def alike(weights: Sequence[Dense | Quantised]) -> list[Dense | Quantised]:
-    """The weights of one product, with offsets of zero where others of their kind have some, so
-    that they can be joined: the zero points of one module may all be nothing."""
+    """Give the weights of one product the same scheme, so that they can be joined: offsets of zero
+    where only some weights have offsets."""
     shifted = {
         weight.scheme
         for weight in weights
@@ -205,8 +205,8 @@ def _sorted(
     shift: torch.Tensor | None,
     groups: torch.Tensor,
 ) -> Quantised:
-    """As `_weight`, where column i is of group groups[i]: columns are put in the order of their
-    groups. Groups of unlike sizes become smaller ones of the same size."""
+    """Build a weight as `_weight` does, with column i of group groups[i]: columns are sorted by
+    group. Groups of unequal sizes are cut into smaller ones of equal size."""
     columns = len(groups)
     if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[1]:
         raise ValueError(f": a group of columns is not among {scales.shape[1]}")
@@ -223,7 +223,7 @@ def _sorted(
 
 
 def _reordered(layout: Layout, values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Codes with their columns in this order."""
+    """Return the codes with their columns in this order."""
     if CODES[_codes(layout)].in_byte == 1:
         return values.index_select(1, order)
     return _in_bytes(_halves(values).index_select(1, order))
@@ -234,7 +234,7 @@ def _codes(layout: Layout) -> Codes:
 
 
 def _spread(found: torch.Tensor, block: Block, rows: int, columns: int | None) -> torch.Tensor:
-    """Scales or zero points of blocks, for each row and group. `columns` None: a block is a group,
+    """Spread blocks' scales or zero points to rows and groups. `columns` None: a block is a group,
     whatever its size."""
     if found.dim() < 2:
         found = found.reshape(-1, 1)
@@ -254,7 +254,7 @@ def _spread(found: torch.Tensor, block: Block, rows: int, columns: int | None) -
 def _shift(
     zeros: torch.Tensor | None, symmetric: bool, block: Block, rows: int, columns: int | None
 ) -> torch.Tensor | None:
-    """The negated zero points, which are added to codes. Symmetric weights may have zeros."""
+    """Return the negated zero points, to add to codes. Raises ValueError if inconsistent."""
     if zeros is None:
         return None
     if symmetric and bool(zeros.float().any()):
@@ -267,7 +267,7 @@ def _shift(
 
 
 def _floats(scales: torch.Tensor) -> torch.Tensor:
-    """Scales in a type that weights may have. What is stored as exponents are powers of two."""
+    """Return scales in a dtype that `Quantised` allows. Exponents become bfloat16 powers of two."""
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
         exponents = scales.view(torch.uint8).to(torch.int16)
         # bfloat16's exponent has the same excess; its 2^-127 is not normal.
@@ -279,7 +279,7 @@ def _floats(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(words: torch.Tensor) -> torch.Tensor:
-    """The bytes of numbers of 32 bits, those of the lowest bits first, as neighbours."""
+    """View int32 numbers as bytes, the lowest bits first."""
     return words.contiguous().view(torch.uint8)
 
 
@@ -290,19 +290,19 @@ def _halves(values: torch.Tensor) -> torch.Tensor:
 
 
 def _in_bytes(halves: torch.Tensor) -> torch.Tensor:
-    """The reverse of `_halves`."""
+    """Join halves into bytes: the reverse of `_halves`."""
     pairs = halves.contiguous().view(torch.int16)
     return ((pairs | (pairs >> 4)) & 0xFF).to(torch.uint8)
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The integers of `bits` in numbers of 32, uint8."""
+    """Unpack the integers of `bits` bits from int32 numbers, uint8."""
     values = _bytes(words)
     return values if bits == 8 else _halves(values)
 
 
 def _signed(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers less `MIDDLE`, as two's complement, where they are."""
+    """Subtract `MIDDLE` from unsigned integers, as two's complement, packed as given."""
     if bits == 8:
         return (values ^ 128).view(torch.int8)
     return values ^ 0x88
