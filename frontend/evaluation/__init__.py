@@ -1,5 +1,5 @@
-"""Few-shot evaluation: programs over a set of questions, and what came of it.
+"""Few-shot evaluation: programs over a set of questions, and their results.
 
-`task` is what a file says, `questions` makes and scores the prompts, `run` asks them, can be
-interrupted and keeps what came out; `report` shows it.
+`task` reads a task's file, and `questions` makes and scores the prompts. `run` asks the questions,
+resumably, and stores the results; `report` shows them.
 """

@@ -28,12 +28,12 @@ from rootlace.wire.errors import InvalidRequest
 
 # Scoring ------------------------------------------------------------------------------------------
 #
-# What counts as right: likelihoods of choices, and texts that were written.
+# Scores of likelihoods of choices, and of written texts.
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A choice: its text, the sum of its tokens' log-probabilities behind the prompt, their number,
-    and that sum behind nothing, if it was asked for."""
+    """Scored choice: its text, the sum and number of its tokens' log-probabilities after the
+    prompt. `alone` is the sum without a prompt, if requested."""
 
     text: str
     log_likelihood: float
@@ -48,18 +48,18 @@ METRICS: dict[str, Callable[[Scored], float]] = {
     "acc_tokens": lambda one: one.log_likelihood / one.tokens,
     "acc_mutual_info": lambda one: one.log_likelihood - (one.alone or 0.0),
 }
-"""By what the choices are compared: by their likelihood; per character; per byte; per token; less
-what the choice is worth without the question (pointwise mutual information)."""
+"""Score by metric: the log-likelihood, also per character, per byte and per token. The last one
+subtracts the choice's log-likelihood without the question (pointwise mutual information)."""
 
 
 def chosen(metric: str, scored: Sequence[Scored]) -> int:
-    """The number of the best choice; of equals, the first."""
+    """Return the index of the best choice; the first of equal ones."""
     values = [METRICS[metric](one) for one in scored]
     return values.index(max(values))
 
 
 def extracted(response: str, extract: Extract | None) -> str | None:
-    """What is taken out of a response; None where the pattern finds nothing."""
+    """Extract the answer from a response; None if the pattern has no match."""
     if extract is None:
         return response.strip()
     found = list(re.finditer(extract.pattern, response))
@@ -70,19 +70,19 @@ def extracted(response: str, extract: Extract | None) -> str | None:
 
 
 def matches(text: str | None, expected: str, match: Match) -> bool:
-    """Whether a text is the expected one."""
+    """Return whether a text equals the expected one."""
     return text is not None and plain(text, match) == plain(expected, match)
 
 
 def plain(text: str, match: Match) -> str:
-    """What of a text is compared."""
+    """Return the text as compared."""
     for pattern in match.ignore:
         text = re.sub(pattern, "", text)
     return (text.lower() if match.ignore_case else text).strip()
 
 
 def by_extract(response: str, extracts: Mapping[str, Extract]) -> dict[str, str | None]:
-    """By metric, what was taken out of a response; the whole one where nothing is to be."""
+    """Return the extracted answers by metric; without `extracts`, the whole response."""
     if not extracts:
         return {"exact_match": extracted(response, None)}
     return {name: extracted(response, one) for name, one in extracts.items()}
@@ -90,7 +90,7 @@ def by_extract(response: str, extracts: Mapping[str, Extract]) -> dict[str, str 
 
 # Statistics ---------------------------------------------------------------------------------------
 #
-# How sure a mean is, and a difference.
+# Confidence of a mean, and of a difference.
 
 
 RESAMPLES = 1000
@@ -98,8 +98,8 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `rows`, its standard error, and the interval in which 95 % of the means of
-    resampled rows lie (percentile bootstrap; Efron 1979)."""
+    """Mean over `rows`, its standard error, and its 95 % interval: the percentile bootstrap of
+    resampled rows (Efron 1979)."""
 
     mean: float
     error: float
@@ -109,7 +109,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
-    """Of at least one value; the same each time."""
+    """Estimate the mean of one or more values; deterministic."""
     count = len(values)
     mean = math.fsum(values) / count
     spread = math.fsum((value - mean) ** 2 for value in values)
@@ -120,8 +120,8 @@ def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """How likely a split as uneven as this, or more so, is where neither is better (two-sided; for
-    rows that are right or wrong this is McNemar's exact test)."""
+    """Return the two-sided p-value of a sign test. For rows that are right or wrong, it is
+    McNemar's exact test."""
     count = better + worse
     if not count:
         return 1.0
@@ -133,10 +133,10 @@ def sign_test(better: int, worse: int) -> float:
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as it is asked. `before`: description and examples, which many questions have in
-    common. `choices` are what may follow the prompt, or, where there is an `ending`, what may stand
-    before it; `answer` is the number of the right one. Where the model writes, `expected` is right,
-    and `judge_prompt` asks about its response."""
+    """Question of one row. `before`: description and examples, a prefix that many questions share.
+    `choices` follow the prompt, or precede the `ending` if there is one; `answer` is the right
+    one's index. For written responses, `expected` is the right text; a judge's prompt uses
+    `fields`."""
 
     id: str
     group: str = ""
@@ -152,13 +152,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class _Row:
     place: str
-    """FILE:LINE"""
+    """Source of the row: FILE:LINE."""
     fields: dict[str, Any] = field(compare=False)
 
 
 def read_questions(task: Task) -> list[Question]:
-    """All that the task asks, in the order of its rows. Raises InvalidRequest that names the file,
-    the line and the key of what is wrong."""
+    """Return the task's questions, in the order of its rows. Raises InvalidRequest naming the file,
+    line and key."""
     asked = _rows(task, task.data)
     shots = task.shots
     source = _rows(task, shots.data) if shots.data else asked
@@ -209,7 +209,7 @@ def _fixed(path: str) -> str:
 
 
 def _named(place: str, make: Any, *arguments: Any) -> Any:
-    """What `make` gives; its errors name the place."""
+    """Call `make`, and name the place in its errors."""
     try:
         return make(*arguments)
     except InvalidRequest as error:
@@ -265,7 +265,7 @@ def _choices(task: Task, fields: dict[str, Any]) -> list[str]:
 
 
 def _number(answer: Any, choices: Sequence[str], key: str) -> int:
-    """Which choice is right: its number, its text, or its letter."""
+    """Return the index of the right choice, given as index, text or letter."""
     number = -1
     if isinstance(answer, bool):
         raise InvalidRequest(f"{key}: {answer} does not say which of the choices is right")
@@ -283,7 +283,7 @@ def _number(answer: Any, choices: Sequence[str], key: str) -> int:
 
 
 def _example(question: Question, task: Task) -> str:
-    """A question with its answer."""
+    """Return the text of a question with its answer."""
     if task.score != "likelihood":
         text = f"{question.prompt}{task.delimiter}{question.expected}"
     elif question.ending:

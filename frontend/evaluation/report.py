@@ -1,4 +1,4 @@
-"""Results as one page that needs nothing else."""
+"""Results as tables, and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rootlace.wire.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of one run less that of another, on the rows that both have. `better` and `worse`
-    count the rows that differ, `chance` is how likely such a split is where neither is better."""
+    """Difference of a metric between two runs, on their common rows. `better` and `worse` count the
+    differing rows; `chance` is the sign test's p-value."""
 
     metric: str
     first: float
@@ -36,8 +36,8 @@ class Difference:
 
 
 def compare(first: Results, second: Results) -> list[Difference]:
-    """For each metric that both have. Rows are paired by id and prompt, those that share both in
-    their order; raises InvalidRequest where they have none in common."""
+    """Compare each metric of both runs. Rows are paired by id and prompt, duplicates by their
+    order. Raises InvalidRequest if no row is common."""
     scores, others = _by_row(first), _by_row(second)
     pairs = [(one, others[row]) for row, one in scores.items() if row in others]
     if not pairs:
@@ -54,7 +54,7 @@ def compare(first: Results, second: Results) -> list[Difference]:
 
 
 def _by_row(run: Results) -> dict[tuple[str, str, int], dict[str, float]]:
-    """The scores by id, prompt, and how many rows before had the same of both."""
+    """Return the scores by id, prompt, and number of earlier rows with the same id and prompt."""
     before: Counter[tuple[str, str]] = Counter()
     found = {}
     for record in run.records:
@@ -84,7 +84,7 @@ def _difference(metric: str, both: list[tuple[float, float]]) -> Difference:
 
 
 def table(runs: Sequence[Results]) -> Group:
-    """Metrics of all runs, by group where there are groups; what each cost; what failed."""
+    """Return tables of all runs' metrics, also by group, with costs and failures."""
     shown = _table("task", "model", "metric", "value", "± error", "95 % interval", "rows")
     for run in runs:
         for metric, found in run.estimates().items():
@@ -108,7 +108,7 @@ def _cells(found: Estimate) -> tuple[str, ...]:
 
 
 def costs(run: Results) -> list[str]:
-    """What a run took, and what failed, in words."""
+    """Return the time, tokens and failures of a run, in words."""
     rate = f" ({run.asked / run.seconds:,.1f} a second)" if run.asked and run.seconds else ""
     lines = [
         f"{run.task}: {run.asked:,} rows asked in {run.seconds:,.1f} s{rate}; of "
@@ -121,8 +121,8 @@ def costs(run: Results) -> list[str]:
 
 
 def comparison_table(first: str, second: str, found: Sequence[Difference]) -> Table:
-    """Two runs, of which it is said what they are: a model that is compared with itself has one
-    name, and so have two runs in folders of one name."""
+    """Return a table of two runs with their descriptions, since models or folders may have the same
+    name."""
     names = ("difference", "95 % interval", "rows", "better", "worse", "p")
     shown = _table("metric", "this", "the other", *names)
     shown.title = Text(f"this: {first}\nthe other: {second}", style="bold")
@@ -156,11 +156,11 @@ pre { white-space: pre-wrap; margin: .3em 0; } .right { color: var(--right); }
 .wrong { color: var(--wrong); } #wrong:checked ~ table tr.good { display: none; }
 """
 SHOWN = 2000
-"""Rows on a page, at most; all are in the run's file."""
+"""Maximum number of rows on a page; the run's file has all rows."""
 
 
 def page(run: Results, compared: Results | None, found: Sequence[Difference]) -> str:
-    """`found` are the differences to the run that this one is `compared` with, if any."""
+    """Return the page of a run. `found` are the differences from the run `compared`, if any."""
     parts = [
         f"<h1>{escape(run.task)}</h1><p>{escape(run.model)}</p>",
         *[f"<p>{escape(line)}</p>" for line in costs(run)],
@@ -178,7 +178,7 @@ def page(run: Results, compared: Results | None, found: Sequence[Difference]) ->
 
 
 def _html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Cells are HTML."""
+    """Return a table of HTML cells."""
     lines = ["".join(f"<th>{cell}</th>" for cell in head)]
     lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
@@ -195,7 +195,7 @@ def _estimates(groups: dict[str, dict[str, Estimate]]) -> str:
 
 
 def _interval(one: Estimate) -> str:
-    """A picture from 0 to 1."""
+    """Draw the interval on a scale from 0 to 1, as SVG."""
     low, mean, high = (f"{2 + 196 * value:.1f}" for value in (one.low, one.mean, one.high))
     return (
         '<svg viewBox="0 0 200 12" role="img"><line x1="2" x2="198" y1="6" y2="6"/>'

@@ -1,7 +1,5 @@
-"""A run: questions asked through programs, what came out of each, and the folder that has it.
-
-The folder holds `run.json` and a line of `rows.jsonl` for each row.
-"""
+"""Run of an evaluation: programs that ask the questions, their results, and the run's folder. The
+folder holds `run.json` and a line of `rows.jsonl` for each row."""
 
 from __future__ import annotations
 
@@ -39,9 +37,8 @@ from rootlace.wire.errors import InvalidRequest
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What came of a question: a line of the run's file. `scores` has 1 or 0 (or what lies between)
-    by metric; the tokens are those of all that the row asked, without those of votes that were
-    cancelled because others had won."""
+    """Result of a question: a line of the run's file. `scores` has a value from 0 to 1 by metric.
+    The tokens are those of all the row's requests, except votes cancelled after a majority."""
 
     id: str
     group: str = ""
@@ -61,13 +58,13 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     completion_tokens: int = 0
 
     def scored(self) -> list[Scored]:
-        """The choices as they were scored."""
+        """Return the scored choices."""
         alone: Sequence[float | None] = self.alone or [None] * len(self.choices)
         rows = zip(self.choices, self.log_likelihoods, self.tokens, alone, strict=True)
         return [Scored(*row) for row in rows]
 
     def count(self, metas: Sequence[Mapping[str, Any]]) -> None:
-        """Add the tokens of what was asked."""
+        """Add the tokens of the requests."""
         for meta in metas:
             self.prompt_tokens += meta["prompt_tokens"]
             self.cached_tokens += meta["cached_tokens"]
@@ -79,8 +76,8 @@ ABOUT, ROWS = "run.json", "rows.jsonl"
 
 @dataclass
 class Results:
-    """The rows of a run in their order, and (id, reason) of those that failed. `seconds` is how
-    long the last `asked` rows took; the others were there from before."""
+    """Rows of a run in their order, and (id, reason) of the failed ones. `seconds` is the duration
+    of the last `asked` rows; the others come from an earlier run."""
 
     task: str
     model: str
@@ -94,11 +91,11 @@ class Results:
         return list(dict.fromkeys(name for record in self.records for name in record.scores))
 
     def estimates(self) -> dict[str, Estimate]:
-        """By metric."""
+        """Return the estimates by metric."""
         return {name: _estimate(self.records, name) for name in self.metrics}
 
     def by_group(self) -> dict[str, dict[str, Estimate]]:
-        """By group, and by metric; empty where the task has no groups."""
+        """Return the estimates by group and metric; empty without groups."""
         groups: dict[str, list[Record]] = {}
         for record in self.records:
             groups.setdefault(record.group, []).append(record)
@@ -119,11 +116,11 @@ class Results:
 
     @property
     def hit_rate(self) -> float:
-        """The share of the prompts' tokens that was not computed."""
+        """Return the fraction of prompt tokens that were cached."""
         return self.cached_tokens / max(self.prompt_tokens, 1)
 
     def summary(self) -> dict[str, Any]:
-        """All but the rows, as JSON can hold it."""
+        """Return all results except the rows, as JSON values."""
         return {
             "task": self.task,
             "model": self.model,
@@ -149,7 +146,7 @@ class _Kept(msgspec.Struct):
 
 
 def _kept(lines: bytes) -> Iterator[tuple[int, Record]]:
-    """(number, record) for each line; one that was cut off was asked again, and is another line."""
+    """Yield (row, record) of each line; skips a cut-off line, whose row has a later one."""
     for line in lines.splitlines():
         try:
             kept = msgspec.json.decode(line, type=_Kept)
@@ -159,7 +156,7 @@ def _kept(lines: bytes) -> Iterator[tuple[int, Record]]:
 
 
 def read_results(folder: Path) -> Results:
-    """Those of a run's folder. Raises InvalidRequest where it is none."""
+    """Read the results in a run's folder. Raises InvalidRequest for any other folder."""
     try:
         about = msgspec.json.decode((folder / ABOUT).read_bytes())
         summary = about["results"]
@@ -184,18 +181,18 @@ def read_results(folder: Path) -> Results:
 
 # Folder -------------------------------------------------------------------------------------------
 #
-# A run's folder: made, or found with the same run in it, which then goes on.
+# A run's folder: new, or with the same run, which then continues.
 
 
 ASKED = (
     "format", "data", "shots", "description", "prompt", "choices", "contexts", "answer", "id",
     "group",
 )  # fmt: skip
-"""What of a task makes its questions, and nothing else. A run with the same questions is the same
-run, wherever they are from."""
+"""Keys of a task that determine its questions, and nothing else. A run with the same questions is
+the same run, whatever their source."""
 
 NO_MATTER = ("name", "limit")
-"""What of a task does not change how a question is asked."""
+"""Keys of a task that do not change how a question is asked."""
 
 
 def digest(questions: Sequence[Question]) -> str:
@@ -203,8 +200,8 @@ def digest(questions: Sequence[Question]) -> str:
 
 
 def open_run(folder: Path, about: Mapping[str, Any], task: Task) -> None:
-    """Make the folder, or go on with the run that it holds. Raises InvalidRequest for another one,
-    and says by which options it differs."""
+    """Make the folder, or continue its run. Raises InvalidRequest for another run, and names the
+    different options."""
     if not (folder / ABOUT).exists():
         if (folder / ROWS).exists():
             raise InvalidRequest(f"{folder} holds rows without {ABOUT}: give another folder")
@@ -223,14 +220,14 @@ def open_run(folder: Path, about: Mapping[str, Any], task: Task) -> None:
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write `run.json` atomically."""
     new = folder / f"{ABOUT}.new"
     new.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
     new.replace(folder / ABOUT)
 
 
 def _differences(before: Mapping[str, Any], about: Mapping[str, Any], task: Task) -> list[str]:
-    """Where the runs differ, with what stands there and what is asked for now."""
+    """Return the differences between the runs, with the stored and the requested values."""
     now = msgspec.json.decode(msgspec.json.encode(about))
     found = [
         change
@@ -245,7 +242,7 @@ def _differences(before: Mapping[str, Any], about: Mapping[str, Any], task: Task
         if name not in (*ASKED, *NO_MATTER)
         for change in each
     ]
-    # As many as were asked then: a limit only says how far a run goes.
+    # With the stored limit: a limit only bounds the number of questions.
     asked = read_questions(msgspec.structs.replace(task, limit=old.get("limit")))
     if before.get("questions") != digest(asked):
         found += [change for name in ASKED for change in changes[name]]
@@ -268,11 +265,11 @@ def _short(value: Any) -> str:
 
 # Programs -----------------------------------------------------------------------------------------
 #
-# The programs that ask the questions. Each returns what is kept of a row: a `Record`.
+# The programs that ask the questions. Each returns a row's `Record`.
 
 
 def program_of(task: Task, backend: Any, judge_backend: Any) -> Function:
-    """The program of (before, question) that asks what the task asks."""
+    """Return the program of (before, question) that asks a question of the task."""
     return _choosing(task, backend) if task.score == "likelihood" else _writing(task, judge_backend)
 
 
@@ -318,14 +315,14 @@ def _choosing(task: Task, backend: Any) -> Function:
 
 
 class _Alone:
-    """What choices are worth by themselves, asked once for the same ones."""
+    """Cache of the choices' log-likelihoods without a question."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._known: dict[tuple[str, ...], list[float]] = {}
 
     def sums(self, choices: Sequence[str], record: Record) -> list[float]:
-        """Their log-likelihoods; the tokens of asking are the record's."""
+        """Return the choices' log-likelihoods; new requests' tokens count for the record."""
         known = self._known.get(tuple(choices))
         if known is None:
             meta = by_themselves.run(choices, backend=self._backend).get_meta_info("likeliest")
@@ -336,17 +333,17 @@ class _Alone:
 
 @function
 def by_themselves(s: ProgramState, choices: Sequence[str]) -> None:
-    """Choices behind nothing, or what the tokenizer puts before a text."""
+    """Score the choices without a prompt, or only after the tokenizer's BOS."""
     s += select("likeliest", choices)
 
 
 def _sums(meta: Mapping[str, Any]) -> list[tuple[float, int]]:
-    """(log-likelihood, tokens) of each choice; a token that nothing precedes counts as 0."""
+    """Return (log-likelihood, tokens) of each choice; a token without a predecessor counts as 0."""
     rows = [[value or 0.0 for value, *_ in choice] for choice in meta["input_token_logprobs"]]
     return [(math.fsum(row), len(row)) for row in rows]
 
 
-# ---------------------------------------------------------------- what the model writes
+# ---------------------------------------------------------------- written responses
 
 
 def _writing(task: Task, backend: Any) -> Function:
@@ -382,7 +379,7 @@ def _writing(task: Task, backend: Any) -> Function:
             response=s["response"],
             scores={},
         )
-        # Of all votes, also those that did not win.
+        # Count all votes, losing ones too.
         record.count([msgspec.structs.asdict(span) for span in s.trace().spans])
         if task.judge is not None and task.score == "judge":
             _judge(task.judge, task.chat, question, record, backend)
@@ -407,7 +404,7 @@ def _judge(judge: Judge, chat: bool, question: Question, record: Record, backend
 
 @function
 def judged(s: ProgramState, prompt: str, choices: Sequence[str], chat: bool) -> None:
-    """Which of the choices a response deserves."""
+    """Choose the verdict on a response."""
     verdict = select("verdict", choices)
     s += user(prompt) + assistant(verdict) if chat else prompt + verdict
 
@@ -416,7 +413,7 @@ def judged(s: ProgramState, prompt: str, choices: Sequence[str], chat: bool) -> 
 
 
 Told = Callable[[Record | None, int], object]
-"""Is told what came of a row (None: it failed), and how many rows there are."""
+"""Callback with a row's result (None if it failed), and the number of rows."""
 
 
 def evaluate(
@@ -428,16 +425,16 @@ def evaluate(
     concurrency: int | str = "auto",
     told: Told = lambda record, total: None,
 ) -> Results:
-    """Ask all questions of `task` with the model of `backend` (that of `rl.set_default_backend`),
-    and have responses judged by that of `judge` (the same).
+    """Ask all questions of `task` with the model of `backend`; `judge`'s model judges responses.
+    Both default to `rl.set_default_backend`'s.
 
-    With a `folder`, each row is written there as soon as it is done; called again, a run that was
-    interrupted goes on where it was, also with another `limit`, `concurrency` or place of its data.
-    A row that fails is among the results' failures, and is asked again the next time. `told` is
-    called after each row, in their order.
+    With a `folder`, each finished row is written there at once. Called again, an interrupted run
+    continues, also with another `limit`, `concurrency` or place of its data. A failed row is among
+    the results' failures, and is asked again the next time. `told` is called after each row, in
+    their order.
 
-    Raises InvalidRequest for data that cannot be read, and for a folder with another run in it: the
-    error says what differs.
+    Raises InvalidRequest for unreadable data, and for a folder with another run; the error names
+    the differences.
     """
     questions = read_questions(task)
     model = endpoint_of(backend).model_info
@@ -472,7 +469,7 @@ def evaluate(
             else:
                 record = msgspec.convert(state.ret_value, Record)
                 results.records.append(record)
-            # Those that were there from before have no text.
+            # Rows read from the checkpoint have no text.
             results.asked += error is not None or bool(state.text())
             results.seconds = time.perf_counter() - start
             told(record, len(questions))
@@ -482,7 +479,7 @@ def evaluate(
 
 
 def _reason(error: BaseException) -> str:
-    """Without the line of the program, which is this package's own."""
+    """Return the error without the program's line, which is this package's own."""
     if isinstance(error, ProgramError):
         return f"{error.what}: {error.reason}"
     return str(error) or type(error).__name__

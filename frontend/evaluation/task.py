@@ -1,4 +1,4 @@
-"""What is asked, how, and what counts as right: a small YAML file."""
+"""Task of an evaluation: a small YAML file with data, prompts and scoring."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _FIELD = re.compile(
 
 
 def fill(template: str, fields: Mapping[str, Any]) -> str:
-    """`template` with the value of each `{field}`, `{list[0]}` or `{object[key]}`; `{{field}}`
-    stands for {field}, and braces around anything else for themselves.
+    """Fill each `{field}`, `{list[0]}` or `{object[key]}` of `template`. `{{field}}` becomes
+    {field}; braces around other text stay.
 
-    Raises InvalidRequest for a field that is not there, or whose brace is not closed in its line.
+    Raises InvalidRequest for a missing field, or a brace not closed in its line.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -48,7 +48,7 @@ def fill(template: str, fields: Mapping[str, Any]) -> str:
 
 
 def look_up(fields: Mapping[str, Any], name: str) -> Any:
-    """The value of a field. Raises InvalidRequest where there is none."""
+    """Return the value of a field. Raises InvalidRequest if it is missing."""
     try:
         return fields[name]
     except KeyError:
@@ -64,7 +64,7 @@ def _inside(found: Any, key: str, whole: str) -> Any:
 
 # Formats ------------------------------------------------------------------------------------------
 #
-# The well-known data sets: how their rows read, and how they are asked.
+# Well-known data sets: their rows' fields, and their tasks.
 #
 # Prompts and metrics are those of lm-evaluation-harness's tasks of these names, so that numbers can
 # be compared.
@@ -75,8 +75,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Format:
-    """`read` makes the fields that templates know of a row; `task` is what a task of this format
-    says unless its file says otherwise."""
+    """Format of a data set: `read` makes a row's template fields; `task` has the defaults of a
+    task's keys."""
 
     read: Callable[[Row], dict[str, Any]] = dict
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -118,13 +118,13 @@ def _hellaswag(row: Row) -> dict[str, Any]:
 
 
 def _without_marks(text: str) -> str:
-    """The half of HellaSwag that comes from WikiHow has marks in brackets."""
+    """Remove the marks in brackets of HellaSwag's WikiHow half."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
 def _arc(row: Row) -> dict[str, Any]:
-    """As the hub has it, or as the authors' files do."""
+    """Read a row in the hub's form, or in that of the authors' files."""
     question, choices = look_up(row, "question"), row.get("choices")
     if isinstance(question, Mapping):
         listed = question.get("choices") or []
@@ -214,7 +214,7 @@ FORMATS: dict[str, Format] = {
 
 # Places -------------------------------------------------------------------------------------------
 #
-# YAML and JSON lines; what is wrong in them is told with the file, the line and the key.
+# YAML and JSON lines; errors name the file, the line and the key.
 
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -225,10 +225,8 @@ _YAML_FIELD = re.compile(r"(?P<kind>unknown|missing required) field `(?P<name>.*
 
 
 class Document:
-    """A YAML file: its `content`, a mapping as `kind` says, and the line of each key.
-
-    Raises InvalidRequest.
-    """
+    """YAML file: its `content`, a mapping, and the line of each key. `kind` is the error for
+    another content. Raises InvalidRequest."""
 
     def __init__(self, path: Path, kind: str) -> None:
         import yaml
@@ -267,7 +265,7 @@ class Document:
                 self._number(item, (*keys, str(index)))
 
     def wrong(self, keys: Keys, reason: str) -> InvalidRequest:
-        """The error that says what is wrong with the value of `keys`."""
+        """Return the error for the value of `keys`, with its file and line."""
         place, known = "", keys
         while known and known not in self._lines:
             known = known[:-1]
@@ -277,7 +275,7 @@ class Document:
 
 
 def convert(given: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None, Keys, str]:
-    """`given` as a `kind`; or None, the keys of what is wrong, and what that is."""
+    """Convert `given` to `kind`; or return None, the wrong value's keys, and the reason."""
     try:
         return msgspec.convert(given, kind), (), ""
     except msgspec.ValidationError as error:
@@ -298,7 +296,7 @@ def convert(given: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None
 
 
 def _values_at(kind: type[msgspec.Struct], keys: Keys) -> Sequence[Any]:
-    """Values of the Literal at `keys` of a `kind`; msgspec does not tell the key of a dict."""
+    """Return the values of the Literal at `keys`; msgspec's errors omit a dict's key."""
     found = msgspec.inspect.type_info(kind)
     for key in keys:
         if isinstance(found, msgspec.inspect.DictType):
@@ -311,7 +309,7 @@ def _values_at(kind: type[msgspec.Struct], keys: Keys) -> Sequence[Any]:
 
 
 def _names(kind: type[msgspec.Struct]) -> list[str]:
-    """Of all fields, those of structs inside included."""
+    """Return the names of all fields, nested structs' included."""
     names = []
     for each in msgspec.structs.fields(kind):
         names.append(each.encode_name)
@@ -321,7 +319,7 @@ def _names(kind: type[msgspec.Struct]) -> list[str]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number of the line, its object) for each line of JSON. Raises InvalidRequest."""
+    """Yield (line number, object) for each line of JSON. Raises InvalidRequest."""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -351,14 +349,14 @@ LikelihoodMetric = Literal["acc", "acc_norm", "acc_bytes", "acc_tokens", "acc_mu
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of what a task's file may hold."""
+    """Base of a task file's parts."""
 
 
 class Shots(_Part, frozen=True):
-    """The examples before each question: the first `count` of `data`, those that `seed` draws, or
-    the `rows` of these numbers (from 0); all questions have the same ones, or, with `same`, those
-    that have the same value of this field. Without `data` they are taken from the questions. What
-    is an example is not asked. `text`: a file that stands before each question as it is."""
+    """Examples before each question: the first `count` rows of `data`, a random sample by `seed`,
+    or the `rows` of these indices. All questions share them; with `same`, all questions with an
+    equal value of this field. Without `data`, examples are taken from the questions, and not asked.
+    `text`: a file with fixed text before each question."""
 
     count: Count = 0
     data: Files = ""
@@ -370,24 +368,24 @@ class Shots(_Part, frozen=True):
 
 
 class Extract(_Part, frozen=True):
-    """What is taken out of a response: what `pattern` finds (its first group that matched, if it
-    has any), the first time or the last."""
+    """Extraction of the answer from a response: the first or last match of `pattern` (its first
+    matching group, if any)."""
 
     pattern: str
     take: Literal["first", "last"] = "first"
 
 
 class Match(_Part, frozen=True):
-    """Before two texts are compared, what the patterns of `ignore` find is removed from both, and
-    white space at the ends."""
+    """Normalisation before two texts are compared: matches of `ignore` and outer white space are
+    removed."""
 
     ignore: list[str] = []
     ignore_case: bool = False
 
 
 class Judge(_Part, frozen=True):
-    """The model is asked whether a response is right: a `prompt` with the fields of the question
-    and {response}, and the `choices`, of which `right` says yes."""
+    """Judge of responses: a `prompt` with the question's fields and {response}, and the `choices`.
+    The choice `right` accepts the response."""
 
     prompt: str
     choices: list[str] = msgspec.field(default_factory=lambda: ["yes", "no"])
@@ -395,14 +393,14 @@ class Judge(_Part, frozen=True):
 
 
 class Task(_Part, frozen=True):
-    """`prompt`, `description`, `choices` and `answer` are templates (`evaluation.template`).
+    """Task of an evaluation. `prompt`, `description`, `choices` and `answer` are templates
+    (`fill`).
 
-    `score`: "likelihood" asks how likely each choice is behind the prompt; "generate" lets the
-    model write, extracts and matches; "judge" has the response judged. `choices` is the name of the
-    field that lists them, or the texts themselves; with `contexts`, the name of a field, the
-    choices stand before the prompt, whose likelihood then counts. `answer` is the field with the
-    right choice (its number from 0, its letter, or its text), or, where the model writes, the right
-    text. `votes`: the answer that most of so many responses give.
+    `score`: "likelihood" scores each choice after the prompt; "generate" matches the extracted
+    answer of a response; "judge" has a response judged. `choices` names the field with the choices,
+    or lists their texts. With `contexts`, the name of a field, its texts precede the prompt, whose
+    likelihood counts. `answer` is the field of the right choice (index, letter or text), or of the
+    right text. `votes`: the number of responses for a majority vote.
     """
 
     data: Files
@@ -431,19 +429,16 @@ class Task(_Part, frozen=True):
 
 
 def read_task(path: str | Path, changes: Mapping[str, Any] | None = None) -> Task:
-    """The task of a file, whose paths are relative to it. `changes` to what it says are given by
-    keys with dots ("shots.count").
-
-    Raises InvalidRequest that names the file, the line and the key of what is wrong.
-    """
+    """Read a task from a file; its paths are relative to the file. `changes` overrides values by
+    dotted keys ("shots.count"). Raises InvalidRequest naming the file, line and key."""
     document = Document(Path(path), "a task is a mapping of keys to values")
     given = {"name": document.path.stem, **document.content}
     return _made(given, changes or {}, document.path.parent, document.wrong)
 
 
 def ready_task(name: str, changes: Mapping[str, Any]) -> Task:
-    """A task of a well-known format, where nothing but `changes` is said. Their paths are relative
-    to the current folder."""
+    """Make a task of a well-known format from `changes` alone. Paths are relative to the current
+    folder."""
 
     def wrong(keys: Keys, reason: str) -> InvalidRequest:
         return InvalidRequest(f"{name}: {'.'.join(keys)}: {reason}")
@@ -477,7 +472,7 @@ def _made(given: dict[str, Any], changes: Mapping[str, Any], folder: Path, wrong
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over`, and what it does not say of `under`; of the parts of a task, too."""
+    """Merge `over` onto `under`, also within the task's parts."""
     merged = {**under, **over}
     for key in ("shots", "generate", "match"):
         if isinstance(under.get(key), Mapping) and isinstance(over.get(key), Mapping):
@@ -490,7 +485,7 @@ def _absolute(files: Files, folder: Path) -> list[str]:
 
 
 def _check(task: Task, wrong: Any) -> None:
-    """What types cannot say."""
+    """Check the constraints that types cannot express. Raises InvalidRequest."""
     if task.score == "judge" and task.judge is None:
         raise wrong(("judge",), "score: judge needs it")
     if task.judge is not None and task.judge.right not in task.judge.choices:

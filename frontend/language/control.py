@@ -1,8 +1,5 @@
-"""Choosing among several continuations of a state.
-
-They are forks, which share what they have in common: ten samples compute nothing anew but what
-they add.
-"""
+"""Choice among several continuations of a state. Continuations are forks, so they share the
+computed prefix: ten samples compute only the tokens that they add."""
 
 from __future__ import annotations
 
@@ -18,27 +15,28 @@ from rootlace.language.variables import Awaited, Pending
 from rootlace.wire.errors import InvalidRequest
 
 Step = Appendable | Callable[[Any], object]
-"""The continuation of a fork: an expression, or a function that appends to the fork."""
+"""Continuation of a fork: an expression, or a function that appends to the fork."""
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """A plan waits for one of these."""
+    """Request of a plan to wait until at least one of `pending` is over."""
 
     pending: Sequence[Pending]
 
 
 Plan = Generator[Any, Any, Any]
-"""Steps of what is decided here: yields a `_Wait`, or a value that may have to be awaited, which
+"""Generator of a decision's steps: yields a `_Wait`, or a value (awaited if it is awaitable) that
 is sent back."""
 
 
 def best_of(s: State, n: int, step: Step, *, key: Callable[[Any], Any] | None = None) -> Any:
-    """Fork the state `n` times, append `step` to each, and go on as the best fork: the one whose
-    `key(fork)` is highest, or whose generated tokens were likeliest in the mean. Gives that score.
+    """Fork the state `n` times, append `step` to each, and go on as the best fork. Return its
+    score.
 
-    A fork that fails takes no part; if all do, the first failure is raised. To be awaited in
-    `async def` programs, where `key` may be a coroutine function.
+    The score is `key(fork)`, or without a `key` the mean log-probability of the fork's generated
+    tokens. Failed forks are ignored; raises the first failure if all forks fail. Await the call in
+    `async def` programs; `key` may be a coroutine function there.
     """
     _check_forks("best_of()", n)
     if key is None:
@@ -49,13 +47,12 @@ def best_of(s: State, n: int, step: Step, *, key: Callable[[Any], Any] | None = 
 def majority(
     s: State, n: int, step: Step, name: str, *, key: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Fork the state `n` times, append `step` to each, and go on as the first fork whose variable
-    `name` has the value that most have. Gives that value.
+    """Fork the state `n` times, append `step` to each, and go on as a fork with the most frequent
+    value. Return the value of the variable `name`.
 
-    `key(value)` is what is compared (a text without its white space, say), and what is given. As
-    soon as no other value can win, the forks that are still running are cancelled. A fork that
-    fails has no vote; if all do, the first failure is raised. To be awaited in `async def`
-    programs.
+    `key(value)`, a text without white space for example, is compared and returned instead of the
+    value. The running forks are cancelled as soon as no other value can win. Failed forks have no
+    vote; raises the first failure if all forks fail. Await the call in `async def` programs.
     """
     _check_forks("majority()", n)
     return _decide(s, f"majority(s, {n}, ...)", _majority(s, n, step, name, key or _itself))
@@ -70,11 +67,11 @@ def beam(
     width: int = 2,
     branches: int = 2,
 ) -> Any:
-    """Search in `depth` steps: each time, every state that is left is forked `branches` times,
-    `step` is appended, and the best `width` of all go on. At last `s` goes on as the best one.
+    """Search in `depth` steps, and go on as the best fork of the last step. Return its `key(fork)`.
 
-    Gives the best fork's `key(fork)`, at the last step. Forks that fail take no part. To be awaited
-    in `async def` programs, where `key` may be a coroutine function.
+    Each step forks every kept state `branches` times, appends `step`, and keeps the best `width`
+    forks. Failed forks are ignored. Await the call in `async def` programs; `key` may be a
+    coroutine function there. Raises InvalidRequest if a number is below 1.
     """
     if depth < 1 or width < 1:
         raise InvalidRequest("beam() needs a depth and a width of at least 1")
@@ -118,7 +115,7 @@ def _beam(
 
 
 def _scored(forks: Sequence[State], key: Callable[[Any], Any]) -> Plan:
-    """(score, fork), the best first; without those that failed."""
+    """Return pairs (score, fork) of the forks that did not fail, best first."""
     scored = []
     failures = []
     for fork in forks:
@@ -167,14 +164,14 @@ def _majority(s: State, n: int, step: Step, name: str, key: Callable[[Any], Any]
 
 
 def _decided(votes: Sequence[int], left: int) -> bool:
-    """Whether no other value can have as many votes as the first, with `left` more."""
+    """Return whether no other value can reach the votes of the first, with `left` votes open."""
     most, next_most = sorted((*votes, 0, 0), reverse=True)[:2]
     return most > next_most + left
 
 
 def _grow(s: State, n: int, step: Step) -> Plan:
-    """The forks, to which `step` was appended. Like sample i of `gen(n=...)`, fork i adds i to
-    each `seed` (with n samples, i times n); forks of forks are counted through."""
+    """Fork the state `n` times and append `step` to each. Fork i adds i to each `seed`, like sample
+    i of `gen(n=...)` (with n samples, i times n); forks of forks are numbered through."""
     forks = list(s.fork(n))
     for index, fork in enumerate(forks):
         fork.branch.seed_offset = s.branch.seed_offset * n + index
@@ -197,7 +194,8 @@ def _itself(value: Any) -> Any:
 
 
 def _with_likelihood(step: Step) -> tuple[Step, Callable[[State], float]]:
-    """`step`, whose generations tell how likely their tokens were, and the mean of that."""
+    """Return `step` with log-probabilities requested, and a function for a fork's mean
+    log-probability."""
     parts = items(step) if isinstance(step, Expression) else ()
     names = [item.name for item in parts if isinstance(item, Gen)]
     if not names or None in names:

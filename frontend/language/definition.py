@@ -1,4 +1,4 @@
-"""A program as it is written: a Python function whose first parameter is a state."""
+"""Definition of a program: a Python function whose first parameter is a state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rootlace.language.state import State
 from rootlace.language.variables import check_awaited
 
 Body = Callable[[State], Any]
-"""A program with its arguments: all it still needs is a state."""
+"""Program with bound arguments: takes the state."""
 
 _RESERVED = frozenset({"backend", "stream"})
 
 
 class Definition:
-    """A program's function, its parameters (without the state) and the arguments bound to them."""
+    """Program's function, its parameters (without the state) and the arguments bound to them."""
 
     def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         functools.update_wrapper(self, func)  # type: ignore[arg-type]  # subclasses are called
@@ -49,22 +49,22 @@ class Definition:
 
     @property
     def plain_name(self) -> str:
-        """`name` without the classes and functions around it."""
+        """Return `name` without the enclosing classes and functions."""
         return self.name.rpartition(".")[2]
 
     @property
     def arg_names(self) -> list[str]:
-        """The program's parameters, without the state."""
+        """Return the names of the program's parameters, without the state."""
         return [parameter.name for parameter in self._parameters]
 
     @property
     def _greedy(self) -> bool:
-        """Whether the program has `**kwargs`, which take any name."""
+        """Return whether the program has `**kwargs`, which take any name."""
         return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters)
 
     @property
     def required(self) -> list[str]:
-        """The parameters without a default, in order; those behind them have one."""
+        """Return the names of the parameters without a default, in order."""
         return [
             parameter.name
             for parameter in self._parameters
@@ -73,7 +73,7 @@ class Definition:
         ]
 
     def bind(self, **arguments: Any) -> Self:
-        """The same program with some of its arguments fixed. Raises TypeError for unknown ones."""
+        """Return the program with some arguments fixed. Raises TypeError for an unknown name."""
         for name in arguments:
             if name not in self.arg_names:
                 raise TypeError(f"{self.name}() has no parameter {name!r} to bind")
@@ -82,19 +82,18 @@ class Definition:
         return program
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # In another class, too, it stays what it is.
+        # A program assigned to another class stays a function.
         self._is_method |= self.name.rpartition(".")[0] == owner.__qualname__
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """Of an instance of the class that defines it, the state comes behind `self`."""
+        """Bind the instance as `self`, before the state, if its class defines the program."""
         if instance is None or not self._is_method:
             return self
         program = type(self)(self.func.__get__(instance))
         return program.bind(**self.bind_arguments) if self.bind_arguments else program
 
     def __reduce__(self) -> Any:
-        """Pickle by name, as functions are; an object whose method it is and arguments that are
-        bound go along."""
+        """Pickle by name, as functions are, with a method's object and the bound arguments."""
         if self._unbound is not None:
             return _bind, (self._unbound, self.bind_arguments)
         if inspect.ismethod(self.func):
@@ -102,15 +101,15 @@ class Definition:
         return self.name
 
     def take(self, keyword: str, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        """The value of a `keyword` of `run` (None if it is not there), and the other keywords. It
-        is the program's own if it has a parameter of that name."""
+        """Return the value of `run`'s argument `keyword` (None if missing), and the other keywords.
+        A program's own parameter of that name keeps its value."""
         if keyword not in kwargs or keyword in self.arg_names:
             return None, kwargs
         rest = dict(kwargs)
         return rest.pop(keyword), rest
 
     def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The program's own arguments, and sampling defaults under canonical names."""
+        """Return the program's own arguments, and sampling defaults under canonical names."""
         own = set(self.arg_names)
         values: dict[str, Any] = {}
         options: dict[str, Any] = {}
@@ -122,7 +121,8 @@ class Definition:
         return values, sampling.normalise(options, f"{self.name}()", own)
 
     def body(self, args: Sequence[Any], values: Mapping[str, Any]) -> Body:
-        """The program with its arguments, ready for a state. TypeError if they do not fit."""
+        """Return the program with its arguments, ready for a state. Raises TypeError if they do not
+        fit."""
         merged = {**self.bind_arguments, **values}
         if not self._greedy:
             sampling.check_names(merged, self.arg_names, f"{self.name}()")

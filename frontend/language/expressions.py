@@ -1,7 +1,5 @@
-"""Contents of a state: strings and immutable expressions, joined with `+`.
-
-An expression knows the line that made it, so that a failure on the server can name it.
-"""
+"""Contents of a state: strings and immutable expressions, joined with `+`. An expression remembers
+the line that made it, so that a failure on the server can name the line."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from rootlace.wire.protocol import Image
 
 @dataclass(frozen=True)
 class ChoicesMethod:
-    """A way of scoring choices, known to the runtime by its name."""
+    """Method of scoring choices; the runtime knows it by its name."""
 
     name: ChoicesMethodName
 
@@ -41,18 +39,18 @@ class ChoicesMethod:
 
 
 token_length_normalized = ChoicesMethod("token_length_normalized")
-"""The mean log-probability of a choice's tokens (the default)."""
+"""Mean log-probability of a choice's tokens (the default)."""
 
 greedy_token_selection = ChoicesMethod("greedy_token_selection")
-"""Token by token, only the choices whose next token is likeliest are kept. A choice that has ended
-counts as if it went on with the mean of its own log-probabilities."""
+"""Token by token, keep only the choices with the most probable next token. A choice that has ended
+continues with the mean of its own log-probabilities."""
 
 unconditional_likelihood_normalized = ChoicesMethod("unconditional_likelihood_normalized")
-"""The mean over a choice's tokens of log p(token | prompt) - log p(token | choice alone)."""
+"""Mean over a choice's tokens of log p(token | prompt) - log p(token | choice alone)."""
 
 
 def method_name(method: ChoicesMethod | str | None) -> ChoicesMethodName:
-    """The wire name of `method`; None is the default. Raises TypeError for anything else."""
+    """Return the wire name of `method`; None is the default. Raises TypeError for anything else."""
     if method is None:
         return token_length_normalized.name
     name = method.name if isinstance(method, ChoicesMethod) else method
@@ -94,14 +92,14 @@ Appendable = str | Expression
 
 @dataclass(frozen=True, slots=True)
 class Chain(Expression):
-    """Expressions one after the other; flat."""
+    """Sequence of expressions, flat."""
 
     parts: tuple[Appendable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Gen(Expression):
-    """Let the model write. `options` are under canonical names (`rootlace.language.sampling`)."""
+    """Generation of text. `options` have canonical names (`rootlace.language.sampling`)."""
 
     name: str | None
     options: Mapping[str, Any]
@@ -114,8 +112,8 @@ class Gen(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Select(Expression):
-    """Let the model choose one of `choices`. Of `options`, those of a `gen`, the seed and how it is
-    served have a meaning here."""
+    """Choice of the model among `choices`. Of a `gen`'s options, only the seed and the handling
+    have an effect."""
 
     name: str | None
     choices: tuple[str, ...]
@@ -151,7 +149,7 @@ class TokenIds(Expression):
 
 @dataclass(frozen=True, slots=True)
 class ImagePart(Expression):
-    """An image (`image`)."""
+    """Image (`image`)."""
 
     part: Image
     site: Site = field(default_factory=call_site, repr=False, compare=False)
@@ -159,14 +157,14 @@ class ImagePart(Expression):
 
 @dataclass(frozen=True, slots=True)
 class TemplateText(Expression):
-    """Text of the model's chat template, such as stands around a list of tools: special tokens in
-    it are recognised."""
+    """Text of the model's chat template, around a list of tools for example. Special tokens in the
+    text are recognised."""
 
     text: str
 
 
 def items(expression: Appendable) -> tuple[Appendable, ...]:
-    """The flat parts of `expression`."""
+    """Return the flat parts of `expression`."""
     return expression.parts if isinstance(expression, Chain) else (expression,)
 
 
@@ -186,47 +184,46 @@ def gen(
     choices_method: ChoicesMethod | str | None = None,
     **options: Unpack[sampling.GenKeywords],
 ) -> Gen | Select:
-    """Generate text, under `name` if one is given.
+    """Generate text, and store it as the variable `name` if given.
 
     `options` are the sampling parameters of `rootlace.wire.sampling` (`temperature`, `top_p`,
-    `seed`, ...) and those of a constraint. An option that is None is taken from the defaults given
-    to `.run(...)`; without one, `max_tokens` is 128, and the rest is as the
-    model recommends, or the temperature 1 and everything else off.
-    With `n` > 1 the variable is a list, and the program goes on from the first sample. `choices`
-    makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`,
-    `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token on) are sglang's:
-    see `get_meta_info`. With `return_cache_report`, `get_meta_info(name)["cache_report"]` says how
-    much of the prompt was cached and why no more (`rootlace.wire.protocol`).
+    `seed`, ...) and those of a constraint. None takes the default given to `.run(...)`. Without
+    one, `max_tokens` is 128. Other options then take the model's recommended values, or the
+    temperature is 1 and the rest is off. With `n` > 1 the variable is a list, and the program goes
+    on from the first sample. `choices` makes the call a `select`. `logprobs`, `top_logprobs` are
+    OpenAI's; `return_logprob`, `top_logprobs_num` and `logprob_start_len` (also the prompt's, from
+    the token of this index) are sglang's: see `get_meta_info`. With `return_cache_report`,
+    `get_meta_info(name)["cache_report"]` explains the number of the prompt's cached tokens.
 
-    `prediction`: what the text may be much like (the document that it rewrites, say). As far as it
-    is, it comes faster; it is the same with any prediction.
+    `prediction`: expected text, such as the document to rewrite. Matching parts come faster; the
+    generated text is the same with any prediction.
 
-    `stop_regex`, patterns of Python's `re`, end the text where one of them is first found in it.
+    `stop_regex`, patterns of Python's `re`, end the text at the first match of one of them.
 
     `priority` (higher comes first), `timeout` (in seconds; that of `run` is the whole run's) and
-    `cache`, an `rl.Cache`, say how the request is served: `rootlace.wire.sampling`.
+    `cache`, an `rl.Cache`, control the serving of the request: `rootlace.wire.sampling`.
 
-    At most one of these says exactly what the text must be:
+    At most one of these options constrains the text:
 
     - `type`: a pydantic model, dataclass, TypedDict, NamedTuple, msgspec Struct, Literal, Enum or
       plain type, or a combination. The text is its JSON (properties in the order of the fields,
-      none besides them) and `s[name]` the value; `s.text(name)` is the text, which is also what
-      the program goes on from. A value that was cut off (`max_tokens`) raises where it is read.
-    - `json_schema`: a JSON schema, as a dictionary, a boolean or JSON text; a type is as `type=`.
+      no others) and `s[name]` the value; `s.text(name)` is the text, from which the program goes
+      on. Reading a value that was cut off (`max_tokens`) raises ProgramError.
+    - `json_schema`: a JSON schema, as a dictionary, a boolean or JSON text; a type acts as `type=`.
     - `regex`: a pattern in the syntax of Python's `re` that the whole text matches.
     - `ebnf`: a grammar, Lark's or GBNF.
     - `structural_tag`: free text with constrained islands, such as tool calls; sglang's form:
       {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, a `schema` may be a type.
-    - `tools`: those of `rl.tools(...)`: text in which each call is of one of them and fits its
-      arguments, as the model is used to writing it; `s.call_tools()` then runs what it called.
+    - `tools`: the result of `rl.tools(...)`. Calls in the text have the model's own format, and
+      name one of these tools with fitting arguments; `s.call_tools()` then runs the calls.
       `tool_choice`: "auto" (the default), "required", "none" or the name of the tool to be called.
     - `dtype`: sglang's; int, float, bool or str, or a type as above; the value stays text.
 
-    `whitespace` is that of JSON: "flexible" (the default) lets the model write it as it is used to,
-    within bounds; "compact" has none, so that more of the text is forced. What token masks cannot
-    enforce of a schema (`uniqueItems`, `not`, ...) is checked while the text is generated, and text
-    that fails is rolled back and generated again; `strict=True` refuses such a schema instead. Text
-    that must follow is appended without sampling it; `jump_forward="off"` samples every token.
+    `whitespace` of JSON: "flexible" (the default) lets the model write white space, within bounds;
+    "compact" has none, so that more tokens are forced. Schema keywords that token masks cannot
+    enforce (`uniqueItems`, `not`, ...) are checked during generation. Failing text is rolled back
+    and generated again; `strict=True` refuses such a schema instead. Forced tokens are appended
+    without sampling; `jump_forward="off"` samples every token.
 
     Raises TypeError for an unknown keyword, InvalidRequest or InvalidConstraint for a wrong value.
     """
@@ -250,12 +247,12 @@ def gen(
 
 
 def ids(tokens: Iterable[int]) -> TokenIds:
-    """Append token ids as they are: a prompt that was tokenized elsewhere, say.
+    """Append token ids unchanged, for example of a prompt that was tokenized elsewhere.
 
-    Nothing is put before or between them, no BOS either, and text around them is tokenized on its
-    own. A state's `text()` does not show them, for only the runtime knows what they spell. Raises
-    TypeError for a value that is not a whole number, InvalidRequest for a negative one; an id that
-    the model does not have fails on the server.
+    No BOS or other token is added, and the surrounding text is tokenized separately. A state's
+    `text()` omits the ids, since only the runtime can decode them. Raises TypeError for a value
+    that is not a whole number, InvalidRequest for a negative one. An id outside the model's
+    vocabulary fails on the server.
     """
     try:
         found = tuple(map(operator.index, tokens))
@@ -266,7 +263,7 @@ def ids(tokens: Iterable[int]) -> TokenIds:
     return TokenIds(found)
 
 
-# What the first bytes of an image say of its type.
+# Media types by an image's first bytes.
 _IMAGES = (
     (re.compile(rb"\x89PNG\r\n"), "image/png"),
     (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
@@ -276,11 +273,12 @@ _IMAGES = (
 
 
 def image(source: str | os.PathLike[str] | bytes) -> ImagePart:
-    """An image in a message: a file's path, its bytes, or an address (http://, https://, data:).
+    """Append an image to a message: a file's path, its bytes, or an address (http://, https://,
+    data:).
 
-    Models that read text only refuse it at its line; `OpenAIBackend`, `AnthropicBackend` and
-    `LiteLLMBackend` pass it on. Raises InvalidRequest for a file that cannot be read, or that is no
-    PNG, JPEG, GIF or WebP.
+    Text-only models refuse the image at its line; `OpenAIBackend`, `AnthropicBackend` and
+    `LiteLLMBackend` pass the image on. Raises InvalidRequest for an unreadable file, and for a
+    format other than PNG, JPEG, GIF or WebP.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         return ImagePart(Image(url=source))
@@ -314,7 +312,7 @@ def gen_int(name: str | None = None, max_tokens: int | None = None, **options: A
 
 @with_keywords(_OF_TYPED)
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:
-    """Generate a string in double quotes, as JSON writes it: `gen(dtype=str)`."""
+    """Generate a JSON string in double quotes: `gen(dtype=str)`."""
     return _typed(name, max_tokens, str, "gen_string()", options)
 
 
@@ -336,8 +334,8 @@ def select(
     """Let the model choose one of `choices`; the best one becomes part of the text.
 
     `choices_method` is `token_length_normalized` (default), `greedy_token_selection` or
-    `unconditional_likelihood_normalized`. With a temperature above 0 the choice is drawn, by the
-    seed of the run if there is one.
+    `unconditional_likelihood_normalized`. A temperature above 0 draws the choice at random, with
+    the run's seed if there is one.
     """
     if choices is None:
         raise TypeError("select() needs choices")
@@ -382,34 +380,33 @@ def _role(role: str, content: Appendable | None) -> Chain:
 
 
 def system(content: Appendable | None = None) -> Chain:
-    """A system message."""
+    """Return a system message."""
     return _role("system", content)
 
 
 def user(content: Appendable | None = None) -> Chain:
-    """A user's message."""
+    """Return a user message."""
     return _role("user", content)
 
 
 def assistant(content: Appendable | None = None) -> Chain:
-    """An assistant's message; usually it holds a `gen`."""
+    """Return an assistant message; usually it holds a `gen`."""
     return _role("assistant", content)
 
 
 def tool(content: Appendable | None = None) -> Chain:
-    """A tool's result, for models whose chat template has that role."""
+    """Return a tool message, for models whose chat template has the role `tool`."""
     return _role("tool", content)
 
 
 def messages(given: Sequence[Mapping[str, Any]]) -> Chain:
-    """The messages of a conversation as OpenAI's interface has them: {"role", "content"}, where
-    the content is a string or a list of {"type": "text", "text"} and {"type": "image_url",
-    "image_url": {"url"}}."""
+    """Return a conversation of OpenAI messages: {"role", "content"}. The content is a string or a
+    list of {"type": "text", "text"} and {"type": "image_url", "image_url": {"url"}}."""
     parts: list[Appendable] = []
     for index, message in enumerate(given):
         if not isinstance(message, Mapping) or not message.keys() >= {"role", "content"}:
             raise TypeError(f"messages[{index}] is no dictionary with 'role' and 'content'")
-        # What a client's own message does not have stands there as None.
+        # Clients' message objects hold missing fields as None.
         for extra in sorted(message.keys() - {"role", "content"}):
             if message[extra] not in (None, []):
                 raise InvalidRequest(f"messages[{index}]: {extra!r} cannot be appended to a state")

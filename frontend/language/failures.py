@@ -1,4 +1,4 @@
-"""The line of a program where something failed, and the exception that names it."""
+"""Source lines of a program's operations, and the exception that names the failed line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rootlace.wire.errors import RootlaceError
 
 
 class Site(NamedTuple):
-    """A line of the user's program."""
+    """Line of the user's program."""
 
     filename: str
     lineno: int
@@ -25,7 +25,7 @@ NOWHERE = Site("<unknown>", 0, "<unknown>")
 
 
 def call_site() -> Site:
-    """The innermost line outside this package. Cheap: it is looked up for every expression."""
+    """Return the innermost line outside this package. Cheap, since every expression looks it up."""
     frame = sys._getframe(1)
     # By module, not by file: the methods that dataclasses generate have no file.
     while frame.f_globals.get("__name__", "").partition(".")[0] == "rootlace":
@@ -36,7 +36,7 @@ def call_site() -> Site:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn of the innermost line outside this package."""
+    """Warn at the innermost line outside this package."""
     depth = 1
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("rootlace."):
@@ -46,11 +46,10 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 class ProgramError(RootlaceError):
-    """An operation of a program failed.
+    """Failure of a program's operation.
 
-    `filename`, `lineno` and `function` say which line of the program asked for it, `what` names the
-    operation, `reason` and `code` are the server's; `__cause__` is the typed error of
-    `rootlace.wire.errors`.
+    `filename`, `lineno` and `function` name the program's line, `what` the operation. `reason` and
+    `code` are the server's; `__cause__` is the typed error of `rootlace.wire.errors`.
     """
 
     def __init__(self, site: Site, what: str, error: RootlaceError) -> None:
@@ -70,12 +69,12 @@ class ProgramError(RootlaceError):
 
 
 class Failure:
-    """A failed operation, kept until somebody reads it.
+    """Failed operation, kept until the program reads its result.
 
-    Each reader gets an exception of its own (one instance raised in several threads would mix
-    their tracebacks). `seen`: the program has met the exception already, so that it does not fail
-    with it once more at its end. `ended_by`: what the program raised, for which the operation was
-    cancelled; readers get that.
+    Each reader gets a new exception, since one instance raised in several threads would mix
+    tracebacks. `seen`: the program has met the exception, so its end does not raise it again.
+    `ended_by`: the program's own exception, for which the operation was cancelled; readers get it
+    instead.
     """
 
     __slots__ = ("ended_by", "error", "seen", "site", "what")

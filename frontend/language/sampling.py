@@ -1,7 +1,7 @@
-"""From the options users write to what travels: `SamplingParams` and `Constraint`.
+"""Conversion of users' options into wire messages: `SamplingParams` and `Constraint`.
 
-Options are known by OpenAI's names and by sglang's; one dictionary of canonical names is what the
-rest of the package handles, so that a program's defaults and one `gen`'s options merge by key.
+Options have OpenAI's and sglang's names. The rest of the package uses canonical names. So a
+program's defaults and one `gen`'s options merge by key.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NAMES = frozenset(Handling.__struct_fields__)
 
 
 class HandlingKeywords(TypedDict, total=False):
-    """The options, for type checkers; the values may be None."""
+    """Options of handling, for type checkers; the values may be None."""
 
     priority: int | None
     timeout: float | None
@@ -80,17 +80,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    """A keyword-only parameter."""
+    """Return a keyword-only parameter."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
 def with_keywords(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
-    """A decorator: the signature lists `options`, as keywords, before `**options`.
+    """Return a decorator that lists `options` as keywords in the signature, before `**options`.
 
-    Options that the function names itself stay as they are. Calls are not affected: `**options`
-    stays, since it also takes sglang's names.
+    The function's own parameters stay unchanged. `**options` stays in the signature, since it also
+    takes sglang's names; calls are not affected.
     """
 
     def decorate(function: F) -> F:
@@ -114,12 +114,12 @@ def with_keywords(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
 
 
 PARAMS = PARAMETERS.keys()
-# One of these says what the text must be; `CONSTRAINT_OPTIONS` say how that is enforced, and have
-# nothing to do without one.
+# Options that constrain the text, at most one per `gen`; `CONSTRAINT_OPTIONS` control how the
+# constraint is enforced, and need one.
 SOURCES = ("dtype", "type", *KINDS, "tools")
 ALIASES = {alias: name for name, about in PARAMETERS.items() for alias in about.aliases}
-# Accepted because sglang's programs pass them; here they describe what happens anyway (log-
-# probabilities always carry their text) or have no meaning for fast tokenizers.
+# Accepted for sglang's programs, without effect: log-probabilities always carry their text, and
+# fast tokenizers have no such setting.
 NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens"})
 REPORT = "return_cache_report"
 PREDICTION = "prediction"
@@ -130,8 +130,8 @@ OPTIONS = frozenset(
         *(REPORT, PREDICTION, TOOL_CHOICE),
     }
 )
-# A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
-# its generations are rarely meant.
+# A program with **kwargs gets these as its own arguments: the names are everyday words, and are
+# rarely meant as defaults for all of its generations.
 EVERYDAY = frozenset({"type", "choices", "tools", PREDICTION, *NAMES})
 
 _LISTS = frozenset(name for name, about in PARAMETERS.items() if get_origin(about.type) is tuple)
@@ -161,12 +161,12 @@ JSON_TYPES = {
     _DTYPES["float"]: "number",
     _DTYPES["str"]: "string",
 }
-"""The JSON type that may be asked for in the place of a pattern, where patterns cannot be."""
+"""JSON types by pattern, for servers that take a JSON schema but no pattern."""
 
 
 def plain(value: Any) -> Any:
-    """`value`; text and numbers of other types, such as NumPy's, as Python's own, which messages
-    and saved states have."""
+    """Return `value`, with text and numbers of other types (NumPy's, say) as Python's own types.
+    Messages and saved states hold only Python's own."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -177,11 +177,11 @@ def plain(value: Any) -> Any:
 def normalise(
     options: Mapping[str, Any], caller: str, names: Collection[str] = ()
 ) -> dict[str, Any]:
-    """`options` under their canonical names, without those that are None. An unknown one may be
-    meant for one of `names`, too.
+    """Return `options` under their canonical names, without None values. Error messages suggest
+    close names, among them `names`.
 
-    Raises TypeError for a name that is unknown or given twice (once as an alias), and
-    InvalidRequest for a value no sampler could use.
+    Raises TypeError for a name that is unknown or given twice (once as an alias). Raises
+    InvalidRequest for a value that no sampler can use.
     """
     known: dict[str, Any] = {}
     if not options:
@@ -202,7 +202,8 @@ def normalise(
 def check_names(
     names: Iterable[str], known: Collection[str], caller: str, meant: Collection[str] = ()
 ) -> None:
-    """Raise TypeError for a name that is not `known`; one of these, or of `meant`, may be meant."""
+    """Raise TypeError for a name not in `known`; the message suggests a close name of `known` or
+    `meant`."""
     for name in names:
         if name not in known:
             close = get_close_matches(name, {*known, *meant}, n=1)
@@ -211,7 +212,7 @@ def check_names(
 
 
 def _expand(known: dict[str, Any]) -> None:
-    """Replace shorthands (one stop string for a list of one, say) by what they stand for."""
+    """Replace shorthands by their long forms: one stop string by a list of one, for example."""
     for name, value in known.items():
         known[name] = plain(value)
     for name in _LISTS & known.keys():
@@ -234,7 +235,8 @@ def _expand(known: dict[str, Any]) -> None:
 
 
 def _check(known: Mapping[str, Any], caller: str) -> None:
-    """Find wrong values at the line of the call, not when the server answers."""
+    """Check values at the line of the call, not when the server answers. Raises InvalidRequest,
+    InvalidConstraint or TypeError."""
     params = {name: value for name, value in known.items() if name in PARAMS}
     # The other bound may come from the program's defaults: it is compared when they are merged.
     params.setdefault("max_tokens", None)
@@ -258,8 +260,8 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
 
 
 def _check_keywords(made: Constraint, caller: str) -> None:
-    """A misspelt keyword of a schema, which would constrain nothing, is worth a warning; where the
-    schema is `strict`, it is an error. One of an older draft is worth a warning."""
+    """Warn of a schema's misspelt keywords, which would constrain nothing, and of keywords of older
+    drafts. Raises InvalidConstraint for a misspelt keyword if the schema is `strict`."""
     for found in remarks(made.source):
         wrong = f"{caller}: {found}"
         if made.strict and found.misspelt:
@@ -280,11 +282,11 @@ class Offered(Protocol):
     """Tools that a model may call (`rootlace.language.tools.Tools`)."""
 
     def constrain(self, form: ToolFormat, choice: str) -> Mapping[str, Any] | None:
-        """The structural tag of text with calls; None: any text."""
+        """Return the structural tag of text with calls; None means any text."""
 
 
 class GenKeywords(SamplingKeywords, HandlingKeywords, KindKeywords, total=False):
-    """The keyword-only options of `gen`, for type checkers and for its signature."""
+    """Keyword-only options of `gen`, for type checkers and for its signature."""
 
     return_text_in_logprobs: bool | None
     return_cache_report: bool | None
@@ -300,7 +302,7 @@ class GenKeywords(SamplingKeywords, HandlingKeywords, KindKeywords, total=False)
 
 
 class Asked(NamedTuple):
-    """What one `gen` asks for. `type` is what its value is read as; None: it is the text."""
+    """Resolved options of one `gen`. `type` is the Python type of the value; None means text."""
 
     params: SamplingParams
     constraint: Constraint | None
@@ -316,10 +318,10 @@ def resolve(
     caller: str = "gen()",
     form: ToolFormat = PLAIN_TOOLS,
 ) -> Asked:
-    """Contents of one `Generate`: the program's defaults, overridden by the call's own options.
-    `form` is how the model calls tools.
+    """Merge the program's defaults with the call's own options, which win. `form` is the model's
+    tool-call format.
 
-    A constraint of the call's own replaces the program's, of whatever kind that is.
+    A constraint among the call's options replaces the program's constraint of any kind.
     """
     if any(name in own for name in SOURCES):
         defaults = {name: value for name, value in defaults.items() if name not in SOURCES}
@@ -342,7 +344,7 @@ def resolve(
 def handling_of(
     defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()"
 ) -> Handling:
-    """The handling of one request: that of the call over that of the program."""
+    """Return the handling of one request: the call's options override the program's."""
     found = read_handling(own, caller)
     if not found.cache.share:
         raise InvalidRequest(f"{caller}: only a whole run is not shared: run(cache=...)")
@@ -366,7 +368,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def constraint(options: Mapping[str, Any], form: ToolFormat = PLAIN_TOOLS) -> Constraint | None:
-    """The constraint among canonical `options`. InvalidConstraint where it makes no sense."""
+    """Return the constraint among canonical `options`. Raises InvalidConstraint if it is wrong."""
     name = next((name for name in SOURCES if name in options), None)
     if name is None:
         return None
@@ -387,7 +389,8 @@ def constraint(options: Mapping[str, Any], form: ToolFormat = PLAIN_TOOLS) -> Co
 
 
 def _built(name: Any, value: Any, *enforced: Any) -> Constraint:
-    """`enforced` are the values of `CONSTRAINT_OPTIONS`, None where one is not given."""
+    """Build a constraint. `enforced` has the values of `CONSTRAINT_OPTIONS`, None for a missing
+    option."""
     kind, source = _READERS[name](value) if name in _READERS else (name, KINDS[name].write(value))
     named = zip(CONSTRAINT_OPTIONS, enforced, strict=True)
     given = {name: value for name, value in named if value is not None}
@@ -396,15 +399,12 @@ def _built(name: Any, value: Any, *enforced: Any) -> Constraint:
 
 @functools.lru_cache(maxsize=128, typed=True)
 def _built_once(name: str, value: str, *enforced: Any) -> Constraint:
-    """`_built` with a cache: programs repeat the same text."""
+    """Build a constraint, with a cache, since programs repeat the same text."""
     return _built(name, value, *enforced)
 
 
 def _constraint_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that say how a constraint is enforced.
-
-    Raises InvalidRequest for a value that is not one of theirs.
-    """
+    """Return the options for enforcing a constraint. Raises InvalidRequest for an unknown value."""
     given = {name: options[name] for name in CONSTRAINT_OPTIONS if name in options}
     if not given:
         return given

@@ -1,4 +1,4 @@
-"""The state of a program: what its first parameter is, and what a run gives back."""
+"""States of programs: the first parameter of a program, and the result of a run."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _JOIN_MODES = ("gather_variable", "concate_and_append", "concatenate_and_append"
 
 
 class Forks(Sequence[Any]):
-    """What `s.fork(n)` gives: n states, which grow one by one or all at once.
+    """Forked states, made by `s.fork(n)`: n states that grow separately or together.
 
-    `forks[i]` is a state and `forks["x"]` the list of all their `x`; `forks += ...` appends an
-    expression to all, the i-th of a list to the i-th, or `f(i)` of a function. As a context manager
-    it joins at the end of the block.
+    `forks[i]` is a state, and `forks["x"]` the list of every fork's `x`. `forks += ...` appends an
+    expression to all forks. A list's element i, or a function's result `f(i)`, goes to fork i. As a
+    context manager, joins at the end of the block.
     """
 
     def __init__(self, source: Any, size: int, adapter: str | None = None) -> None:
@@ -62,10 +62,8 @@ class Forks(Sequence[Any]):
         return iter(self._states)
 
     def __getitem__(self, key: Any) -> Any:
-        """A state (int), some of them (slice), or every state's value of a variable (str).
-
-        In an `async def` program, the values of a variable are awaited.
-        """
+        """Return a state (int), several states (slice), or every state's value of a variable (str).
+        In an `async def` program, await the values of a variable."""
         if isinstance(key, str):
             return self.get_var(key)
         return self._states[key]
@@ -103,11 +101,11 @@ class Forks(Sequence[Any]):
     # ------------------------------------------------------------ the end
 
     def join(self, mode: str = "gather_variable") -> None:
-        """End the forks and bring back their results. Nothing is waited for.
+        """End the forks and bring back their results, without waiting.
 
         `"gather_variable"`: every variable that forks set becomes a list in the source state, in
-        the order of the forks. `"concate_and_append"`: the texts the forks have gained are appended
-        to the source, one after the other, by the server itself.
+        the order of the forks. `"concate_and_append"`: the server appends the forks' new texts to
+        the source, in order.
         """
         if self._joined:
             raise InvalidRequest("these forks were joined before")
@@ -133,7 +131,7 @@ class Forks(Sequence[Any]):
 
 
 class _Role:
-    """`with s.user(): ...`"""
+    """Context manager of a message: `with s.user(): ...`."""
 
     def __init__(self, state: State, role: str) -> None:
         self._state = state
@@ -148,8 +146,8 @@ class _Role:
 
 
 class _Scope:
-    """`with s.var_scope("x"): ...`: what is appended inside becomes the variable. One may be
-    entered again, for another block."""
+    """Context manager of a variable: `with s.var_scope("x"): ...`. A scope may be entered again,
+    for another block."""
 
     def __init__(self, state: State, name: str) -> None:
         self._state = state
@@ -164,8 +162,8 @@ class _Scope:
 
 
 class _Copy:
-    """`with s.copy() as c: ...`: a fork that ends with the block; its variables come back. (A
-    generator would end it at a line of `contextlib`.)"""
+    """Context manager of one fork: `with s.copy() as c: ...`. The end of the block brings back the
+    variables. (A generator would end the fork at a line of `contextlib`.)"""
 
     def __init__(self, forks: Forks) -> None:
         self._forks = forks
@@ -178,14 +176,14 @@ class _Copy:
 
 
 class Mark:
-    """A place in a state that it can go back to."""
+    """Position in a state, for `rollback`."""
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
 
 
 class Attempt:
-    """One of the attempts of `State.retry`, a `with` block."""
+    """Attempt of `State.retry`: a `with` block."""
 
     def __init__(self, last: bool, on: type[Exception] | tuple[type[Exception], ...]) -> None:
         self._last = last
@@ -201,7 +199,7 @@ class Attempt:
 
 
 def offer_of(branch: Branch) -> Offer:
-    """Take the tools of the latest generation. Raises InvalidRequest where nothing is new."""
+    """Take the latest generation's tools. Raises InvalidRequest if nothing new was generated."""
     offer = branch.take_offer()
     if offer is None:
         raise InvalidRequest("call_tools(): nothing new was generated with gen(tools=...)")
@@ -216,10 +214,10 @@ class State:
         self.ret_value: Any = None
 
     def append(self, expression: Appendable | Sequence[Mapping[str, Any]]) -> None:
-        """Append as `s += expression` does: text, an expression, or a list of messages such as
-        `messages()` gives. The text of another state (`s += other.text()`) keeps its messages.
+        """Append text, an expression, or a list of messages such as `messages()` takes, as `s +=
+        expression` does. The text of another state (`s += other.text()`) keeps its messages.
 
-        Returns at once; raises TypeError for anything else.
+        Returns at once. Raises TypeError for anything else.
         """
         check_awaited(expression)
         if isinstance(expression, (list, tuple)):
@@ -237,19 +235,19 @@ class State:
         return self
 
     def system(self, content: Appendable | None = None) -> Any:
-        """As a call, append a system message; as `with s.system():`, open one."""
+        """Append a system message, or open one: `with s.system():`."""
         return self._role("system", None if content is None else system(content))
 
     def user(self, content: Appendable | None = None) -> Any:
-        """As a call, append a user's message; as `with s.user():`, open one."""
+        """Append a user message, or open one: `with s.user():`."""
         return self._role("user", None if content is None else user(content))
 
     def assistant(self, content: Appendable | None = None) -> Any:
-        """As a call, append an assistant's message; as `with s.assistant():`, open one."""
+        """Append an assistant message, or open one: `with s.assistant():`."""
         return self._role("assistant", None if content is None else assistant(content))
 
     def tool(self, content: Appendable | None = None) -> Any:
-        """As a call, append a tool's result; as `with s.tool():`, open one."""
+        """Append a tool's result, or open a tool message: `with s.tool():`."""
         return self._role("tool", None if content is None else tool(content))
 
     def _role(self, role: str, message: Expression | None) -> Any:
@@ -259,7 +257,7 @@ class State:
         return message
 
     def var_scope(self, name: str) -> _Scope:
-        """A block whose text becomes the variable `name`."""
+        """Return a `with` block whose text becomes the variable `name`."""
         return _Scope(self, name)
 
     def fork(
@@ -269,11 +267,10 @@ class State:
         *,
         adapter: str | None = None,
     ) -> Forks:
-        """`size` states that start where this one stands. Nothing is waited for.
+        """Return `size` states that start at the end of this state, without waiting.
 
-        They have the adapter of this one, or the `adapter` of that name ("": none), with which
-        their text so far is computed anew: what was computed with one adapter means nothing to
-        another.
+        The forks keep this state's adapter. `adapter` names another one ("": none), with which the
+        prefix is computed anew, since adapters cannot share KV.
 
         `position_ids_offset` is accepted for sglang's programs and has no effect there either.
         """
@@ -282,12 +279,12 @@ class State:
         return Forks(self, int(size), adapter)
 
     def mark(self) -> Mark:
-        """Mark the end of the state for `rollback`. Nothing is waited for or computed."""
+        """Mark the end of the state for `rollback`, without waiting or computing."""
         return Mark(self.branch.mark())
 
     def rollback(self, mark: Mark) -> None:
-        """Go back to `mark`, as often as you like: to its text, messages and variables. What was
-        appended since is cancelled; what failed has never been."""
+        """Go back to the text, messages and variables at `mark`, any number of times. Later
+        operations are cancelled and their failures forgotten."""
         if not isinstance(mark, Mark):
             raise TypeError(f"rollback() takes what mark() gave, not {type(mark).__name__}")
         self.branch.go_back(mark.branch)
@@ -295,16 +292,16 @@ class State:
     def retry(
         self, attempts: int, on: type[Exception] | tuple[type[Exception], ...] = Exception
     ) -> Iterator[Attempt]:
-        """Attempts that begin where the state stands, until one succeeds::
+        """Yield attempts that begin at the present end, until one succeeds::
 
             for attempt in s.retry(3):
                 with attempt:
                     s += rl.gen("sum", regex="[0-9]+")
                     check(s["sum"])
 
-        A block that raises an exception of `on` is rolled back and tried again; the last one's is
-        raised. What stands before the attempts is computed once. Attempt i adds i to each `seed`
-        (with n samples, i times n).
+        A block that raises an exception of type `on` is rolled back and tried again. The last
+        attempt's exception is raised. The prefix before the attempts is computed once. Attempt i
+        adds i to each `seed` (with n samples, i times n).
         """
         if attempts < 1:
             raise InvalidRequest(f"retry() needs at least 1 attempt, not {attempts}")
@@ -322,7 +319,7 @@ class State:
             self.rollback(mark)
 
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
-        """A fork for a `with` block, with which it ends; its variables come back."""
+        """Return a `with` block with one fork; the block's end brings back its variables."""
         return _Copy(self.fork(1, position_ids_offset))
 
     def set_var(self, name: str, value: Any) -> None:
@@ -334,31 +331,31 @@ class State:
 
     @staticmethod
     def from_json(text: str | bytes, types: Mapping[str, Any] | None = None) -> ProgramState:
-        """The state that `to_json` wrote: it can be read, and `run(after=state)` goes on from it.
+        """Read a state that `to_json` wrote: readable, and `run(after=state)` continues from it.
 
-        A value of `gen(type=...)` comes back as its JSON says, or as what `types` says for the
-        variable: {"person": Person}. So does `ret_value`, of which the name is "return". Raises
-        InvalidRequest for any other text.
+        `types` gives the types of variables, {"person": Person}, and of `ret_value` as "return". A
+        typed value without an entry stays plain JSON. Raises InvalidRequest for any other text.
         """
         return restored(read_json(text, types or {}))
 
     def __contains__(self, name: object) -> bool:
-        """Whether the program has named the variable; its value may still be on its way."""
+        """Return whether the program has named the variable, even if its value is not there yet."""
         return name in self.branch.variables
 
     def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncGenerator[Any, None]:
-        """`text_iter` for an event loop; with `return_meta_data`, pairs of text and information.
+        """Yield `text_iter`'s text on an event loop, or with `return_meta_data` pairs (text, meta
+        information).
 
-        No pair is without text. Log-probabilities in a pair are those of its own tokens, counts
-        those of all so far. `get_meta_info` has the final information.
+        Every pair has text, the log-probabilities of its own tokens, and counts of all tokens so
+        far. `get_meta_info` has the final information.
         """
         return self.branch.follow_async(var_name, return_meta_data)
 
     def trace(self) -> Timeline:
-        """What the whole run has done so far and when, of which `save("run.html")` makes a page.
-        Waits for nothing. Raises InvalidRequest for a saved state."""
+        """Return the timeline of the whole run so far, without waiting; `save("run.html")` makes a
+        page. Raises InvalidRequest for a saved state."""
         return self.branch.timeline()
 
     def __repr__(self) -> str:
@@ -366,16 +363,16 @@ class State:
 
 
 class ProgramState(State):
-    """The state of an ordinary program; what a run gives back. It can be pickled once it has ended.
+    """State of an ordinary program, and result of a run. Picklable once the run has ended.
 
-    Reading blocks until the value is there. If it never will be, reading raises the ProgramError
-    of the operation that failed, or what the program raised meanwhile.
+    Reading blocks until the value is there. Reading a failed value raises the ProgramError of its
+    operation, or the program's own exception.
     """
 
     @property
     def ret_value(self) -> Any:
-        """What the program returned. Of `run(stream=True)`, waits for its end; of
-        `run_async(stream=True)`, None before it. Raises what the run failed with."""
+        """Return the program's returned value. Of `run(stream=True)`, waits for the end; of
+        `run_async(stream=True)`, None before the end. Raises the error of a failed run."""
         self.branch.check_end()
         return self._value
 
@@ -387,22 +384,22 @@ class ProgramState(State):
         return self.get_var(name)
 
     def get_var(self, name: str) -> Any:
-        """The value of a variable; a list for `gen(n=...)` and after a join.
+        """Return the value of a variable; a list for `gen(n=...)` and after a join.
 
-        Raises KeyError for a name the program has not used, ProgramError if its `gen` failed or
-        (`gen(type=...)`) wrote a text that is no value of the type.
+        Raises KeyError for a name the program has not used. Raises ProgramError if its `gen`
+        failed, or wrote a text that `gen(type=...)` cannot parse.
         """
         return _read(self.branch, name).get()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """`get_var`, or `default` for a name the program has not used."""
+        """Return `get_var(name)`, or `default` for a name the program has not used."""
         try:
             return self.get_var(name)
         except UnknownVariable:
             return default
 
     def keys(self) -> list[str]:
-        """The names of all variables, waited for; with it, `dict(state)` has their values."""
+        """Return the names of all variables, after `sync`; `dict(state)` thus has the values."""
         self.sync()
         return list(self.branch.variables)
 
@@ -415,10 +412,8 @@ class ProgramState(State):
         return gathered.get()
 
     def get_meta_info(self, name: str) -> Any:
-        """Token counts, finish reason, times and log-probabilities of a `gen` or `select`.
-
-        A list where the value is one; None for a variable that was set by the program.
-        """
+        """Return token counts, finish reason, times and log-probabilities of a `gen` or `select`. A
+        list of samples has a list; a variable set by the program has None."""
         return _read(self.branch, name).meta()
 
     @overload
@@ -426,30 +421,25 @@ class ProgramState(State):
     @overload
     def text(self, name: str) -> Any: ...
     def text(self, name: str | None = None) -> Any:
-        """Everything in the state, roles included as the model sees them.
-
-        With a name, that variable as the model wrote it: `get_var` without reading the text as a
-        type (a list where the value is one).
-        """
+        """Return the whole text, with roles in the model's template. With a name, return the
+        variable's text, unparsed (a list of texts if the value is a list)."""
         if name is not None:
             return _read(self.branch, name).written()
         self.sync()
         return self.branch.text()
 
     def messages(self) -> list[dict[str, str]]:
-        """The finished messages, as {"role", "content"}."""
+        """Return the finished messages, as {"role", "content"}."""
         self.sync()
         return self.branch.messages()
 
     def call_tools(self, timeout: float | None = None) -> list[ToolCall]:
-        """Run what the model called in the latest `gen(tools=...)`, one after the other, and append
-        each result as a tool's message. Gives the calls; none if it called nothing, as always with
-        `tool_choice="none"`.
+        """Run the tool calls of the latest `gen(tools=...)` in order, and append each result as a
+        tool message. Return the calls; always none with `tool_choice="none"`.
 
-        What a tool raises, arguments that it does not take and calls that were cut off are told to
-        the model as text. `timeout` (seconds) bounds each call: a function that takes longer runs
-        on in its thread, and nobody hears of its result. Tools that are `async def` get an event
-        loop of their own.
+        A tool's exception, unfit arguments and a cut-off call become text for the model. `timeout`
+        (seconds) bounds each call: a slower function runs on in its thread, and its result is
+        dropped. `async def` tools get a new event loop.
         """
         offer = offer_of(self.branch)
         self.branch.wait_for(offer.said.requires())
@@ -461,32 +451,29 @@ class ProgramState(State):
         return done
 
     def to_json(self) -> str:
-        """All that the state holds as JSON text: for `State.from_json`. Waits.
-
-        Raises what the program failed with, and InvalidRequest for a variable that was set to
-        something that JSON does not have.
-        """
+        """Return the state as JSON text for `State.from_json`, after waiting for its end. Raises
+        the program's failure, and InvalidRequest for a variable that JSON cannot hold."""
         return _saved(self).to_json()
 
     def __reduce__(self) -> Any:
         return restored, (_saved(self),)
 
     def sync(self) -> None:
-        """Wait for everything that was appended; raises nothing (see `error`)."""
+        """Wait for all appended operations; raises nothing (see `error`)."""
         branch = self.branch
         branch.wait_for(branch.pending())
 
     def error(self) -> BaseException | None:
-        """The error of the program, or None; waits like `sync`."""
+        """Return the program's error, or None; waits like `sync`."""
         self.sync()
         return self.branch.error()
 
     def text_iter(self, var_name: str | None = None) -> Generator[str, None, None]:
-        """The text, or one variable, as it is generated (a run with `stream=True`).
+        """Yield the text, or one variable, as it is generated (a run with `stream=True`).
 
-        Without streaming, all of it at once. Raises at the end if the program failed, or never
-        named the variable (KeyError). Who leaves before the end (`break`, `close()`) cancels the
-        run, unless somebody else follows it or waits for a value.
+        Without streaming, yields all text at once. Raises at the end if the program failed, or
+        never named the variable (KeyError). Leaving early (`break`, `close()`) cancels the run,
+        unless another caller follows it or waits for a value.
         """
         if self.branch.streams:
             yield from self.branch.follow(var_name)
@@ -494,9 +481,9 @@ class ProgramState(State):
             yield self.text() if var_name is None else self.text(var_name)
 
     def value_iter(self, name: str) -> Generator[Any, None, None]:
-        """The value of `gen(name, type=...)` while it is generated (a run with `stream=True`): what
-        its JSON says so far, as dictionaries, lists, strings and numbers, whenever that is more;
-        at last the value itself."""
+        """Yield the growing value of `gen(name, type=...)` (a run with `stream=True`), at last the
+        value itself. Partial values are dictionaries, lists, strings and numbers, parsed from the
+        JSON so far."""
         said = Beginning()
         with closing(self.text_iter(name)) as pieces:
             for piece in pieces:
@@ -504,7 +491,7 @@ class ProgramState(State):
         yield self[name]
 
     async def value_async_iter(self, name: str) -> AsyncGenerator[Any, None]:
-        """`value_iter` for an event loop."""
+        """Yield `value_iter`'s values on an event loop."""
         said = Beginning()
         async with aclosing(self.text_async_iter(name)) as pieces:
             async for piece in pieces:
@@ -513,12 +500,12 @@ class ProgramState(State):
         yield self[name]
 
     def __str__(self) -> str:
-        """The text, waited for, or `repr` of what failed; `repr` waits for nothing."""
+        """Return the text, after waiting, or the `repr` of a failed state; `repr` does not wait."""
         return f"ProgramState({self.text()})" if self.error() is None else repr(self)
 
 
 def _read(branch: Branch, name: str) -> Readable:
-    """The variable `name`, waited for."""
+    """Return the variable `name`, after waiting for it."""
     variable = branch.find(name)
     branch.wait_for(variable.requires())
     return variable
@@ -532,7 +519,7 @@ def _saved(state: ProgramState) -> Saved:
 
 
 def restored(saved: Saved) -> ProgramState:
-    """The state of what was saved."""
+    """Make a state of `saved`."""
     state = ProgramState(SavedBranch(saved))
     state.ret_value = saved.value
     return state
@@ -542,11 +529,8 @@ def restored(saved: Saved) -> ProgramState:
 
 
 class AsyncProgramState(State):
-    """The state of an `async def` program: reading is awaited (`await s["x"]`).
-
-    Its methods do what those of `ProgramState` do. What they give raises a ProgramError where it is
-    used without `await`.
-    """
+    """State of an `async def` program: reading is awaited (`await s["x"]`). Methods do the same as
+    those of `ProgramState`. A result used without `await` raises a ProgramError."""
 
     def __getitem__(self, name: str) -> Awaited:
         return Awaited(f"s[{name!r}]", self._value, name)
@@ -606,7 +590,7 @@ class AsyncProgramState(State):
         return self._whole("s.messages()", self.branch.messages)
 
     def call_tools(self, timeout: float | None = None) -> Awaited:
-        """The calls of one turn run side by side, ordinary functions in threads."""
+        """Run the calls of one turn concurrently, ordinary functions in threads."""
 
         async def call() -> list[ToolCall]:
             import asyncio
@@ -634,7 +618,7 @@ class AsyncProgramState(State):
         return self._whole("s.error()", self.branch.error)
 
     def _whole(self, what: str, value: Callable[[], Any]) -> Awaited:
-        """A value that is read once all that was appended is over."""
+        """Return a value that is read once all appended operations are over."""
 
         async def read() -> Any:
             await self.sync()

@@ -1,4 +1,4 @@
-"""Tools that a model may call: Python functions and those of MCP servers, and how calls run."""
+"""Tools that a model may call: Python functions and MCP servers' tools, and running the calls."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _SECTION = re.compile(
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call. `parameters` is the JSON schema of the arguments; `call`
-    takes the arguments as JSON text and gives a value, or something to be awaited."""
+    """Function that a model may call. `parameters` is the JSON schema of the arguments. `call`
+    takes the arguments as JSON text and returns a value or an awaitable."""
 
     name: str
     description: str
@@ -48,7 +48,7 @@ class Tool:
     is_async: bool = False
 
     def definition(self) -> dict[str, Any]:
-        """As OpenAI's interface has it."""
+        """Return the tool in OpenAI's format."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -59,8 +59,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools(Expression):
-    """What `tools(...)` gives: in a system message, the list of the tools as the model's template
-    writes it; in `gen(tools=...)`, what may be called."""
+    """Set of tools, made by `tools(...)`. A system message shows the tools in the model's template;
+    `gen(tools=...)` lets the model call them."""
 
     each: tuple[Tool, ...]
     site: Site = field(default_factory=call_site, repr=False, compare=False)
@@ -75,11 +75,11 @@ class Tools(Expression):
         return next((tool for tool in self.each if tool.name == name), None)
 
     def constrain(self, form: ToolFormat, choice: str) -> Mapping[str, Any] | None:
-        """A structural tag: text in which every call is one of these tools' and fits its schema,
-        as far as that can be held without a check of the text.
+        """Return the structural tag of text whose calls name these tools and fit their schemas.
+        Schema keywords that token masks cannot enforce are left out.
 
         `choice`: "auto" (there may be calls), "required" (there is one), "none" (no constraint), or
-        the name of the tool that is called. Raises InvalidConstraint for another one.
+        the name of the tool to call. Raises InvalidConstraint for another choice.
         """
         if choice == "none":
             return None
@@ -105,13 +105,13 @@ class Tools(Expression):
 
 
 def tools(*given: Callable[..., Any] | Tool | Tools) -> Tools:
-    """Tools of plain Python functions, sync or async, and of other tools.
+    """Make tools of plain Python functions, sync or async, and of other tools.
 
-    A function's name, the first paragraph of its docstring and its parameters say what the model is
-    told; annotations may be all that `gen(type=...)` takes, and describe a parameter that the
-    docstring does not, as in `Annotated[int, "how many"]`. Each call's arguments are checked and
-    given as these types. Raises TypeError for a function with `*args` or `**kwargs`, InvalidRequest
-    for two tools of one name.
+    The model is told a function's name, its docstring's first paragraph and its parameters.
+    Annotations may be all that `gen(type=...)` takes. `Annotated[int, "how many"]` describes a
+    parameter that the docstring does not describe. Each call's arguments are checked and converted
+    to these types. Raises TypeError for a function with `*args` or `**kwargs`, InvalidRequest for
+    two tools of one name.
     """
     found: dict[str, Tool] = {}
     for one in given:
@@ -160,7 +160,7 @@ def _tool(given: Any) -> Tool:
 
 
 def _arguments(function: Callable[..., Any], name: str) -> type:
-    """A dataclass of the function's parameters."""
+    """Make a dataclass of the function's parameters."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -183,7 +183,7 @@ def _always(value: Any) -> Callable[[], Any]:
 
 
 def _inline(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its outermost reference resolved, without the name of our own class."""
+    """Resolve the schema's outermost reference, and drop the generated class's title."""
     schema = dict(schema)
     definitions = dict(schema.pop("$defs", {}))
     if "$ref" in schema:
@@ -193,7 +193,7 @@ def _inline(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:
-    """A docstring's first paragraph, and what it says of arguments, on one line each."""
+    """Return a docstring's first paragraph, and its descriptions of arguments, on one line each."""
     about, _, rest = text.partition("\n\n")
     described: dict[str, str] = {}
     last = ""
@@ -210,8 +210,8 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 
 
 def as_text(value: Any) -> str:
-    """The result of a tool as text for the model: a string as it is, anything else as JSON where
-    JSON has a form for it. A part without one is a string there."""
+    """Return a tool's result as text for the model: a string unchanged, anything else as JSON. A
+    part without a JSON form becomes a string."""
     if isinstance(value, str):
         return value
     if hasattr(value, "model_dump_json") and not isinstance(value, type):
@@ -239,9 +239,9 @@ _decoder = json.JSONDecoder(strict=False)
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call: the tool's `name`, its `arguments` as the model wrote them, the `result` that the
-    model is told, the `error` if it has none (a TimeoutError where time was up), and how many
-    `seconds` it took."""
+    """Call of a tool: its `name`, the model's `arguments`, and the `result` text told to the model.
+    `error` is the exception of a failed call (a TimeoutError after the timeout). `seconds` is the
+    duration."""
 
     name: str
     arguments: dict[str, Any]
@@ -251,8 +251,8 @@ class ToolCall:
 
 
 class Offer(NamedTuple):
-    """The tools of the latest `gen(tools=...)`, what it wrote, how the model writes calls, and
-    whether it was to write any: with the choice "none", text like a call is text."""
+    """Tools of the latest `gen(tools=...)`, its text, and the model's tool-call format. `calling`
+    is False for the choice "none": text like a call is text then."""
 
     tools: Tools
     said: Readable
@@ -260,7 +260,7 @@ class Offer(NamedTuple):
     calling: bool
 
     def calls(self) -> list[ToolCall]:
-        """The calls in the generated text, once that is complete."""
+        """Return the calls in the generated text; call it once the text is complete."""
         if not self.calling:
             return []
         written = self.said.written()
@@ -269,7 +269,7 @@ class Offer(NamedTuple):
 
 
 def find_calls(text: str, form: ToolFormat, tools: Tools) -> Iterator[ToolCall]:
-    """The calls in `text`; one whose arguments cannot be read has an error."""
+    """Yield the calls in `text`; a call with unreadable arguments has an error."""
     first, between, behind = form.around
     begins = _call_beginning_with(form.begin, form)
     # Behind another one, where all of them together have one beginning.
@@ -301,7 +301,7 @@ def _call_beginning_with(begin: str, form: ToolFormat) -> re.Pattern[str]:
 
 
 def run_call(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
-    """The call with its result. Exceptions of the tool are told to the model."""
+    """Run the call and return it with its result. A tool's exception becomes text for the model."""
     tool = tools.find(call.name)
     if call.error is not None or tool is None:
         return call if call.error is not None else _unknown(call, tools)
@@ -319,7 +319,7 @@ def run_call(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
 
 
 async def run_call_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
-    """`run_call` on an event loop; ordinary functions run in threads."""
+    """Run the call on an event loop; ordinary functions run in threads."""
     tool = tools.find(call.name)
     if call.error is not None or tool is None:
         return call if call.error is not None else _unknown(call, tools)
@@ -347,7 +347,7 @@ def _unknown(call: ToolCall, tools: Tools) -> ToolCall:
 
 
 class _OutOfTime(TimeoutError):
-    """The time of `call_tools` was up; a tool may raise a TimeoutError of its own."""
+    """Error of a call after `call_tools`' timeout, unlike a tool's own TimeoutError."""
 
     def __init__(self, timeout: float | None) -> None:
         super().__init__(f"no result after {timeout:g} s")
@@ -371,7 +371,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _in_thread(call: Callable[[], Any], timeout: float | None) -> Any:
-    """The value of `call` in a thread of its own, which is left alone when time is up."""
+    """Return the value of `call`, run in a new thread that is abandoned after `timeout` s."""
     from concurrent.futures import Future
 
     future: Future[Any] = Future()
@@ -396,20 +396,20 @@ def _in_thread(call: Callable[[], Any], timeout: float | None) -> Any:
 
 
 class ToolFailed(RootlaceError):
-    """The server says that a call failed; the message is what it says."""
+    """Error that an MCP server reports for a call, with the server's message."""
 
     code = "tool_failed"
     http_status = 422
 
 
 async def mcp_tools(client: Any) -> Tools:
-    """The tools of the server behind an `mcp.Client` that is connected, for `gen(tools=...)`.
+    """Return the tools of a connected `mcp.Client`'s server, for `gen(tools=...)`.
 
-    They are called on the loop that runs here, which has to go on while programs use them: in
-    `async def` programs it does, ordinary ones are to be run in a thread.
+    Calls run on the present event loop, which must go on while programs use the tools. `async def`
+    programs keep the loop free; run ordinary programs in a thread.
 
-    A result is its text. A server that sends a list in several parts, or in none, is read by the
-    result's structured content, which keeps the list's nesting.
+    A result is its text. A list sent in several parts or none is read from the structured content,
+    which keeps nesting.
     """
     import asyncio
 
@@ -426,7 +426,7 @@ async def mcp_tools(client: Any) -> Tools:
 
 
 def _plain(answer: Any) -> dict[str, Any]:
-    """A message of the protocol as JSON has it."""
+    """Return a message of MCP as a JSON dictionary."""
     plain: dict[str, Any] = answer.model_dump(by_alias=True, mode="json")
     return plain
 

@@ -1,4 +1,4 @@
-"""Branches behind states, the text that a program knows of them, and saved states, as JSON too."""
+"""Branches of states, their transcripts, and saved states, also as JSON."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from rootlace.wire.protocol import Image
 
 
 class Marked(str):
-    """Text that stands for something else, `item`: the beginning or the end of a message as the
-    model's template writes it, other text of the template, or token ids (what was generated; ids
-    that were appended say nothing). A branch of the same model that appends the item holds the same
-    tokens."""
+    """Text of an `item`: a role's beginning or end, other template text, or token ids. Token ids
+    are those of generated text; appended ids have no text. A branch of the same model that appends
+    the item has the same tokens."""
 
     __slots__ = ("item",)
     item: Appendable
@@ -46,8 +45,8 @@ class Marked(str):
 
 
 class StateText(str):
-    """The text of a state, which remembers what it is made of. Appended as it is, outside of any
-    message, its messages stay messages; joined with other text it is a string like any other."""
+    """Text of a state, with its pieces. Appended unchanged, outside of any message, its messages
+    stay messages; joined with other text it is an ordinary string."""
 
     __slots__ = ("pieces",)
     pieces: tuple[str, ...]
@@ -67,12 +66,12 @@ class StateText(str):
 
 
 class Written(Readable, Protocol):
-    """A value that is part of the text."""
+    """Value in a transcript."""
 
     def text(self) -> str: ...
 
     def pieces(self) -> Iterable[str]:
-        """Texts of the value, `Marked` where they stand for something else."""
+        """Return the texts of the value, `Marked` if they represent an item."""
 
 
 Piece = str | Written
@@ -80,7 +79,7 @@ Piece = str | Written
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """The pieces `start` to `end` of a transcript: a variable scope, or what a join brought."""
+    """Pieces `start` to `end` of a transcript: a variable scope, or the text of a join."""
 
     transcript: Transcript
     start: int
@@ -112,7 +111,7 @@ class Excerpt:
 
 
 class Transcript:
-    """Grows at its end only. A fork refers to its parent's pieces instead of copying them."""
+    """Append-only sequence of pieces. A fork refers to its parent's pieces, without copying."""
 
     __slots__ = ("_base", "_own", "_start")
 
@@ -126,14 +125,14 @@ class Transcript:
 
     @property
     def start(self) -> int:
-        """Index of the first piece that is not the parent's."""
+        """Return the index of the first piece that is not the parent's."""
         return self._start
 
     def append(self, piece: Piece) -> None:
         self._own.append(piece)
 
     def slice(self, start: int, end: int) -> Iterator[Piece]:
-        """The pieces `start` to `end` (exclusive), ancestors' pieces included."""
+        """Yield the pieces `start` to `end` (exclusive), ancestors' pieces included."""
         parts: list[list[Piece]] = []
         node: Transcript | None = self
         while node is not None and end > start:
@@ -145,14 +144,14 @@ class Transcript:
             yield from part
 
     def excerpt(self, start: int = 0) -> Excerpt:
-        """The pieces from `start` to the present end."""
+        """Return the pieces from `start` to the present end."""
         return Excerpt(self, start, len(self))
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Which pieces of a transcript belong to which message. `role` is that of the open one, `offer`
-    what the latest generation may have called; None once that was taken."""
+    """Messages of a transcript, as ranges of its pieces. `role` is the open message's. `offer` has
+    the tools of the latest generation; None once it was taken."""
 
     _messages: list[tuple[str, Excerpt]] = field(default_factory=list)
     opened: bool = False
@@ -165,7 +164,7 @@ class Conversation:
         return Conversation(list(self._messages), self.opened, self.role, self.start, self.offer)
 
     def begin(self, role: str, transcript: Transcript) -> None:
-        """A message begins behind what `transcript` holds."""
+        """Begin a message at the end of `transcript`."""
         self.opened = True
         self.role = role
         self.start = len(transcript)
@@ -175,14 +174,14 @@ class Conversation:
         self.role = None
 
     def messages(self) -> list[dict[str, str]]:
-        """The finished messages, as {"role", "content"}."""
+        """Return the finished messages, as {"role", "content"}."""
         return [
             {"role": role, "content": content.get().lstrip()} for role, content in self._messages
         ]
 
 
 def text_of(pieces: Sequence[str]) -> tuple[Transcript, Conversation]:
-    """`pieces` as a transcript, and the messages in it."""
+    """Return `pieces` as a transcript, and its messages."""
     transcript, conversation = Transcript(), Conversation()
     for piece in pieces:
         item = piece.item if isinstance(piece, Marked) else ""
@@ -204,8 +203,8 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 @dataclass(frozen=True)
 class SavedValue:
-    """The result of a `gen` or `select`: `texts` (one, or a list), read as `type` if that is not
-    str, and the meta information."""
+    """Result of a `gen` or `select`: `texts` (one, or a list) and the meta information. `type`
+    other than str parses the texts."""
 
     texts: Any
     info: Any = None
@@ -248,7 +247,7 @@ class Saved:
     value: Any = None
 
     def to_json(self) -> str:
-        """Raises InvalidRequest, naming the variable whose value JSON cannot hold."""
+        """Encode as JSON. Raises InvalidRequest naming a variable that JSON cannot hold."""
         variables = {}
         for name, variable in self.variables.items():
             variables[name] = _encoded(f"the variable {name!r}", _describe(variable))
@@ -263,8 +262,8 @@ class Saved:
 
 
 def read_json(text: str | bytes, kinds: Mapping[str, Any]) -> Saved:
-    """Read the JSON of `to_json`; `kinds` are the types of variables, and that of what the program
-    returned under the name "return". Raises InvalidRequest."""
+    """Read the JSON of `to_json`. `kinds` are the types of variables; "return" names the program's
+    returned value. Raises InvalidRequest."""
     try:
         record = msgspec.json.decode(text)
         if not isinstance(record, dict) or record.get("rootlace") != VERSION:
@@ -281,8 +280,8 @@ def read_json(text: str | bytes, kinds: Mapping[str, Any]) -> Saved:
 
 
 def returned(value: Any, kinds: Mapping[str, Any]) -> Any:
-    """What a program returned, of what its JSON says. Raises InvalidRequest where it is no such
-    type."""
+    """Return the program's returned value, converted from JSON. Raises InvalidRequest if its type
+    does not match."""
     if "return" not in kinds:
         return value
     try:
@@ -353,7 +352,7 @@ def _read_piece(given: Any) -> str:
 
 # Branches -----------------------------------------------------------------------------------------
 #
-# What stands behind a state: a branch that takes what is appended, and is read.
+# Interface behind a state: a branch takes appended expressions and returns results.
 #
 # There are two interpreters of a program. `rootlace.program` runs it: appending sends operations to
 # a runtime. `rootlace.trace` finds its graph: appending records nodes, and reading gives symbols.
@@ -361,29 +360,29 @@ def _read_piece(given: Any) -> str:
 
 
 class Branch(Protocol):
-    """Takes what a program appends, in order, and is read. `wait_for` and `wait_for_async` end when
-    all that they are given is over."""
+    """Interpreter of a program's operations, in order, and source of its results. `wait_for` and
+    `wait_for_async` return once all given operations are over."""
 
     variables: dict[str, Readable]
     seed_offset: int
-    """Added to the seeds of generations: continuations that are chosen among draw apart."""
+    """Offset added to the seeds of generations: alternative continuations draw differently."""
 
     @property
     def streams(self) -> bool:
-        """Whether text comes while it is generated."""
+        """Return whether text arrives while it is generated."""
 
     def find(self, name: str) -> Readable:
-        """The variable `name`. Raises UnknownVariable for a name the program has not used."""
+        """Return the variable `name`. Raises UnknownVariable if the program has not used it."""
 
     def pending(self) -> Iterable[Pending]:
-        """Operations that must end before `text`, `messages` and `error` are complete."""
+        """Return the operations that `text`, `messages` and `error` must wait for."""
 
     def wait_for(self, pending: Iterable[Pending]) -> None: ...
 
     async def wait_for_async(self, pending: Iterable[Pending]) -> None: ...
 
     def wait_for_any(self, pending: Sequence[Pending]) -> None:
-        """Wait until at least one of them is over."""
+        """Wait until at least one of `pending` is over."""
 
     async def wait_for_any_async(self, pending: Sequence[Pending]) -> None: ...
 
@@ -394,66 +393,65 @@ class Branch(Protocol):
     def error(self) -> BaseException | None: ...
 
     def check_end(self) -> None:
-        """Raise what ended the run if it failed. Who follows it from outside waits for its end."""
+        """Raise the error of a failed run. A caller outside the program waits for the run's end."""
 
     def follow(self, name: str | None) -> Generator[str, None, None]:
-        """The text of the branch, or of the variable `name`, as it is generated."""
+        """Yield the text of the branch, or of the variable `name`, as it is generated."""
 
     def follow_async(self, name: str | None, with_meta: bool) -> AsyncGenerator[Any, None]:
-        """`follow` on an event loop; `with_meta`: pairs of text and meta information."""
+        """Yield `follow`'s text on an event loop; `with_meta`: pairs (text, meta information)."""
 
     def append(self, expression: Appendable) -> None: ...
 
     def set_variable(self, name: str, value: Any) -> None: ...
 
     def position(self) -> int:
-        """The end of the branch so far, for `name_from`."""
+        """Return the end of the branch so far, for `name_from`."""
 
     def name_from(self, position: int, name: str) -> None:
-        """Make what was appended since `position` the variable `name`."""
+        """Make the text appended since `position` the variable `name`."""
 
     def fork(self, size: int, adapter: str | None = None) -> Sequence[Self]:
-        """Branches that start where this one stands, with its adapter (None) or another one."""
+        """Fork the branch, with its adapter (None) or another one."""
 
     def take_offer(self) -> Offer | None:
-        """The tools of the latest `gen` that may have called some; None once they were taken."""
+        """Return the tools of the latest `gen` that may have called some; None once taken."""
 
     def called(self, call: ToolCall) -> None:
-        """A tool was called, and has just given its result."""
+        """Record a tool's call that has just returned its result."""
 
     def timeline(self) -> Timeline:
-        """Timeline of the whole run so far."""
+        """Return the timeline of the whole run so far."""
 
     def mark(self) -> Self:
-        """A branch that stays where this one stands."""
+        """Return a branch that stays at the present end."""
 
     def go_back(self, mark: Self) -> None:
-        """Go on where `mark` stands, which may be gone back to again; nothing that was opened since
-        counts as failed."""
+        """Go on from `mark`, which stays usable. Later operations no longer count as failed."""
 
     def become(self, other: Self) -> None:
-        """Go on where `other` stands, with its text and variables; `other` is not to be used any
-        more. What is left behind is cancelled."""
+        """Go on from `other`, with its text and variables; `other` must not be used any more. The
+        abandoned operations are cancelled."""
 
     def drop(self) -> None:
         """Cancel the branch, and forget its failures."""
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Self:
-        """The same branch for a program `name` that is called on it: with variables of its own,
-        and `defaults` that override the sampling options of the caller."""
+        """Return this branch for a called program `name`, with its own variables. `defaults`
+        override the caller's sampling options."""
 
     def saved(self) -> Saved:
-        """Contents of the branch. Call it once all operations are over."""
+        """Return the contents of the branch; all operations must be over."""
 
     def restore(self, saved: Saved) -> None:
-        """Append what a state held that has ended."""
+        """Append the contents of a saved state."""
 
     def join(self, forks: Sequence[Self], mode: str) -> None:
         """End `forks`, and bring back their variables ("gather_variable") or their texts."""
 
 
 class SettledBranch:
-    """A `Branch` of which nothing has to be waited for."""
+    """`Branch` without pending operations."""
 
     streams = False
     seed_offset = 0
@@ -476,7 +474,7 @@ class SettledBranch:
 
 
 class SavedBranch(SettledBranch):
-    """The branch of a saved state: it can be read, and others can go on from it."""
+    """Branch of a saved state: can be read, and other runs can continue from it."""
 
     def __init__(self, saved: Saved) -> None:
         self._saved = saved

@@ -1,8 +1,8 @@
-"""Values that a program reads, which may still be on their way.
+"""Values that a program reads, possibly before their operation is over.
 
-Everything readable says what must be over before it can be read. Then `get` gives the value, or
-raises the `ProgramError` of the operation that failed. The reader decides how to wait (blocking or
-awaiting), so this file knows nothing of threads and event loops.
+`Readable.requires` lists the operations that must be over before the value is read. Then `get`
+returns the value, or raises the `ProgramError` of the failed operation. The reader decides how to
+wait (blocking or awaiting), so this file uses no threads or event loops.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rootlace.wire.errors import InvalidRequest
 
 # Awaited ------------------------------------------------------------------------------------------
 #
-# What reading gives in an `async def` program: a value that has to be awaited first.
+# Result of reading in an `async def` program: a value that has to be awaited first.
 
 
 C = TypeVar("C", bound=type)
 
-# What cannot be done to something that is not a value yet.
+# Operators that need a value, which an Awaited does not have yet.
 _USES = (
     *("bool", "str", "format", "hash", "eq", "ne", "lt", "le", "gt", "ge"),
     *("len", "iter", "contains", "call", "getitem", "int", "float", "index", "neg"),
@@ -31,8 +31,8 @@ _USES = (
 
 
 def refuses_use(cls: C) -> C:
-    """A class decorator: every use of an instance as a value calls its `_used`, except what the
-    class defines itself."""
+    """Make every use of an instance as a value call `_used`, except operators that the class
+    defines."""
     for use in _USES:
         name = f"__{use}__"
         if getattr(cls, name, None) is getattr(object, name, None):
@@ -42,12 +42,11 @@ def refuses_use(cls: C) -> C:
 
 @refuses_use
 class Awaited(Coroutine[Any, Any, Any]):
-    """A value that is read with `await`, once or more often.
+    """Value that is read with `await`, once or several times.
 
-    Any other use is a forgotten `await`, which would go on with a wrong value (`s["x"] == "yes"`
-    would be False): it raises a ProgramError that names the line. One that is let go without any
-    use is warned of, as a coroutine is. It can be given to `asyncio.gather` and `create_task`, as a
-    coroutine can.
+    Any other use is a forgotten `await`: `s["x"] == "yes"` would be False, a wrong value. Such a
+    use raises a ProgramError that names the line. An instance that is dropped unused causes a
+    warning, as a coroutine does. `asyncio.gather` and `create_task` accept an instance.
     """
 
     __slots__ = ("_args", "_coroutine", "_noticed", "_read", "_what")
@@ -55,7 +54,7 @@ class Awaited(Coroutine[Any, Any, Any]):
     def __init__(
         self, what: str, read: Callable[..., Coroutine[Any, Any, Any]], *args: Any
     ) -> None:
-        """`what` is how the program's author wrote it; `await` runs `read(*args)`."""
+        """Read with `read(*args)` when awaited. `what` is the program's source expression."""
         self._what = what
         self._read = read
         self._args = args
@@ -67,7 +66,7 @@ class Awaited(Coroutine[Any, Any, Any]):
             warn(f"`{self._what}` was never awaited", RuntimeWarning)
 
     def _used(self, *_: object, **__: object) -> NoReturn:
-        """Raise the error of a forgotten `await`."""
+        """Raise ProgramError for a forgotten `await`."""
         self._refuse(call_site())
 
     def _refuse(self, site: Site) -> NoReturn:
@@ -116,8 +115,8 @@ class Awaited(Coroutine[Any, Any, Any]):
 
 
 def check_awaited(value: Any, site: Site | None = None) -> None:
-    """Raise the error of a forgotten `await` if `value` is something to be awaited. `site`: the
-    line to blame, where it is not the one that calls."""
+    """Raise ProgramError for a forgotten `await` if `value` is an `Awaited`. `site` is the
+    program's line to name; the default is the calling line."""
     if isinstance(value, Awaited):
         value._refuse(site or call_site())
 
@@ -126,7 +125,7 @@ def check_awaited(value: Any, site: Site | None = None) -> None:
 
 
 class UnknownVariable(KeyError):
-    """The program has used no variable of this name."""
+    """Error for a variable name that the program has not used."""
 
     __str__ = Exception.__str__  # a KeyError would write its text as Python source
 
@@ -137,38 +136,38 @@ def unknown(name: str, variables: Iterable[str]) -> UnknownVariable:
 
 
 class Pending(Protocol):
-    """Something that will be over."""
+    """Operation that ends at some time."""
 
     @property
     def done(self) -> bool: ...
 
     def wait(self) -> None:
-        """Block until it is over."""
+        """Block until the operation is over."""
 
     async def wait_async(self) -> None: ...
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once it is over, in any thread."""
+        """Call `callback` once the operation is over, in any thread."""
 
 
 class Readable(Protocol):
-    """Something that can be read once all that it requires is over."""
+    """Value that can be read once all operations of `requires` are over."""
 
     def requires(self) -> Iterable[Pending]: ...
 
     def get(self) -> Any: ...
 
     def written(self) -> Any:
-        """As `get`, but generated values as the text that the model wrote."""
+        """Return `get`'s value, but generated values as the model's text."""
 
     def meta(self) -> Any: ...
 
     def saved(self) -> Readable:
-        """The value without its operation, for states that outlive their runtime."""
+        """Return the value without its operation, for states that outlive their runtime."""
 
 
 class Constant:
-    """A value that is known: what `set_var` stored."""
+    """Known value, stored by `set_var`."""
 
     __slots__ = ("value",)
 
@@ -191,7 +190,7 @@ class Constant:
 
 
 class Gathered:
-    """A variable of several joined forks: a list, in the order of the forks."""
+    """Variable of several joined forks: a list, in the order of the forks."""
 
     __slots__ = ("parts",)
 
@@ -212,7 +211,8 @@ class Gathered:
         return self._all(methodcaller("meta"))
 
     def _all(self, read: Callable[[Readable], Any]) -> list[Any]:
-        """Read each part. Raise the first error once all are read: who handles one has seen all."""
+        """Read each part, then raise the first error, so that a handler knows that all parts are
+        over."""
         values, errors = [], []
         for part in self.parts:
             try:

@@ -1,4 +1,4 @@
-"""Running one program on many arguments."""
+"""Running of one program on many arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def complete(run: ProgramRun, body: Body, state: ProgramState | None = None) -> 
     state = state or ProgramState(Branch(run))
 
     def work() -> None:
-        state.ret_value = body(state)  # before the run ends, of which its followers hear
+        state.ret_value = body(state)  # before the run's end wakes its followers
 
     run.execute(work)
     return state
@@ -67,14 +67,13 @@ async def complete_async(
 def complete_in_own_loop(
     run: ProgramRun, body: Body, name: str, state: ProgramState | None = None
 ) -> ProgramState:
-    """Run an `async def` program in an event loop of its own."""
+    """Run an `async def` program in a new event loop."""
     result: ProgramState = in_own_loop(complete_async(run, body, state), name)
     return result
 
 
 def run_in_thread(run: ProgramRun, body: Body, name: str, is_async: bool) -> ProgramState:
-    """Start the program in a thread of its own. An error is kept in the run, for whoever follows
-    the stream."""
+    """Start the program in a new thread. The run keeps an error for followers of the stream."""
     state = ProgramState(Branch(run))
 
     def work() -> None:
@@ -106,7 +105,7 @@ def run_in_task(run: ProgramRun, body: Body) -> ProgramState:
 
 
 def in_own_loop(coroutine: Coroutine[Any, Any, Any], name: str) -> Any:
-    """The outcome of `coroutine`. Raises RuntimeError where an event loop is running already."""
+    """Return the result of `coroutine`. Raises RuntimeError if an event loop is already running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -116,7 +115,7 @@ def in_own_loop(coroutine: Coroutine[Any, Any, Any], name: str) -> Any:
 
 
 async def _interruptible(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run `coroutine`, and wake the loop now and then so that Ctrl-C is noticed."""
+    """Run `coroutine`, and wake the loop regularly so that Ctrl-C is noticed."""
 
     async def tick() -> None:
         while True:
@@ -131,16 +130,16 @@ async def _interruptible(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 # Checkpoint ---------------------------------------------------------------------------------------
 #
-# Batches that are kept as they go on: a line of JSON for each row that is done.
+# File of a running batch: a line of JSON for each finished row.
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where `run_batch(checkpoint=...)` keeps the rows that are done. `types` are those of
-    variables, and of the value that is returned (`State.from_json`), in rows that are read there.
+    """Checkpoint file of `run_batch(checkpoint=...)` for finished rows. `types` are the types of
+    variables and of the returned value, for reading rows (`State.from_json`).
 
-    `keep="value"` writes what the program returned and nothing else: a file that other tools read
-    with ease. A row that is read from it has `ret_value`, and neither text nor variables.
+    `keep="value"` writes only the program's returned value, easy to read for other tools. A row
+    read from such a file has `ret_value`, but no text or variables.
     """
 
     path: str | Path
@@ -153,7 +152,7 @@ class Checkpoint:
 
 
 class _Line(msgspec.Struct):
-    """A row that is done: its number, its key, and what was kept of it."""
+    """Finished row: its number, its key, and its kept contents."""
 
     row: int
     key: str
@@ -162,10 +161,9 @@ class _Line(msgspec.Struct):
 
 
 class Journal:
-    """The open file of a checkpoint. A row is known by its number, its arguments and those that the
-    program is bound to, the object whose method that is, the program, the model and the options of
-    the batch: if any of these has changed, or if the row failed or cannot be read, it is run
-    again."""
+    """Open file of a checkpoint. A row's key covers the program, its bound arguments and object,
+    the model and the batch's options. The key also covers the row's arguments. A row with a changed
+    key, a failed row and an unreadable one are run again."""
 
     def __init__(
         self,
@@ -175,8 +173,8 @@ class Journal:
         options: Mapping[str, Any],
         batch: Sequence[Any],
     ) -> None:
-        """`model` is a name; `options` are those of `run_batch`, under canonical names. Raises
-        InvalidRequest for arguments that JSON cannot hold."""
+        """Open the file and read its rows. `model` is a name; `options` are `run_batch`'s, under
+        canonical names. Raises InvalidRequest for arguments that JSON cannot hold."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
         about = (program.name, model, _what_matters(options))
@@ -189,7 +187,7 @@ class Journal:
         self._keep = checkpoint.keep
         path = Path(checkpoint.path)
         self.done: dict[int, ProgramState] = {}
-        """The rows that need not be run."""
+        """Rows that need not be run."""
         if path.exists():
             self._read(path, checkpoint.types)
         self._file: IO[bytes] = path.open("ab")
@@ -214,8 +212,8 @@ class Journal:
             self.done[line.row] = restored(Saved(self._model, (), {}, value))
 
     def add(self, index: int, state: ProgramState) -> None:
-        """Row `index` is done: write it, from any thread. One that failed is not written, nor one
-        that JSON cannot hold, of which there is a warning: both are run again the next time."""
+        """Write the finished row `index`, from any thread. A failed row is not written; a row that
+        JSON cannot hold causes a warning. Both are run again the next time."""
         if state.error() is not None:
             return
         try:
@@ -242,7 +240,7 @@ class Journal:
 
 
 def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that change the generated text, in a form that JSON can hold."""
+    """Return the options that change the generated text, as JSON values."""
     found = {
         name: value
         for name, value in options.items()
@@ -272,7 +270,7 @@ def _key(about: tuple[Any, ...], index: int) -> str:
 
 
 class _Batch:
-    """The programs of one call: what they share, and which of them are running."""
+    """Programs of one call: their shared prefix and options, and the running ones."""
 
     def __init__(
         self,
@@ -334,7 +332,7 @@ class _Batch:
         return run
 
     def _live_prefix(self) -> SharedPrefix | None:
-        """The prefix lives on the batch's connection: after a reconnection it is gone."""
+        """Return the prefix, unless the batch's connection, which holds it, was replaced."""
         return self._prefix if self._endpoint.connect() is self._connection else None
 
     def _forget(self, run: ProgramRun) -> None:
@@ -342,7 +340,7 @@ class _Batch:
             self._running.discard(run)
 
     def cancel(self) -> None:
-        """Abort what runs, and whatever still starts."""
+        """Abort the running programs, and each one that still starts."""
         self._cancelled = True
         with self._lock:
             running = list(self._running)
@@ -356,11 +354,11 @@ class _Batch:
             cached_text.close(self._connection, self._prefix.branch, cancel=self._cancelled)
 
     def done(self, index: int) -> ProgramState | None:
-        """The state of a row that was run before."""
+        """Return the state of a row that was run before."""
         return None if self._journal is None else self._journal.done.get(index)
 
     def run_one(self, index: int, body: Body) -> ProgramState:
-        """One program to its end; its failure stays in its state."""
+        """Run one program to its end; its failure stays in its state."""
         done = self.done(index)
         if done is not None:
             return done
@@ -378,20 +376,20 @@ class _Batch:
 
     @contextmanager
     def _row(self, index: int) -> Iterator[tuple[ProgramRun, ProgramState]]:
-        """A run that has a row to itself, and its state, which is kept in the end."""
+        """Yield a run for one row, and its state, which the checkpoint keeps at the end."""
         run = self.start()
         state = ProgramState(Branch(run))
         try:
             yield run, state
         except Exception:
-            # It is in `run.error`, for `state.error()` and for whoever reads from the state.
+            # `run.error` has the exception, for `state.error()` and for readers of the state.
             assert run.error is not None
         if self._journal is not None:
             self._journal.add(index, state)
 
 
 def bodies(function: Definition, batch: Sequence[Any]) -> list[Body]:
-    """Check every element's arguments before anything runs."""
+    """Check every element's arguments before anything runs. Raises TypeError naming the element."""
     if isinstance(batch, (str, Mapping)) or not isinstance(batch, Sequence):
         raise TypeError("run_batch() takes a list of dictionaries (or tuples) of arguments")
     checked = []
@@ -409,7 +407,7 @@ def bodies(function: Definition, batch: Sequence[Any]) -> list[Body]:
 
 
 def common_arguments(function: Definition, batch: Sequence[Any]) -> dict[str, Any]:
-    """The arguments for tracing the shared prefix: those that are the same in the whole batch, and
+    """Return the arguments for tracing the shared prefix: constants of the whole batch, and
     references for the others."""
     rows = [
         arguments
@@ -442,7 +440,7 @@ def run_batch(
     backend: Any,
     options: Mapping[str, Any],
 ) -> Any:
-    """See `Function.run_batch`."""
+    """Implement `Function.run_batch`."""
     todo = bodies(function, batch)
     width = _width(num_threads, len(todo))
     endpoint = endpoint_of(backend)
@@ -520,7 +518,7 @@ async def run_batch_async(
     options: Mapping[str, Any],
     progress_bar: bool = False,
 ) -> list[ProgramState]:
-    """See `Function.run_batch_async`."""
+    """Implement `Function.run_batch_async`."""
     import asyncio
 
     if not function.is_async:
@@ -559,7 +557,7 @@ async def _closing(shared: _Batch) -> AsyncIterator[_Batch]:
 
 @contextmanager
 def _progress(shown: bool, name: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields a function to call once per finished program."""
+    """Yield a function to call once per finished program."""
     if not shown:
         yield lambda: None
         return
@@ -571,7 +569,7 @@ def _progress(shown: bool, name: str, total: int) -> Iterator[Callable[[], None]
 
 
 def cache_prefix(function: Definition, backend: Any, adapter: str | None) -> str:
-    """See `Function.cache`."""
+    """Implement `Function.cache`."""
     endpoint = endpoint_of(backend)
     connection = endpoint.connect()
     texts = merge(constant_prefix(function, connection.model.chat))

@@ -1,4 +1,4 @@
-"""A branch of a running program: what it has appended, as text and as operations."""
+"""Branch of a running program: its appended text and operations."""
 
 from __future__ import annotations
 
@@ -45,18 +45,17 @@ from rootlace.wire.tool_calls import write_list
 
 # Steps --------------------------------------------------------------------------------------------
 #
-# The text of a running program as it comes, from wherever it is read: each of these generators
-# yields what is new, and None where nothing is.
+# Generators of a running program's text: each yields new text, and None while there is none.
 
 
 Step = tuple[str, dict[str, Any] | None]
-"""New text, and meta information that goes with it."""
+"""New text, and its meta information."""
 Steps = Generator[Step | None, None, None]
 
 
 def _steps_of(readable: Readable, with_meta: bool) -> Steps:
-    """A generation as it comes, anything else once it is whole. Meta information lists all tokens
-    so far, so it is made only `with_meta`."""
+    """Yield a generation's text as it arrives, another value once it is complete. Only `with_meta`
+    makes meta information, since each one lists all tokens so far."""
     if not isinstance(readable, Generation):
         while not all(operation.done for operation in readable.requires()):
             yield None
@@ -94,7 +93,7 @@ def _meta_of(ids: Sequence[int], scores: Sequence[protocol.TokenLogprob]) -> dic
 
 
 def _with_new_scores(meta: dict[str, Any], told: int) -> dict[str, Any]:
-    """With the log-probabilities of tokens from number `told` on alone, as sglang's pairs have."""
+    """Keep only log-probabilities of tokens from index `told` on, as sglang's pairs do."""
     cut = ("output_token_logprobs", "output_top_logprobs")
     return {name: value[told:] if name in cut else value for name, value in meta.items()}
 
@@ -103,12 +102,12 @@ def _with_new_scores(meta: dict[str, Any], told: int) -> dict[str, Any]:
 
 
 _TAG_PIECES = 64
-"""Most pieces, of a character or more each, over which the end tag of a message may be spread."""
+"""Maximum number of non-empty pieces over which a message's end tag may be spread."""
 
 
 class Branch:
-    """What a state stands on: expressions become operations as they are appended, and what they
-    give is read. Only reading waits for the server."""
+    """Branch of a state: turns appended expressions into operations, and reads their results. Only
+    reading waits for the server."""
 
     def __init__(
         self, run: ProgramRun, parent: Branch | None = None, adapter: str | None = None
@@ -120,7 +119,7 @@ class Branch:
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
         self._inherited: Mapping[str, Readable] = dict(self.variables)
         self._restored: Mapping[str, Readable] = {}
-        """Variables of the state that the run goes on from."""
+        """Variables of the state `after` from which the run continues."""
         self.defaults: Mapping[str, Any] = parent.defaults if parent else run.defaults
         self.seed_offset: int = parent.seed_offset if parent else 0
         self._parts: list[protocol.Part] = []
@@ -131,11 +130,11 @@ class Branch:
         self.wait_for_any, self.wait_for_any_async = run.wait_for_any, run.wait_for_any_async
 
     def fork(self, size: int, adapter: str | None = None) -> list[Branch]:
-        """`size` branches that start where this one stands, with its adapter or another one."""
+        """Fork `size` branches at the end of this one, with its adapter or another one."""
         self.remote.check_open()
         forks = [Branch(self.run, self, adapter) for _ in range(size)]
         for fork in forks:
-            # A fork that the program lets go of is given back, whatever it still does.
+            # A fork that the program drops is closed, even while its operations run.
             weakref.finalize(fork, fork.remote.drop).atexit = False
         return forks
 
@@ -152,7 +151,7 @@ class Branch:
     def become(self, other: Branch) -> None:
         left = self.remote
         branch: Branch | None = self
-        while branch is not None:  # those whose programs called this one stand there, too
+        while branch is not None:  # callers' branches move, too
             branch.remote = other.remote
             branch.transcript = other.transcript
             branch.conversation = other.conversation
@@ -184,11 +183,11 @@ class Branch:
         inner.variables = {}
         inner.defaults = {**self.defaults, **defaults}
         inner._parts = []
-        inner._caller = self  # a fork is given back when nobody holds it any more
+        inner._caller = self  # a fork is closed once no object refers to it
         return inner
 
     def join(self, forks: Sequence[Branch], mode: str) -> None:
-        """End `forks` and bring back their variables, or their texts. Nothing is waited for."""
+        """End `forks` and bring back their variables or texts, without waiting."""
         if mode == "gather_variable":
             self._gather(forks)
         else:
@@ -238,7 +237,7 @@ class Branch:
     # ------------------------------------------------------------ writing
 
     def append(self, expression: Appendable) -> None:
-        """Send what `expression` stands for. Raises at once only for what no server could do."""
+        """Send the operations of `expression`. Raises at once only for local errors."""
         self.remote.check_open()
         for item in items(expression):
             self._append_one(item)
@@ -274,7 +273,7 @@ class Branch:
             raise TypeError(f"{item!r} can only be appended while a program is traced")
 
     def _append_pieces(self, pieces: Iterable[str], model: str) -> None:
-        """Append `pieces`, which a state of `model` held."""
+        """Append `pieces` of a state of `model`."""
         same = model == self.run.connection.model.path
         for piece in pieces:
             item = piece.item if isinstance(piece, Marked) else piece
@@ -347,7 +346,7 @@ class Branch:
             name=expression.name or "",
             params=params,
             constraint=asked.constraint,
-            # Of what is cancelled, a budget counts what has come by then.
+            # A budget counts the streamed tokens of a cancelled generation.
             stream=self.run.stream or share is not None,
             cache_report=asked.cache_report,
             handling=handling,
@@ -425,7 +424,7 @@ class Branch:
         return self.run.stream
 
     def find(self, name: str) -> Readable:
-        """The variable `name`; whoever follows a running program waits until it is named."""
+        """Return the variable `name`; a follower of a running program first waits for the name."""
         run, variables = self.run, self.variables
         if run.watched_from_outside() and not self._is_named(name):
             run.wait_until(lambda: self._is_named(name))
@@ -437,7 +436,7 @@ class Branch:
         return found
 
     def _is_named(self, name: str) -> bool:
-        """Whether this run named the variable, which it may have restored under the same name."""
+        """Return whether this run, not a restored state, has named the variable."""
         return name in self.variables and self.variables[name] is not self._restored.get(name)
 
     def pending(self) -> Iterator[Pending]:
@@ -496,8 +495,8 @@ class Branch:
             raise
 
     def steps(self, name: str | None, with_meta: bool = True) -> Generator[Step, None, None]:
-        """The text of the branch, or of the variable `name`, as it comes. At the end, raises what
-        ended the program if it failed."""
+        """Yield the text of the branch, or of the variable `name`, as it arrives. Raises the error
+        of a failed program at the end."""
         event = threading.Event()
         with closing(self._steps(name, with_meta, event.set)) as steps:
             for step in steps:
@@ -510,7 +509,7 @@ class Branch:
     async def steps_async(
         self, name: str | None, with_meta: bool = True
     ) -> AsyncGenerator[Step, None]:
-        """`steps` without blocking the running event loop."""
+        """Yield as `steps` does, without blocking the running event loop."""
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
         with closing(self._steps(name, with_meta, lambda: call_in_loop(loop, event.set))) as steps:
@@ -522,7 +521,7 @@ class Branch:
                     event.clear()
 
     def _steps(self, name: str | None, with_meta: bool, wake: Callable[[], object]) -> Steps:
-        """Yields new text. After a None, ask again once `wake` was called."""
+        """Yield new text. After a None, ask again once `wake` was called."""
         run = self.run
         source = self._text_steps(with_meta) if name is None else self._named_steps(name, with_meta)
         run.signal.subscribe(wake)
@@ -553,8 +552,7 @@ class Branch:
                 yield None
 
     def _named_steps(self, name: str, with_meta: bool) -> Steps:
-        """One variable, from the moment the program names it. Raises UnknownVariable if it never
-        does."""
+        """Yield one variable, once it is named. Raises UnknownVariable if it never is."""
         while not (self.run.ended.done or self._is_named(name)):
             yield None
         yield from _steps_of(self.find(name), with_meta)

@@ -23,7 +23,7 @@ Reply = dict[str, Any]
 
 
 class _Request:
-    """One prompt: a program of an append and a gen. Whoever gives up waiting cancels its `run`."""
+    """Request for one prompt: an append and a gen. A caller that stops waiting cancels `run`."""
 
     def __init__(self, engine: Engine, prompt: Appendable, options: dict[str, Any], stream: bool):
         self.n: int = options.get("n", 1)
@@ -36,7 +36,7 @@ class _Request:
             self._last = self.run.finish()
 
     def replies(self) -> list[Reply]:
-        """One per sample. To be called when the request is over."""
+        """Return one reply per sample, once the request is over."""
         generation = self._branch.variables[_NAME]
         assert isinstance(generation, Generation)
         return [_reply(text, meta) for text, meta in generation.samples()]
@@ -50,7 +50,7 @@ class _Request:
         return self.replies()
 
     def stream(self) -> Iterator[tuple[int, Reply]]:
-        """(number of the sample, reply): the first sample as it comes, the others at the end."""
+        """Yield (sample's index, reply): the first sample as it arrives, the others at the end."""
         text = ""
         for new, meta in self._branch.steps(_NAME):
             text += new
@@ -72,10 +72,8 @@ def _reply(text: str, meta: Mapping[str, Any]) -> Reply:
 
 
 class Engine(Runtime):
-    """Starts a runtime (see `Runtime` for the options) for generation from plain prompts.
-
-    It can be given as the backend of programs as well.
-    """
+    """Runtime for generation from plain prompts (see `Runtime` for the options). Also usable as the
+    backend of programs."""
 
     @with_keywords(inspect.signature(Runtime).parameters.values())
     def __init__(
@@ -98,13 +96,13 @@ class Engine(Runtime):
         top_logprobs_num: int | None = None,
         stream: bool = False,
     ) -> Any:
-        """Continue `prompt` (text) or `input_ids`: one, giving a reply, or a list, giving a list.
+        """Continue `prompt` (text) or `input_ids`. One prompt returns a reply, a list returns a
+        list.
 
         A reply is {"text", "output_ids", "meta_info"}. `sampling_params` has sglang's names or
-        OpenAI's; a list gives each prompt its own. With `n` > 1 the samples follow one another in
-        the list. With `stream` the result is an iterator of replies whose text is cumulative; where
-        there are several, each carries its "index" in that list. Of several samples of one prompt,
-        the first streams and the others come whole.
+        OpenAI's; a list has one element per prompt. With `n` > 1 the list has each prompt's samples
+        in turn. With `stream`, returns an iterator of replies with cumulative text; several replies
+        carry their "index" in that list. Of a prompt's samples only the first streams.
 
         Raises ProgramError with the runtime's reason, TypeError for an unknown parameter.
         """
@@ -129,7 +127,7 @@ class Engine(Runtime):
         top_logprobs_num: int | None = None,
         stream: bool = False,
     ) -> Any:
-        """`generate` for an event loop; with `stream`, gives an asynchronous iterator."""
+        """Generate as `generate` on an event loop; `stream` returns an asynchronous iterator."""
         import asyncio
 
         given = _logprob_options(return_logprob, logprob_start_len, top_logprobs_num)
@@ -176,7 +174,7 @@ def _logprob_options(
 
 
 def _prompts(prompt: Any, input_ids: Any) -> tuple[list[Appendable], bool]:
-    """The prompts, and whether a single one was given instead of a list."""
+    """Return the prompts, and whether a single one was given instead of a list."""
     if (prompt is None) == (input_ids is None):
         raise TypeError("generate() needs either prompt or input_ids")
     if prompt is not None:
@@ -214,13 +212,13 @@ def _flat(replies: list[list[Reply]], single: bool) -> Any:
 
 
 def _cancel(requests: list[_Request]) -> None:
-    """Abort the requests that still run."""
+    """Abort the running requests."""
     for request in requests:
         request.run.cancel()
 
 
 def _indices(requests: list[_Request], single: bool) -> list[int | None]:
-    """The index of each request's first sample; None where there is only one reply."""
+    """Return the index of each request's first sample; None for a single reply."""
     if single and requests[0].n == 1:
         return [None]
     return list(itertools.accumulate((request.n for request in requests[:-1]), initial=0))
@@ -240,7 +238,7 @@ def _one_after_other(requests: list[_Request], single: bool) -> Iterator[Reply]:
 
 
 async def _interleaved(requests: list[_Request], single: bool) -> AsyncIterator[Reply]:
-    """Replies of all requests, as they come."""
+    """Yield replies of all requests, as they arrive."""
     import asyncio
 
     replies: asyncio.Queue[Reply | None] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""`@function`: a Python function whose first parameter is a state becomes a program."""
+"""Decorator `@function`: makes a program of a Python function whose first parameter is a state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Function(Definition):
-    """A program. `run` it, `run_batch` it, `bind` some arguments, or `trace` it.
+    """Program, to `run`, `run_batch`, `bind` or `trace`.
 
-    Keyword arguments that are no parameters of the program are sampling defaults for every `gen` in
-    it, under the names `gen` itself takes (`max_tokens` or `max_new_tokens`, `temperature`, ...).
-    Where a parameter of the program has such a name, the argument is the program's. Anything else
-    is a TypeError.
+    Keyword arguments that are no parameters of the program are sampling defaults for each of its
+    `gen`s. They have the names of `gen`'s options (`max_tokens` or `max_new_tokens`, `temperature`,
+    ...). The program's own parameter of such a name takes the argument. Any other name is a
+    TypeError.
     """
 
     # ------------------------------------------------------------ running
@@ -33,24 +33,24 @@ class Function(Definition):
     def run(
         self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any
     ) -> ProgramState:
-        """Run the program to its end and give its state.
+        """Run the program to its end and return its state.
 
-        Raises what the program raises, and a ProgramError for an operation that failed although
-        the program never read it. With `stream=True` it runs in a thread of its own and the state
-        is given back at once: iterate `state.text_iter()`; errors are raised there. An `async def`
-        program gets an event loop of its own here; use `run_async` where one is running.
+        Raises the program's own exception, or a ProgramError for a failed operation that the
+        program did not read. With `stream=True` the program runs in a new thread and the state is
+        returned at once: iterate `state.text_iter()`, which raises the errors. An `async def`
+        program gets a new event loop here; use `run_async` on a running one.
 
-        `timeout` is that of the whole run, and with `cache=rl.Cache(share=False)` the run finds
-        nothing that others computed and leaves nothing behind; `priority` and `cache` otherwise
-        hold for each request.
+        `timeout` (seconds) is that of the whole run. With `cache=rl.Cache(share=False)` the run
+        neither uses nor leaves shared cached tokens. Otherwise `priority` and `cache` apply to each
+        request.
 
-        `adapter` (a keyword, of `stream` and the batches too): the LoRA adapter with which the
-        program's state begins, one of those that the runtime has loaded. `after` (a keyword, of
-        `stream` too): a state that has ended, of this or another program, or saved by `to_json`.
-        The program goes on where that one stood, with its text, messages and variables; of the same
-        model with its very tokens, which the cache may still hold. `token_budget` (a keyword, of
-        `stream` and the batches too, where each run has its own): how many tokens the run may
-        generate, those of lost forks included; a generation that goes beyond fails.
+        `adapter` (a keyword, of `stream` and the batches too): the LoRA adapter of the program's
+        state, one of the runtime's loaded adapters. `after` (a keyword, of `stream` too): a state
+        that has ended, of this or another program, or saved by `to_json`. The program continues its
+        text, messages and variables; with the same model also its exact tokens, which the cache may
+        still hold. `token_budget` (a keyword, of `stream` and the batches too, for each run): the
+        number of tokens that the run may generate, lost forks included; a generation beyond the
+        budget fails.
         """
         from rootlace.program import batch
 
@@ -62,13 +62,12 @@ class Function(Definition):
         return batch.complete(run, body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """On the state of another program, run this one there; otherwise `run` it (inside a trace,
-        trace it).
+        """Run the program on another program's state, or else `run` it (inside a trace, trace it).
 
-        `found = inner(s, "a question")` appends to `s` what the program appends, and gives a state
-        as `run` does: its variables are its own (`found["answer"]`), and `ret_value` is what the
-        program returned. An `async def` program is awaited: `found = await inner(s, ...)`. Keywords
-        that are no parameters are sampling defaults, before those of the caller.
+        `found = inner(s, "a question")` appends the program's text to `s`, and returns a state as
+        `run` does. The state has the program's own variables (`found["answer"]`), and its returned
+        value as `ret_value`. Await an `async def` program: `found = await inner(s, ...)`. Keywords
+        that are no parameters are sampling defaults, before the caller's.
         """
         if args and isinstance(args[0], State):
             return self._run_on(args[0], args[1:], kwargs)
@@ -80,15 +79,15 @@ class Function(Definition):
         return self.run(*args, **kwargs)
 
     def stream(self, *args: Any, backend: Any = None, **kwargs: Any) -> Generator[str, None, None]:
-        """Run the program and yield its text as it comes. Closing the iterator cancels it."""
+        """Run the program and yield its growing text. Closing the iterator cancels the run."""
         return self.run(*args, stream=True, backend=backend, **kwargs).text_iter()
 
     async def run_async(
         self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any
     ) -> ProgramState:
-        """Run an `async def` program on the running loop: thousands at once need no thread.
+        """Run an `async def` program on the running loop; thousands of runs need no thread.
 
-        With `stream=True` the program becomes a task and the state is given back at once; follow
+        With `stream=True` the program becomes a task and the state is returned at once; follow
         `state.text_async_iter()`. Raises TypeError for an ordinary program.
         """
         if not self.is_async:
@@ -111,20 +110,20 @@ class Function(Definition):
         backend: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the program once per element of `batch` (its arguments) and give the states in order.
+        """Run the program once per element of `batch` (its arguments) and return the states in
+        order.
 
-        A program that fails disturbs no other: its state's `error()` says what happened, and
-        reading from it raises. The constant beginning of the program is computed once. At most
-        `num_threads` run at a time (for `async def` programs: coroutines, not threads). With
-        `generator_style`, an iterator yields each state as soon as it and those before it are
-        there. Ctrl-C cancels everything, on the server too.
+        A program that fails affects no other: its state's `error()` is the reason, and reading the
+        state raises. The program's constant prefix is computed once. At most `num_threads` run at a
+        time (for `async def` programs: coroutines, not threads). With `generator_style`, an
+        iterator yields the states in order, each as soon as possible. Ctrl-C cancels all runs, on
+        the server too.
 
-        `checkpoint`: a file to which each row's state is appended when it is done. A batch that was
-        interrupted goes on where it was if it is run again with the same file: rows that are in
-        there, with the same arguments, options and model, are read from it. Typed values are then
-        as `State.from_json` reads them: `Checkpoint(path, types={...})`. With
-        `Checkpoint(path, keep="value")` only what the program returned is kept. A row that JSON
-        cannot hold is warned of, and run again the next time.
+        `checkpoint`: a file to which each finished row's state is appended. Run an interrupted
+        batch again with the same file to continue. Rows in the file with the same arguments,
+        options and model are read, not run. Typed values are then as `State.from_json` reads them:
+        `Checkpoint(path, types={...})`. `Checkpoint(path, keep="value")` keeps only the returned
+        values. A row that JSON cannot hold causes a warning, and is run again the next time.
         """
         from rootlace.program.batch import run_batch
 
@@ -147,7 +146,7 @@ class Function(Definition):
         backend: Any = None,
         **kwargs: Any,
     ) -> list[ProgramState]:
-        """`run_batch` of an `async def` program on the running loop, without any thread."""
+        """Run `run_batch` of an `async def` program on the running loop, without any thread."""
         from rootlace.program.batch import run_batch_async
 
         options = {**self._options(kwargs), "checkpoint": checkpoint}
@@ -156,7 +155,7 @@ class Function(Definition):
     # ------------------------------------------------------------ looking at it
 
     def trace(self, *args: Any, backend: Any = None, **kwargs: Any) -> Trace:
-        """The program as a graph, without running it. Missing arguments stay symbolic."""
+        """Return the program's graph, without running it. Missing arguments stay symbolic."""
         from rootlace.trace import trace
 
         _, rest = self.take("adapter", kwargs)
@@ -164,8 +163,8 @@ class Function(Definition):
         return trace(self, args, values)
 
     def cache(self, backend: Any = None, adapter: str | None = None) -> str:
-        """Compute the program's constant beginning now, for runs with this `adapter`, and give it
-        ("" if there is none)."""
+        """Compute the program's constant prefix now, for runs with this `adapter`. Return the
+        prefix, or "" if there is none."""
         from rootlace.program.batch import cache_prefix
 
         return cache_prefix(self, backend, adapter)
@@ -189,7 +188,7 @@ class Function(Definition):
         return Awaited(f"{self.plain_name}(s)", complete)
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Sampling defaults under canonical names, and the adapter and token budget of its runs."""
+        """Return sampling defaults (canonical names), and the runs' adapter and token budget."""
         adapter, kwargs = self.take("adapter", kwargs)
         token_budget, kwargs = self.take("token_budget", kwargs)
         options = sampling.normalise(kwargs, f"{self.name}.run_batch()")
@@ -198,7 +197,7 @@ class Function(Definition):
     def _start(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, stream: bool
     ) -> tuple[ProgramRun, Body]:
-        """A run of the program, and what is to be run in it."""
+        """Return a run of the program, and the program with its arguments."""
         from rootlace.client.endpoint import endpoint_of
         from rootlace.program.run import ProgramRun
 
@@ -224,7 +223,7 @@ class Function(Definition):
 
 
 def _resumed(body: Body, after: ProgramState) -> Body:
-    """`body` behind what the state `after` holds."""
+    """Return `body`, run after the contents of the ended state `after`."""
     if not isinstance(after, ProgramState):
         raise TypeError(f"after= takes a state that a run gave, not {type(after).__name__}")
     if not all(operation.done for operation in after.branch.pending()):
@@ -251,7 +250,7 @@ def function(
     """Make a program of a function whose first parameter is the state.
 
     Ordinary functions read with `s["x"]`, `async def` functions with `await s["x"]`.
-    `num_api_spec_tokens` is accepted for sglang's programs: it saves calls to remote APIs there,
-    and has nothing to save here.
+    `num_api_spec_tokens` is accepted for sglang's programs, without effect: sglang saves calls to
+    remote APIs with it.
     """
     return Function if func is None else Function(func)

@@ -1,8 +1,5 @@
-"""The operations that a program reads from or waits for, and the record of a run.
-
-Each operation is the sink of its own events. A record has entries with their times, kept while the
-run goes on, and gives its timeline.
-"""
+"""Operations of a program, and the record of a run. Each operation is the sink of its own events. A
+record keeps entries with their times during the run, and makes the run's timeline."""
 
 from __future__ import annotations
 
@@ -43,13 +40,13 @@ from rootlace.wire.sampling import Handling
 class Budget:
     """Bounds of a run: `timeout` seconds and `tokens`, each None for no bound.
 
-    Forced tokens count, and so do those of lost forks; of a cancelled generation, the tokens that
-    had come. Tokens are counted when a generation ends, so generations side by side may each use
-    what was left when they began.
+    Forced tokens and lost forks' tokens count; of a cancelled generation, the tokens received so
+    far. Tokens are counted when a generation ends. So concurrent generations may each use all
+    tokens left at their start.
     """
 
     def __init__(self, timeout: float | None, tokens: int | None) -> None:
-        """Raises InvalidRequest for a budget of nothing."""
+        """Start the timeout. Raises InvalidRequest for a `tokens` below 1."""
         wrong = isinstance(tokens, bool) or not isinstance(tokens, int | None)
         if wrong or (tokens is not None and tokens < 1):
             raise InvalidRequest(f"token_budget must be a number of tokens, not {tokens!r}")
@@ -60,13 +57,13 @@ class Budget:
         self._lock = threading.Lock()
 
     def late(self) -> DeadlineExceeded | None:
-        """The error of a run whose time is up."""
+        """Return the error of a run after its timeout."""
         if self._timeout is None or time.monotonic() < self._deadline:
             return None
         return DeadlineExceeded(f"the run was not done within its timeout of {self._timeout:g} s")
 
     def in_time(self, handling: Handling) -> Handling:
-        """With a timeout that ends with the run's. Raises DeadlineExceeded if that has passed."""
+        """Cut `handling`'s timeout at the run's deadline. Raises DeadlineExceeded after it."""
         if self._timeout is None:
             return handling
         left = self._deadline - time.monotonic()
@@ -77,10 +74,8 @@ class Budget:
         return msgspec.structs.replace(handling, timeout=timeout)
 
     def bounded(self, params: SamplingParams) -> tuple[SamplingParams, Share | None]:
-        """(`params` with at most the tokens that are left, the share of one generation).
-
-        Without a bound on tokens the share is None. Raises BudgetExceeded if nothing is left.
-        """
+        """Return (`params` with at most the remaining tokens, the share of one generation). Without
+        a bound on tokens the share is None. Raises BudgetExceeded if no token is left."""
         if self._tokens is None:
             return params, None
         most = (self._tokens - self._used) // params.n
@@ -93,8 +88,8 @@ class Budget:
         return bounded, Share(self, cut=True)
 
     def add(self, tokens: int, short: bool = False) -> BudgetExceeded | None:
-        """Count `tokens`. Gives the error of having used too many, or (`short`) of wanting more
-        than were left."""
+        """Count `tokens`. Return the error of a budget that is exceeded, or (`short`) too small for
+        the generation."""
         with self._lock:
             self._used += tokens
         exceeded = self._tokens is not None and self._used > self._tokens
@@ -108,26 +103,26 @@ class Budget:
 
 @dataclass(frozen=True)
 class Share:
-    """One generation's part of a budget; `cut`: the generation got fewer tokens than it wanted."""
+    """Share of one generation in a budget; `cut`: the budget lowered its `max_tokens`."""
 
     budget: Budget
     cut: bool
 
     def spend(self, result: Generated) -> BudgetExceeded | None:
-        """Count the tokens of `result`. Gives the error if they exceed the budget."""
+        """Count the tokens of `result`. Return the error if they exceed the budget."""
         told = sum(len(output.token_ids) for output in result.outputs)
         short = self.cut and any(output.finish_reason == "length" for output in result.outputs)
-        # Other backends tell no ids.
+        # Other backends report no token ids.
         return self.budget.add(told or result.usage.completion_tokens, short)
 
 
 # Meta info ----------------------------------------------------------------------------------------
 #
-# What `get_meta_info` says of an operation, under sglang's names where sglang has them.
+# Values of `get_meta_info` for an operation, under sglang's names where sglang has them.
 
 
 def usage_meta(usage: protocol.Usage, timing: protocol.Timing) -> dict[str, Any]:
-    """Tokens and seconds of an operation."""
+    """Return tokens and seconds of an operation."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
@@ -142,8 +137,8 @@ def usage_meta(usage: protocol.Usage, timing: protocol.Timing) -> dict[str, Any]
 def logprob_meta(
     kind: str, logprobs: Sequence[protocol.TokenLogprob], top: bool = False
 ) -> dict[str, Any]:
-    """Log-probabilities as (logprob, id, text), and the best alternatives if there are some (or
-    `top` says that they were asked for)."""
+    """Return log-probabilities as (logprob, id, text), and the best alternatives if there are any
+    or `top` requires them."""
     meta: dict[str, Any] = {f"{kind}_token_logprobs": list(map(triple, logprobs))}
     if kind == "output":
         meta["output_token_logprobs_length"] = len(logprobs)
@@ -168,24 +163,24 @@ def mean_logprob(tokens: Sequence[protocol.TokenLogprob]) -> float | None:
 
 
 class Owner(Protocol):
-    """The branch that an operation belongs to, as far as its operations know it."""
+    """Branch of an operation, as its operations see it."""
 
     @property
     def failure(self) -> Failure | None: ...
 
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
-        """Note that `operation` failed with `error`. Gives the failure that its readers see."""
+        """Record that `operation` failed with `error`. Return the failure for its readers."""
 
     def cancel(self) -> None:
-        """Abort what runs and what is queued."""
+        """Abort the running and queued operations."""
 
     def notify(self) -> None:
-        """Note that an event came for an operation of the branch."""
+        """Record that an event arrived for an operation of the branch."""
 
 
 class Operation(Completion):
-    """One operation on the wire: the sink of its events. `ended`: when the last of them came, in
-    seconds of `time.perf_counter`; 0.0 until then."""
+    """Operation on the wire: the sink of its events. `ended` is the time of the last event, in
+    seconds of `time.perf_counter`; 0.0 before."""
 
     __slots__ = ("ended", "failure", "owner", "site", "what")
 
@@ -222,7 +217,7 @@ class Operation(Completion):
 
 
 class Quoting(Operation):
-    """An append that quotes other branches."""
+    """Append that quotes other branches."""
 
     __slots__ = ("sources",)
 
@@ -232,11 +227,11 @@ class Quoting(Operation):
 
 
 class Generation(Operation):
-    """The value of a `gen`. With a `type`, each reading parses the text as JSON of that type.
+    """Value of a `gen`. With a `type`, each reading parses the text as JSON of that type.
 
-    `share` is told the outcome, and gives the error with which it fails for all that. While it
-    runs, `chunks_from` gives what has come so far of a stream, and `streamed` how many tokens that
-    is. `asked` and `first_chunk` are times, as `ended` is.
+    `share` counts the tokens, and may fail a successful generation. `chunks_from` returns the
+    streamed chunks so far, and `streamed` is their number of tokens. `asked` and `first_chunk` are
+    times like `ended`.
     """
 
     __slots__ = (
@@ -296,7 +291,7 @@ class Generation(Operation):
         return texts if self.n > 1 else texts[0]
 
     def _value(self, output: protocol.Output) -> Any:
-        """The sample's value. Raises a ProgramError with an UnreadableValue if it has none."""
+        """Return the sample's value. Raises ProgramError (of an UnreadableValue) if none."""
         if self._type is None:
             return output.text
         try:
@@ -313,12 +308,12 @@ class Generation(Operation):
             raise ProgramError(self.site, self.what, unreadable) from unreadable
 
     def samples(self) -> list[tuple[str, dict[str, Any]]]:
-        """Text and meta information of each sample."""
+        """Return text and meta information of each sample."""
         result = self._outcome()
         return [(output.text, self._meta_of(result, output)) for output in result.outputs]
 
     def text(self) -> str:
-        """Text of the first sample, from which the branch goes on."""
+        """Return the first sample's text, from which the branch goes on."""
         return self._outcome().outputs[0].text
 
     def _outcome(self) -> protocol.Generated:
@@ -330,7 +325,7 @@ class Generation(Operation):
     def pieces(self) -> Iterable[str]:
         output = self._outcome().outputs[0]
         ids = output.token_ids
-        # Of what a stop string ended, the branch has not all tokens; other backends tell no ids.
+        # A stop string cuts tokens off the branch; other backends report no token ids.
         if isinstance(output.matched, str) or not ids:
             return (output.text,)
         if output.matched is not None and not self._params.no_stop_trim:
@@ -341,7 +336,7 @@ class Generation(Operation):
         return SavedValue(self.written(), self.meta(), self._type or str)
 
     def chunks_from(self, index: int) -> list[protocol.Chunk]:
-        """Chunks of the first sample that came so far, from number `index` on."""
+        """Return the first sample's chunks so far, from index `index` on."""
         return self._chunks[index:]
 
     def meta(self) -> dict[str, Any] | list[dict[str, Any]]:
@@ -376,7 +371,7 @@ class Generation(Operation):
 
 
 class Selection(Operation):
-    """The value of a `select`."""
+    """Value of a `select`."""
 
     __slots__ = ("asked", "choices", "name", "result")
 
@@ -427,16 +422,16 @@ class Selection(Operation):
 
 
 MOST = 20_000
-"""Most entries, and most branches, that the record of a run keeps."""
+"""Maximum number of entries, and of branches, in the record of a run."""
 SHOWN = 4_000
-"""Most characters of a text in a timeline; a longer text keeps its beginning and its end."""
+"""Maximum number of characters of a text in a timeline; its middle is left out."""
 LONGEST = 40
-"""Most characters in the name of a branch."""
+"""Maximum number of characters in the name of a branch."""
 
 
 @dataclass(frozen=True)
 class _Called:
-    """A tool was called, and this is when that was over."""
+    """Tool call, and the time of its end."""
 
     call: ToolCall
     ended: float
@@ -447,18 +442,18 @@ Entry = Generation | Selection | _Called | tuple[protocol.Part, ...]
 
 @dataclass
 class _Track:
-    """A branch, while its lane is made."""
+    """Branch, while its lane is made."""
 
     parent: int | None
     opened: float
     spans: list[Span] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     ready: float = 0.0
-    """When all that it was told so far was done."""
+    """Time at which all recorded operations were done."""
 
     @property
     def shown(self) -> bool:
-        """A mark has nothing of its own, and no lane."""
+        """Return whether the branch has a lane; a mark has no entries, so no lane."""
         return bool(self.spans or self.before) or self.parent is None
 
     def take_before(self) -> str:
@@ -468,7 +463,7 @@ class _Track:
 
 
 class Recording:
-    """Written by the program; `timeline` may be asked for by any thread."""
+    """Record of a run: written by the program; any thread may call `timeline`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -484,7 +479,7 @@ class Recording:
                 self._opened[branch] = parent, time.perf_counter()
 
     def take(self, branch: int, entry: Entry) -> None:
-        """Text was appended to the branch, an operation asked for, or a tool called."""
+        """Record appended text, a requested operation or a tool call of the branch."""
         with self._lock:
             self._taken += 1
             self._entries.append((branch, entry))
@@ -496,7 +491,7 @@ class Recording:
         self._ended = time.perf_counter()
 
     def timeline(self, program: str, model: str, error: BaseException | None) -> Timeline:
-        """The timeline so far."""
+        """Return the timeline so far."""
         now = self._ended or time.perf_counter()
         with self._lock:
             tracks = {number: _Track(*opened) for number, opened in self._opened.items()}
@@ -582,7 +577,7 @@ class Recording:
         )
 
     def _lanes(self, tracks: dict[int, _Track]) -> Iterable[Lane]:
-        """The branches with at least one entry, each behind its parent."""
+        """Yield the lanes of branches with entries, each after its parent."""
         below: dict[int | None, list[int]] = {}
         for number, track in tracks.items():
             if track.shown:
@@ -615,14 +610,14 @@ def _last_first(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _below(path: str, at: int) -> str:
-    """The name of a fork: its number behind its parent's name, of which only the end is told where
-    the tree is deep (names of all its length would take the square of its depth)."""
+    """Return a fork's name: its parent's name and its number. Deep in the tree only the end is
+    kept, since full names would take the square of the depth."""
     name = f"{path}.{at}" if path else f"{at}"
     return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
 
 
 def _parent_shown(track: _Track, tracks: dict[int, _Track]) -> int | None:
-    """The nearest branch above that has a lane."""
+    """Return the nearest ancestor with a lane."""
     parent = track.parent
     while parent is not None and parent in tracks and not tracks[parent].shown:
         parent = tracks[parent].parent
@@ -630,7 +625,7 @@ def _parent_shown(track: _Track, tracks: dict[int, _Track]) -> int | None:
 
 
 def _where(site: Site) -> str:
-    """Without the folder: pages are shown to others."""
+    """Return the line without the folder, since pages are shown to others."""
     return f"{Path(site.filename).name}:{site.lineno} in {site.function}"
 
 

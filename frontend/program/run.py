@@ -1,4 +1,4 @@
-"""One run of a program, from its first line to its end, and its branches on the server."""
+"""Run of a program, from its first line to its end, and its branches on the server."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from rootlace.wire.protocol import Part, Text
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A branch on the server that holds `texts`; `branch` is its id."""
+    """Branch on the server with the text `texts`; `branch` is its id."""
 
     branch: int
     texts: tuple[Text, ...]
 
 
 def merge(parts: Iterable[Text]) -> tuple[Text, ...]:
-    """Join neighbours of the same kind: how text is cut into pieces does not matter."""
+    """Join neighbouring texts of the same kind, so that texts cut differently compare equal."""
     merged: list[Text] = []
     for part in parts:
         if not part.text:
@@ -47,18 +47,15 @@ def merge(parts: Iterable[Text]) -> tuple[Text, ...]:
 
 
 class PrefixMatcher:
-    """Holds back a new branch's first text until it is known whether it starts with the prefix."""
+    """Matcher of a new branch's first text with the shared prefix; holds back undecided text."""
 
     def __init__(self, prefix: SharedPrefix) -> None:
         self.prefix = prefix
         self._held: list[Text] = []
 
     def feed(self, parts: Iterable[Part]) -> tuple[bool | None, tuple[Part, ...]]:
-        """Take more of the branch's beginning.
-
-        Gives (True, what follows the prefix), (False, everything: it starts otherwise), or
-        (None, ()) while it may still become either.
-        """
+        """Take more of the branch's beginning. Returns (True, the rest after the prefix), (False,
+        the whole text, which does not match), or (None, ()) while undecided."""
         parts = tuple(parts)
         if not all(isinstance(part, Text) for part in parts):
             return False, (*self._held, *parts)
@@ -82,7 +79,7 @@ class PrefixMatcher:
         return True, have[len(want) :]
 
     def give_up(self) -> tuple[Text, ...]:
-        """All text held back, to be sent because something else than text follows."""
+        """Return all text held back; called before an operation without text."""
         return merge(self._held)
 
 
@@ -90,16 +87,16 @@ class PrefixMatcher:
 
 
 _running: ContextVar[ProgramRun | None] = ContextVar("rootlace_run", default=None)
-"""The run whose program this is, in its tasks too."""
+"""Run of the current program, also in the program's tasks."""
 
 
 class ProgramRun:
-    """Keeps the branches of a running program, and closes those that are left at its end.
+    """Run of a program: its open branches, bounds and end.
 
-    `defaults` are sampling options under canonical names, of which `timeout` and `cache.share` are
-    those of the run as a whole; `adapter` is that of its first branch; `token_budget` is how many
-    tokens it may generate; `name` is that of the program. `ended` is finished when the program and
-    all its operations are over; `error` is then the exception that ended it, or None.
+    `defaults` are sampling options under canonical names; `timeout` and `cache.share` apply to the
+    whole run. `adapter` is the first branch's; `token_budget` bounds the generated tokens; `name`
+    is the program's. `ended` is finished once the program and all its operations are over. `error`
+    is then the exception that ended the run, or None.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class ProgramRun:
         self.ended = Completion()
         self.error: BaseException | None = None
         self.cancelled = ""
-        """Why it was cancelled, if it was."""
+        """Reason of a cancelled run, or ""."""
         self.thread: threading.Thread | None = None
         self._task: asyncio.Task[Any] | None = None
         self._open: dict[int, RemoteBranch] = {}
@@ -142,8 +139,8 @@ class ProgramRun:
         self._open[branch.id] = branch
 
     def release(self, branch: RemoteBranch, abandoned: bool) -> None:
-        """`branch` was closed. At the end, wait for what it still does unless it is `abandoned`."""
-        # It enters one before it leaves the other: `cancel`, in any thread, must not miss it.
+        """Record a closed `branch`; `finish` waits for its operations unless it is `abandoned`."""
+        # Add before removing: `cancel`, in any thread, must not miss the branch.
         if branch.id in self._open and not abandoned:
             self._closed.append(branch)
         self._open.pop(branch.id, None)
@@ -154,28 +151,28 @@ class ProgramRun:
     # ------------------------------------------------------------ the end
 
     def finish(self) -> list[Completion]:
-        """Close every branch. Gives the operations to wait for before `settle`."""
+        """Close every branch. Return the operations to wait for before `settle`."""
         for branch in list(self._open.values()):
             branch.close()
         ends = [branch.last for branch in self._closed]
         return [last for last in ends if last is not None and not last.done]
 
     def settle(self) -> None:
-        """All operations are over: raise the first failure that the program has not seen itself."""
+        """Raise the first failure that the program has not seen, once all operations are over."""
         for branch in self._failed:
             failure = branch.failure
             if failure is not None and not failure.seen and not branch.taken_back:
                 raise failure.exception()
 
     def cancel(self, why: str = "the program was cancelled") -> None:
-        """Abort everything, here and on the server. From any thread."""
+        """Abort the run, here and on the server. Callable from any thread."""
         self.cancelled = self.cancelled or why
         for branch in [*self._open.values(), *self._closed]:
             branch.cancel()
         self.connection.flush()
 
     def abandon(self) -> None:
-        """Cancel it where somebody stops following it before its end, and nobody else follows."""
+        """Cancel the run if its last follower leaves before the end."""
         if not self.ended.done and not self.signal.heard:
             self.cancel("who followed its text left before the end, which cancels the run")
             if self._task is not None:  # it may wait for something else than the server
@@ -183,7 +180,7 @@ class ProgramRun:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the program itself asks."""
+        """Return whether the program itself is the caller."""
         return _running.get() is self
 
     def conclude(self, error: BaseException | None) -> None:
@@ -197,10 +194,10 @@ class ProgramRun:
     # ------------------------------------------------------------ waiting
 
     def wait_for(self, operations: Iterable[Pending]) -> None:
-        """Block until all are over. Counts as one round trip if any was not."""
+        """Block until all operations are over. Counts as one round trip if any was not."""
 
         def reader() -> None:
-            """Nothing to be told of."""
+            """Ignore the signal."""
 
         if self.watched_from_outside():
             self.signal.subscribe(reader)  # wants the result, as those who follow do
@@ -215,7 +212,7 @@ class ProgramRun:
             await operation.wait_async()
 
     def wait_for_any(self, operations: Sequence[Pending]) -> None:
-        """Block until one of them is over."""
+        """Block until one of `operations` is over."""
         over = Completion()
         self._finish_with_any(over, operations)
         self.wait_for([over])
@@ -230,7 +227,7 @@ class ProgramRun:
             operation.add_callback(over.finish)
 
     def _unfinished(self, operations: Iterable[Pending]) -> Iterator[Pending]:
-        """Yields operations that are unfinished at their turn; before the first, sends all."""
+        """Yield operations that are unfinished at their turn; sends all before the first."""
         sent = False
         for operation in operations:
             if not operation.done:
@@ -241,7 +238,7 @@ class ProgramRun:
                 yield operation
 
     def watched_from_outside(self) -> bool:
-        """Whether the caller is not the program itself but somebody who follows its stream."""
+        """Return whether the caller is a follower of the stream, not the program itself."""
         return self.thread is not None and threading.current_thread() is not self.thread
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -272,7 +269,7 @@ class ProgramRun:
 
     @contextmanager
     def _to_the_end(self) -> Iterator[None]:
-        """For a block that runs the program: what it raises, or fails unseen, cancels the run."""
+        """Run the block as the program: an exception or an unseen failure cancels the run."""
         error: BaseException | None = None
         before = _running.get()
         _running.set(self)
@@ -297,15 +294,13 @@ class ProgramRun:
 
 
 class RemoteBranch:
-    """Sends a branch's operations and keeps its first failure; never waits for the server.
-
-    Used by one thread (or loop) at a time, besides the I/O thread that reports events.
-    """
+    """Branch on the server: sends operations and keeps the first failure; never waits for the
+    server. Used by one thread (or loop) at a time, besides the I/O thread that reports events."""
 
     def __init__(
         self, run: ProgramRun, parent: RemoteBranch | None = None, adapter: str | None = None
     ) -> None:
-        """`adapter` None: the parent's, or the run's."""
+        """Open the branch. `adapter` None means the parent's, or the run's."""
         self.id = run.connection.next_branch()
         self.failure: Failure | None = None
         self.last: Operation | None = None
@@ -333,7 +328,7 @@ class RemoteBranch:
     # ------------------------------------------------------------ sending
 
     def ensure_open(self) -> None:
-        """Open it on the server, if that waited for the branch's first text."""
+        """Open the branch on the server, unless it is open already."""
         if not self._opened:
             held = self._matcher.give_up() if self._matcher else ()
             self._matcher = None
@@ -356,7 +351,7 @@ class RemoteBranch:
             self._append(parts)
 
     def quote(self, sources: Sequence[RemoteBranch]) -> None:
-        """Append what `sources` have gained since they were opened, without waiting for it."""
+        """Append the texts of `sources` since their opening, without waiting for them."""
         self.ensure_open()
         operation = Quoting(self, call_site(), sources)
         for source in sources:
@@ -368,7 +363,7 @@ class RemoteBranch:
         return self._run.connection.next_op()
 
     def issue(self, op: protocol.Op, operation: Operation) -> None:
-        """Send `op`, whose events `operation` gets. Raises ProgramError if it cannot be sent."""
+        """Send `op`, with its events to `operation`. Raises ProgramError if sending fails."""
         self.last = operation
         try:
             self._run.connection.send(op, operation)
@@ -378,7 +373,7 @@ class RemoteBranch:
             self.cancel()
 
     def check_open(self) -> None:
-        """Raise Cancelled or InvalidRequest where nothing can be appended any more."""
+        """Raise Cancelled or InvalidRequest if nothing can be appended any more."""
         if self._run.cancelled:
             raise Cancelled(self._run.cancelled)
         if self.closed:
@@ -402,7 +397,7 @@ class RemoteBranch:
         self.issue(op, Operation(self, call_site(), "appending text"))
 
     def _refuse(self, operation: Operation, error: InvalidRequest) -> NoReturn:
-        """End `operation`, which cannot be sent, as the server ends one that fails."""
+        """End the unsendable `operation` as a failed one, and cancel the branch on the server."""
         operation.failure = failure = self.failed(operation, error)
         operation.finish()
         # What follows would continue a text without this operation: the branch is broken.
@@ -412,7 +407,7 @@ class RemoteBranch:
     # ------------------------------------------------------------ what the I/O thread reports
 
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
-        """The failure that readers of `operation` see: the first that led to it, in any branch."""
+        """Return the failure that readers of `operation` see: the first cause, in any branch."""
         if isinstance(error, DeadlineExceeded):  # the request was given what was left of the run's
             error = self._run.budget.late() or error
         if isinstance(error, Cancelled) and self._run.cancelled:
@@ -436,13 +431,13 @@ class RemoteBranch:
         return None
 
     def notify(self) -> None:
-        """Wake those who follow the run."""
+        """Wake the run's followers."""
         self._run.signal.fire()
 
     # ------------------------------------------------------------ the end
 
     def close(self, why: str = "the program has ended") -> None:
-        """Give the branch back once its operations are over. What it said stays readable."""
+        """Close the branch once its operations are over. Its text stays readable."""
         if self.closed:
             return
         self.closed = why
@@ -451,14 +446,14 @@ class RemoteBranch:
             self._send_close()
 
     def cancel(self) -> None:
-        """Abort what runs and what is queued. From any thread."""
+        """Abort the running and queued operations. Callable from any thread."""
         last = self.last
         if self._opened and last is not None and not (last.done or last is self._cancelled):
             self._cancelled = last
             self._run.connection.send(protocol.Cancel(self.next_op(), self.id), Answer())
 
     def drop(self) -> None:
-        """Close a branch without holders; called by the garbage collector."""
+        """Close a branch that the program has dropped; called by the garbage collector."""
         if not self.closed and not self._run.ended.done:
             self._abandoned = True
             if not self._children and not self._quoting:
@@ -467,7 +462,7 @@ class RemoteBranch:
 
     @property
     def taken_back(self) -> bool:
-        """Whether it was opened below a branch that was left, and after the mark."""
+        """Return whether the branch was opened after a mark to which the state has gone back."""
         branch = self
         while branch._parent is not None and not branch._stands:
             left_for = branch._parent._left_for
@@ -477,7 +472,7 @@ class RemoteBranch:
         return False
 
     def leave(self, other: RemoteBranch, mark: RemoteBranch) -> None:
-        """Note that the state went back to `mark` and goes on in `other`."""
+        """Record that the state went back to `mark` and goes on in `other`."""
         other._stands = True
         self._stands, self._left_for = False, mark.id
 

@@ -1,12 +1,12 @@
-"""Python types as constraints: the JSON schema of a type, and its value read back from text.
+"""Python types as constraints: the JSON schema of a type, and its value parsed from text.
 
-msgspec knows the standard library's types, dataclasses, TypedDicts, NamedTuples, enums and its own
-Structs; pydantic's models describe and read themselves. The schemas here are *closed* (an object
-has no properties but the type's), and for keys, dates and binary data they allow exactly what the
-reader accepts. So a generated text has an end and can be read back.
+msgspec handles the standard library's types, dataclasses, TypedDicts, NamedTuples, enums and
+Structs; pydantic handles its models. Schemas are *closed*: an object has only the type's
+properties. For keys, dates and binary data the schemas allow exactly the texts that the parser
+accepts. So a generated text ends and can be parsed.
 
-`partial_json` reads a value that is still being written; `constraint_kinds` has what users give for
-each kind of constraint, and finds misspelt keywords in schemas.
+`partial_json` parses incomplete JSON. `constraint_kinds` converts the arguments of each kind of
+constraint, and finds misspelt keywords in schemas.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 
 def is_model(kind: Any) -> bool:
-    """Whether it is a pydantic model, or a class that has the methods of one."""
+    """Return whether `kind` is a pydantic model, or a class with a model's methods."""
     return isinstance(kind, type) and all(
         callable(getattr(kind, name, None)) for name in ("model_json_schema", "model_validate_json")
     )
@@ -62,8 +62,8 @@ def is_model(kind: Any) -> bool:
 
 @once_per_type
 def is_pydantic(kind: Any) -> bool:
-    """Whether pydantic must describe and read the type: some part of it is pydantic's, or msgspec
-    cannot read it."""
+    """Return whether pydantic must describe and parse the type: a part of it is pydantic's, or
+    msgspec cannot parse it."""
     parts = [kind] if is_model(kind) else list(_parts(kind, set()))
     if any(map(_is_own, parts)):
         return True
@@ -72,8 +72,9 @@ def is_pydantic(kind: Any) -> bool:
 
 
 def _is_beyond_msgspec(part: Any) -> bool:
-    """Whether it is a path, a union of several dataclasses or TypedDicts, a dataclass with fields
-    that nobody gives, or a name (`type X = ...`) that stands in its own value."""
+    """Return whether `part` needs pydantic: a path, a union of several dataclasses or TypedDicts,
+    or a recursive alias (`type X = ...`). So does a dataclass with required fields outside
+    `__init__`."""
     if typing.get_origin(part) in (typing.Union, types.UnionType):
         members = [typing.get_origin(each) or each for each in typing.get_args(part)]
         # Before Python 3.12, pydantic reads no TypedDict of typing.
@@ -100,7 +101,7 @@ def _is_own(part: Any) -> bool:
 
 
 def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
-    """The type and everything it is made of: arguments, annotations' metadata, fields."""
+    """Yield the type and all its parts: arguments, annotations' metadata, fields."""
     if id(kind) in seen:
         return
     seen.add(id(kind))
@@ -130,10 +131,10 @@ def _adapter(kind: Any) -> Any:
 
 @functools.cache
 def _exact_generator() -> Any:
-    """pydantic's schema generator, which here also says what its schemas leave out: objects are
-    closed, keys that are not strings have a pattern, decimals are numbers of so many digits, URLs
-    have one of their schemes, and times without a zone have none. Members of a union that a
-    function chooses may overlap."""
+    """Make pydantic's schema generator more exact. Objects are closed, and keys other than strings
+    have a pattern. Decimals are numbers with a limited number of digits, and URLs have an allowed
+    scheme. Times without a zone have no offset. Union members that a function chooses may overlap.
+    """
     base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
 
     def then(change: Callable[[Schema, Any], Schema], method: Any) -> Any:
@@ -166,7 +167,9 @@ def _exact_generator() -> Any:
         def dict_schema(self, schema: Any) -> Schema:
             found: Schema = super().dict_schema(schema)
             keys = schema.get("keys_schema", {"type": "str"})
-            if names := _written_keys(keys):  # of a pattern, nothing tells when no name is left
+            if names := _written_keys(
+                keys
+            ):  # with a pattern, used-up names would not end the object
                 return found | {"propertyNames": {"enum": names}}
             pattern = _CORE_KEYS.get(keys["type"])
             if pattern is not None and not found.get("propertyNames", {}).keys() - {"$ref"}:
@@ -180,7 +183,7 @@ def _exact_generator() -> Any:
         def tagged_union_schema(self, schema: Any) -> Schema:
             found: Schema = super().tagged_union_schema(schema)
             if callable(schema["discriminator"]) and "oneOf" in found:
-                # pydantic asks the function, not which of the members fit.
+                # pydantic calls the function, whichever members fit.
                 found["anyOf"] = found.pop("oneOf")
             return found
 
@@ -195,7 +198,7 @@ def _exact_generator() -> Any:
             return typing.cast(Schema, super().datetime_schema(schema))
 
         def bytes_schema(self, schema: Any) -> Schema:
-            # pydantic tells how they are written.
+            # pydantic's configuration gives the encoding.
             form = "base64url" if self._config.val_json_bytes == "base64" else "binary"
             return {**super().bytes_schema(schema), "format": form, _OF_BYTES: True}
 
@@ -203,7 +206,7 @@ def _exact_generator() -> Any:
 
 
 _OF_BYTES = "\0of bytes"
-"""What a schema has until `_sharpened` took it away: its format alone does not tell text."""
+"""Mark of a bytes schema for `_sharpened`: its format alone does not tell text from bytes."""
 _CORE_KEYS = {
     "int": INT_KEY,
     "float": NUMBER_TEXT,
@@ -214,8 +217,8 @@ _CORE_KEYS = {
 
 
 def _written_keys(keys: Any) -> list[str]:
-    """The texts that pydantic reads as such a key, where they are few and its schema does not tell
-    them."""
+    """Return the texts that pydantic parses as such a key, if they are few and missing in its
+    schema."""
     if keys["type"] == "bool":
         return ["true", "false"]
     values = keys.get("expected") or [member.value for member in keys.get("members", ())]
@@ -228,28 +231,26 @@ def _written_keys(keys: Any) -> list[str]:
     return texts
 
 
-# Where the model's author composed the schema by hand, its objects are left as they are.
+# Objects with these keywords were composed by hand, and stay unchanged.
 _COMPOSING = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "unevaluatedProperties", "$ref"}
 )
 
 
 def _closed(schema: Schema, kind: Any) -> Schema:
-    """The schema of an object with no other properties than its own.
-
-    pydantic ignores others; one that is to have them says so (`extra="allow"`).
-    """
+    """Close the schema of an object: no properties but its own. pydantic ignores others, unless a
+    model allows them (`extra="allow"`)."""
     if "properties" in schema and not _COMPOSING & schema.keys():
         schema.setdefault("additionalProperties", False)
     return schema
 
 
-# Each place of the point is an alternative; of so many digits hardly any number has more.
+# Each position of the point is an alternative; few numbers have more digits.
 _MOST_DIGITS = 15
 
 
 def _of_digits(number: Schema, kind: Any) -> Schema:
-    """The schema of a decimal, of at most so many digits, and so many of them behind the point."""
+    """Return the schema of a decimal with its limits on all digits and on those after the point."""
     places, digits = kind.get("decimal_places"), kind.get("max_digits")
     if digits is None:
         return number if places is None else _of_places(number, places)
@@ -260,7 +261,7 @@ def _of_digits(number: Schema, kind: Any) -> Schema:
     found = _within(_of_places(number, min(places, digits)), max(digits - places, 0))
     if digits > places:
         return found
-    # pydantic counts the 0 before the point where it is all of the number.
+    # pydantic counts the 0 before the point if the number is 0.
     low, high = found["exclusiveMinimum"], found["exclusiveMaximum"]
     positive = {**found, "exclusiveMinimum": max(low, 0)}
     return {"anyOf": [positive, {**found, "exclusiveMaximum": min(high, 0)}]}
@@ -276,7 +277,7 @@ def _of_places(number: Schema, places: int) -> Schema:
 
 
 def _within(number: Schema, digits: int) -> Schema:
-    """Numbers with at most so many digits before the point."""
+    """Limit a number's digits before the point."""
     if digits > sys.float_info.max_10_exp:
         return number
     end = 10**digits
@@ -285,7 +286,7 @@ def _within(number: Schema, digits: int) -> Schema:
 
 
 def _of_schemes(url: Schema, kind: Any) -> Schema:
-    """The schema of a URL whose scheme is one of some."""
+    """Limit a URL's schema to the allowed schemes."""
     if schemes := kind.get("allowed_schemes"):
         # A file's host has rules of its own, and no port.
         files = "file:///" if "file" in schemes else ""
@@ -316,7 +317,7 @@ _UUID_FORMAT = re.compile("uuid([1-8])")
 
 
 def _sharpened(schema: Schema) -> Schema:
-    """Replace pydantic's extensions of JSON Schema by what JSON Schema has for them."""
+    """Replace pydantic's extensions of JSON Schema by standard keywords."""
     definitions = schema.get("$defs", {})
     for node in _nodes(schema):
         _require_tag(node, definitions)
@@ -327,7 +328,7 @@ def _sharpened(schema: Schema) -> Schema:
             del node["format"]
         elif form in _BASE64 and "pattern" not in node:
             del node["format"]
-            # Lengths are those of what it stands for.
+            # Lengths count decoded bytes.
             sizes = node.pop("minLength", 0), node.pop("maxLength", None)
             pattern = base64_pattern(*sizes, text=not of_bytes)
             node["pattern"] = pattern.replace("+/", "_-") if form == "base64url" else pattern
@@ -344,7 +345,7 @@ def _sharpened(schema: Schema) -> Schema:
 
 
 def _nodes(value: Any) -> Iterator[Schema]:
-    """Every object in a schema."""
+    """Yield every object in a schema."""
     if isinstance(value, dict):
         yield value
         value = list(value.values())
@@ -354,10 +355,10 @@ def _nodes(value: Any) -> Iterator[Schema]:
 
 
 def _require_tag(node: Schema, definitions: dict[str, Schema]) -> None:
-    """Require the tag of a tagged union, as pydantic does when it reads one.
+    """Require the tag of a tagged union, as pydantic's parser does.
 
-    pydantic's schemas leave a tag with a default out of `required`. With it, at most one of the
-    alternatives fits, so that `oneOf` is `anyOf`.
+    pydantic's schemas leave a tag with a default out of `required`. With a required tag at most one
+    alternative fits, so that `oneOf` equals `anyOf`.
     """
     tag = node.get("discriminator")
     if not isinstance(tag, dict) or "oneOf" not in node:
@@ -380,12 +381,13 @@ def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def schema_of(kind: Any) -> Schema:
-    """The JSON schema (draft 2020-12) whose valid texts `parse_as` turns into values of `kind`.
+    """Return the JSON schema (draft 2020-12) whose valid texts `parse_as` turns into values of
+    `kind`.
 
     Takes pydantic (v2) models, dataclasses, TypedDicts, NamedTuples, msgspec Structs, Literals,
-    Enums (JSON has their values), plain types and combinations of them; `Annotated` with
-    `msgspec.Meta`, pydantic's `Field` or `annotated_types`. Properties keep the order of the
-    type's fields; one with a default may be left out. Raises InvalidConstraint naming the type.
+    Enums (as values), plain types and combinations. `Annotated` may have `msgspec.Meta`, pydantic's
+    `Field` or `annotated_types`. Properties keep the fields' order; one with a default may be left
+    out. Raises InvalidConstraint naming the type.
     """
     if isinstance(kind, str):
         raise InvalidConstraint(f"type must be a type, not the string {kind!r}")
@@ -407,7 +409,7 @@ def schema_of(kind: Any) -> Schema:
 
 
 def parse_as(kind: Any, text: str) -> Any:
-    """The value of type `kind` that JSON `text` stands for. Raises ValueError with the reason."""
+    """Parse JSON `text` as a value of type `kind`. Raises ValueError with the reason."""
     try:
         if is_model(kind):
             return kind.model_validate_json(text)
@@ -419,8 +421,8 @@ def parse_as(kind: Any, text: str) -> Any:
 
 
 def encoded(value: Any, **options: Any) -> bytes:
-    """`value` as JSON, with what it has of pydantic's models and paths; `options` are those of
-    `msgspec.json.encode`. Raises TypeError, ValueError or RecursionError for what JSON has not."""
+    """Encode `value` as JSON, pydantic models and paths too; `options` are `msgspec.json.encode`'s.
+    Raises TypeError, ValueError or RecursionError for other values."""
     return msgspec.json.encode(value, enc_hook=_plain, **options)
 
 
@@ -434,5 +436,5 @@ def _plain(value: Any) -> Any:
 
 @once_per_type
 def schema_text(kind: Any) -> str:
-    """`schema_of` as compact JSON text."""
+    """Return `schema_of(kind)` as compact JSON text."""
     return msgspec.json.encode(schema_of(kind)).decode()

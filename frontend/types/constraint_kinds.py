@@ -1,8 +1,8 @@
-"""The kinds of constraints: what users give for each, and the source that travels.
+"""Kinds of constraints: the argument that users give for each kind, and the wire's source text.
 
-To add a kind, name it in `rootlace.wire.protocol.ConstraintKind`, describe it here, add a line to
-`rootlace.runtime.structured.compiler.KINDS`, and document it in docs/constraints.md. The keywords
-of `gen` and of `GrammarCompiler.compile`, the HTTP fields and all messages follow.
+To add a kind, name it in `rootlace.wire.protocol.ConstraintKind` and describe it here. Add a line
+to `rootlace.runtime.structured.compiler.KINDS`, and document it in docs/constraints.md. The
+keywords of `gen` and of `GrammarCompiler.compile`, the HTTP fields and all messages follow.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rootlace.types import schema_of, schema_text
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import ConstraintKind
 
-# Keywords of JSON schemas: those that somebody may have meant, and those of other drafts.
+# Keywords of JSON schemas, to find misspelt keywords and keywords of other drafts.
 #
-# A schema may hold any other property, and it says nothing then: a misspelt keyword constrains
-# nothing, in silence, and so does one that the schema's draft does not have. Keywords of older
-# drafts say something in a schema that names no draft, too.
+# Unknown properties of a schema have no effect: a misspelt keyword constrains nothing, in silence,
+# and so does one that the schema's draft does not have. Keywords of older drafts also have an
+# effect in a schema that names no draft.
 
 
 def _words(text: str) -> frozenset[str]:
@@ -42,7 +42,7 @@ _VALUES = _words("""
     maxLength maxProperties maximum minContains minItems minLength minProperties minimum multipleOf
     nullable pattern required type uniqueItems
 """)
-# What they say is for readers; nothing is lost with one that is misspelt.
+# Annotations for readers: a misspelt one loses no constraint.
 _NOTES = _words("""
     $anchor $comment $dynamicAnchor $dynamicRef $id $recursiveAnchor $recursiveRef $schema
     $vocabulary contentEncoding contentMediaType default deprecated description discriminator
@@ -53,7 +53,7 @@ IN_PLACE = _words("$ref $dynamicRef allOf anyOf oneOf not if")
 _CONSTRAINING = _MAPS | _LISTS | _SINGLE | _VALUES
 _KEYWORDS = _CONSTRAINING | _NOTES
 _NAMED_DRAFT = re.compile(r"json-schema\.org/draft(?:-0([467])|/(2019)-09)/schema")
-"""How `$schema` names a draft before 2020-12."""
+"""Pattern of a `$schema` that names a draft before 2020-12."""
 _SINCE = {
     "const": 6,
     "contains": 6,
@@ -69,20 +69,20 @@ _SINCE = {
     "unevaluatedProperties": 2019,
     "prefixItems": 2020,
 }
-"""The draft that has a keyword first, where draft 4 does not have it."""
+"""First draft with a keyword, for keywords missing in draft 4."""
 _DRAFT_3 = {"disallow": "not", "divisibleBy": "multipleOf", "extends": "allOf"}
 _SIMILAR = 0.8
 _LONGEST = 64
-"""No keyword that somebody may have meant is written longer than this."""
+"""Maximum length of a name that may be a misspelt keyword."""
 _LONG = 1 << 17
-"""Characters of a schema; a longer one is not looked through, for a server's loop would wait."""
+"""Maximum length of a searched schema in characters, to keep a server's loop responsive."""
 _COMPARED = 256
-"""Most unknown names that are compared with the keywords; each comparison takes 50 us."""
+"""Maximum number of unknown names compared with the keywords; each comparison takes 50 us."""
 
 
 class Remark(NamedTuple):
-    """Remark on the keyword at `path`. `misspelt`: no such keyword exists, and nothing is
-    constrained. Otherwise the remark tells by which specification the keyword is read."""
+    """Remark on the keyword at `path`. `misspelt`: no such keyword exists, so it constrains
+    nothing. Otherwise the remark names the specification by which the keyword is read."""
 
     path: str
     says: str
@@ -94,10 +94,10 @@ class Remark(NamedTuple):
 
 @functools.lru_cache(maxsize=128)
 def remarks(schema: str) -> tuple[Remark, ...]:
-    """On the keywords of a schema, as JSON text: those that look like misspelt ones, those of
-    older drafts where no draft is named, those of other specifications, which say nothing, those
-    that close an object without properties, and choices that leave null out. None on a very long
-    one."""
+    """Return remarks on a schema (JSON text); none on a very long one. Remarks concern misspelt
+    keywords, keywords of older drafts if no draft is named, and ineffective keywords of other
+    specifications. Others concern closed objects without properties, and choices that exclude null.
+    """
     if len(schema) > _LONG:
         return ()
     try:
@@ -109,8 +109,8 @@ def remarks(schema: str) -> tuple[Remark, ...]:
 
 
 def patterns(schema: str) -> Iterator[tuple[str, str]]:
-    """The patterns of values and of keys in a schema, as JSON text, each with its path. None of a
-    very long one."""
+    """Yield (path, pattern) for values and keys of a schema (JSON text). Nothing for a very long
+    one."""
     if len(schema) > _LONG:
         return
     for path, node in _nodes(msgspec.json.decode(schema), "$"):
@@ -122,7 +122,7 @@ def patterns(schema: str) -> Iterator[tuple[str, str]]:
 
 
 def older_keywords(schema: Any) -> Iterator[Remark]:
-    """Yields remarks on keywords of drafts before 2020-12, where no `$schema` says which draft."""
+    """Yield remarks on keywords of drafts before 2020-12, if no `$schema` names the draft."""
     for path, node in _nodes(schema, "$", undated=True):
         for name, value in node.items():
             says = ""
@@ -143,7 +143,7 @@ def older_keywords(schema: Any) -> Iterator[Remark]:
 
 
 def _foreign(schema: Any) -> Iterator[Remark]:
-    """Yields remarks on keywords that another specification has and the schema's own has not."""
+    """Yield remarks on keywords of another specification that the schema's own does not have."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     found = _NAMED_DRAFT.search(named) if isinstance(named, str) else None
     draft = int(found[1] or found[2]) if found else 2020
@@ -160,11 +160,11 @@ def _foreign(schema: Any) -> Iterator[Remark]:
 
 
 def _closed(schema: Any) -> Iterator[Remark]:
-    """Yields remarks on objects of which {} is the only one: those below the root without
-    properties, and those whose keys would have to be numbers.
+    """Yield remarks on schemas whose only object is {}: closed ones without properties below the
+    root, and those with keys of a number type.
 
-    Clients that make a schema strict close its dictionaries, too (crewAI 1.15.30, agno 3.1.10).
-    pydantic 2.14.4 writes a dictionary with keys of an IntEnum so.
+    Clients that make a schema strict also close its dictionaries (crewAI 1.15.30, agno 3.1.10).
+    pydantic 2.14.4 writes a dictionary with keys of an IntEnum as such a schema.
     """
     for path, node in _nodes(schema, "$"):
         keys = node.get("properties"), node.get("patternProperties")
@@ -182,10 +182,8 @@ def _closed(schema: Any) -> Iterator[Remark]:
 
 
 def _without_null(schema: Any) -> Iterator[Remark]:
-    """Yields remarks on choices without null whose `type` lists null.
-
-    So TanStack AI 0.58.0 writes optional ones, which the model then has to make.
-    """
+    """Yield remarks on choices without null whose `type` lists null. TanStack AI 0.58.0 writes
+    optional choices as such a schema; the model must then choose."""
     for path, node in _nodes(schema, "$"):
         types = node.get("type")
         values = [node["const"]] if "const" in node else node.get("enum")
@@ -197,7 +195,7 @@ def _without_null(schema: Any) -> Iterator[Remark]:
 
 
 def names_any(types: Any) -> bool:
-    """Whether a `type` is or lists draft 3's name of any type."""
+    """Return whether a `type` is or lists draft 3's name of any type."""
     return types == "any" or (isinstance(types, list) and "any" in types)
 
 
@@ -218,10 +216,8 @@ def _misspelt(schema: Any) -> Iterator[Remark]:
 
 
 def _nodes(schema: Any, path: str, undated: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas that are objects, each with its path; `undated`: not what names a draft.
-
-    Without recursion: a schema may be deeper than Python's stack.
-    """
+    """Yield (path, schema) for each schema that is an object. `undated` skips subtrees that name a
+    draft. Iterative, since a schema may be deeper than Python's stack."""
     left = [(path, schema)]
     while left:
         path, node = left.pop()
@@ -241,7 +237,7 @@ def _nodes(schema: Any, path: str, undated: bool = False) -> Iterator[tuple[str,
 
 
 class KindKeywords(TypedDict, total=False):
-    """The keywords of a constraint, but `choices`, for type checkers."""
+    """Keywords of a constraint, without `choices`, for type checkers."""
 
     regex: str | None
     json_schema: str | bool | Mapping[str, Any] | Any
@@ -250,18 +246,18 @@ class KindKeywords(TypedDict, total=False):
 
 
 class ConstraintKeywords(KindKeywords, total=False):
-    """The keywords of a constraint; in `gen`, `choices` makes a `select`."""
+    """Keywords of a constraint; in `gen`, `choices` makes a `select`."""
 
     choices: Iterable[str] | None
 
 
 class KindSource(NamedTuple):
-    """How one kind of constraint is given."""
+    """Conversion of one kind of constraint."""
 
     write: Callable[[Any], str]
-    """`Constraint.source` for a Python value. Raises InvalidConstraint."""
+    """Convert a Python value to `Constraint.source`. Raises InvalidConstraint."""
     field: Any
-    """The type of the HTTP field."""
+    """Type of the HTTP field."""
 
 
 def _pattern(value: Any) -> str:
@@ -273,7 +269,7 @@ def _grammar(value: Any) -> str:
 
 
 def _schema(value: Any) -> str:
-    """A schema, or the schema of a Python type."""
+    """Return the JSON text of a schema, or of a Python type's schema."""
     if isinstance(value, (str, Mapping, bool)):
         return _json(value, "json_schema")
     return schema_text(value)
@@ -291,7 +287,7 @@ def _choices(value: Any) -> str:
 
 
 def _structural_tag(value: Any) -> str:
-    """Free text with islands; a structure's `schema` may be a Python type."""
+    """Return the JSON text of a structural tag; a structure's `schema` may be a Python type."""
     if isinstance(value, Mapping) and isinstance(value.get("structures"), (list, tuple)):
         value = {**value, "structures": [_structure(given) for given in value["structures"]]}
     elif not isinstance(value, (str, Mapping)):
@@ -316,7 +312,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _json(value: Any, name: str) -> str:
-    """`value` as JSON text; a string has to be that already."""
+    """Return `value` as JSON text; a string must be JSON text already. Raises InvalidConstraint."""
     try:
         if isinstance(value, str):
             try:

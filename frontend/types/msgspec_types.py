@@ -1,7 +1,5 @@
-"""JSON schemas of what msgspec reads: dataclasses, TypedDicts, Structs, plain types and others.
-
-Sections: text patterns, which the schemas of pydantic's types have, too; schemas.
-"""
+"""JSON schemas of msgspec's types: dataclasses, TypedDicts, Structs, plain types and others.
+Sections: text patterns, also for the schemas of pydantic's types; schemas."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ _DAY = (
 DATE = f"([1-9][0-9]{{3}}-{_DAY}|{_LEAP})"
 TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
 OFFSET = "(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])"
-# Host names by everybody's reading: neither addresses of numbers nor Punycode, which have rules.
+# Host names that all parsers accept: no numeric addresses and no Punycode, which have rules.
 _LABEL = "[a-z0-9]+(-[a-z0-9]+)*"
 HOST = rf"({_LABEL}\.)*[a-z]([a-z0-9]*|[a-z0-9]*-[a-z][a-z0-9]*)(:[1-9][0-9]{{0,3}})?"
 USER = "([A-Za-z0-9._~-]+(:[A-Za-z0-9._~-]+)?@)?"
@@ -44,7 +42,7 @@ _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _GROUP = f"{HEX}{{1,4}}"
 IPV4 = rf"{_OCTET}(\.{_OCTET}){{3}}"
 IPV6 = f"({_GROUP}:){{7}}{_GROUP}"
-# What is behind the bits of a network is 0, so they are cut between two numbers.
+# Host bits of a network are 0, so the prefix ends between two numbers.
 NETWORK4 = "|".join(rf"{_OCTET}(\.{_OCTET}){{{n}}}(\.0){{{3 - n}}}/{8 * (n + 1)}" for n in range(4))
 NETWORK6 = "|".join(f"({_GROUP}:){{{n}}}:/{16 * n}" for n in range(1, 8))
 INTERFACE4 = f"{IPV4}/([12]?[0-9]|3[0-2])"
@@ -58,8 +56,8 @@ SHORT_DURATION = f"^([A-Z]+{_N})+[A-Z]$"
 
 
 def base64_pattern(low: int, high: int | None, text: bool = False) -> str:
-    """Base64 of `low` to `high` bytes: groups of three bytes, and what one or two bytes leave.
-    `text`: the highest bit of no byte is set."""
+    """Return a pattern of Base64 for `low` to `high` bytes. `text`: the highest bit of each byte is
+    0. Raises InvalidConstraint if no length fits."""
     one = "[A-Za-z0-9+/]"
     group, two = f"{one}{{4}}", f"{one}{{2}}"
     first = "[A-Za-f]" if text else one
@@ -85,7 +83,7 @@ Found = TypeVar("Found")
 
 
 def once_per_type(make: Callable[[Any], Found]) -> Callable[[Any], Found]:
-    """`make` once for each type; anew where some annotation of the type cannot be hashed."""
+    """Cache `make` per type; a type with an unhashable annotation is not cached."""
 
     @functools.lru_cache(maxsize=512)
     def kept(kind: Any, name: str) -> Found:  # A | B == B | A, but the order may decide
@@ -95,7 +93,7 @@ def once_per_type(make: Callable[[Any], Found]) -> Callable[[Any], Found]:
     def found(kind: Any) -> Found:
         try:
             return kept(kind, name_of(kind))
-        except TypeError:  # what `make` does not like raises again
+        except TypeError:  # a TypeError of `make` itself is raised again
             return make(kind)
 
     return found
@@ -111,19 +109,19 @@ _KEY_PATTERNS: dict[type, str] = {
 
 
 def name_of(kind: Any) -> str:
-    """The type's name, for messages."""
+    """Return the type's name, for messages."""
     plain = isinstance(kind, type) and not typing.get_args(kind)
     return kind.__qualname__ if plain else repr(kind).replace("typing.", "")
 
 
 def described(kind: Any) -> Schema:
-    """The schema of a type. Raises what msgspec or the type's own hooks raise."""
+    """Return the schema of a type. Raises errors of msgspec or of the type's own hooks."""
     msgspec.json.Decoder(kind)  # refuses what could be described but not read
     return _Builder().build(inspect.type_info(kind))
 
 
 class _Builder:
-    """Turns msgspec's description of a type into a schema; classes become `$defs`."""
+    """Builder of a schema from msgspec's description of a type; classes become `$defs`."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -186,7 +184,7 @@ class _Builder:
         return schema
 
     def fields(self, kind: Any) -> Schema:
-        """A reference to the definition of a class with fields (written once: it may recur)."""
+        """Return a reference to the definition of a class with fields, which may be recursive."""
         # By identity: one object describes a class, but each specialisation of a generic class.
         if id(kind) not in self._names:
             self._names[id(kind)] = name = self._new_name(kind.cls)
@@ -227,7 +225,7 @@ class _Builder:
 
 
 def _in_order(kind: Any) -> list[inspect.Field]:
-    """The fields of a class as they are written in it; msgspec sorts those of a TypedDict."""
+    """Return a class's fields in source order; msgspec sorts a TypedDict's."""
     if not isinstance(kind, inspect.TypedDictType):
         return list(kind.fields)
     cls = typing.get_origin(kind.cls) or kind.cls

@@ -1,4 +1,4 @@
-"""JSON that is still being written: the value as far as its text is certain."""
+"""Parsing of incomplete JSON: the value so far."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _CUT_SURROGATE = re.compile(r"(?<!\\)((?:\\\\)*)\\u[dD][89abAB][0-9a-fA-F]{2}\Z"
 
 
 class Unfinished(Exception):
-    """The text ends before anything is known of a value."""
+    """Error for a text that ends before any part of a value is known."""
 
 
 def parse_beginning(text: str) -> Any:
-    """The value that `text`, the beginning of a JSON text, has so far.
+    """Parse the value of `text`, the beginning of a JSON text, so far.
 
-    Strings, arrays and objects are there as far as they go; a number or a word is there once
-    something follows it, a property once its value has begun. Raises Unfinished where nothing is
-    known yet, ValueError for what no JSON text begins with.
+    Strings, arrays and objects may be partial. A number or word is complete once another character
+    follows; a property counts once its value has begun. Raises Unfinished if nothing is known yet,
+    ValueError if no JSON text begins so.
     """
     return _Reader(text).value(0)[0]
 
 
 class Beginning:
-    """A JSON text that comes in pieces."""
+    """JSON text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._text = ""
         self._last: Any = Unfinished
 
     def more(self, piece: str) -> Iterator[Any]:
-        """Take one more piece, and give the value so far if that made it another one."""
+        """Append a piece, and yield the value so far if it changed."""
         self._text += piece
         with contextlib.suppress(Unfinished, ValueError, RecursionError):
             value = parse_beginning(self._text)
@@ -46,13 +46,13 @@ class Beginning:
 
 
 class _Reader:
-    """`value(at)` gives a value and where it ends, which is the text's length if that cuts it."""
+    """Parser: `value(at)` returns a value and its end, the text's length for a partial value."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def _next(self, at: int) -> tuple[str, int]:
-        """The next character that is not white space; "" at the end."""
+        """Return the next character other than white space ("" at the end) and its index."""
         match = _SPACE.match(self._text, at)
         assert match is not None
         return self._text[match.end() : match.end() + 1], match.end()

@@ -1,7 +1,5 @@
-"""Arguments of a call in tags of their own: what holds them to a schema, and how they are read.
-
-A value of a string parameter is its text, any other value is JSON.
-"""
+"""Arguments of a tool call, each in a tag: their constraint and their parser. A string parameter's
+value is plain text; any other value is JSON."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ from rootlace.wire.tool_calls import Argument
 
 
 def held(form: Argument, content: tool_calls.Content) -> tool_calls.Content:
-    """What holds arguments that are written as `form` to `content`, which holds them as JSON: in
-    the order of the schema's properties; any, where it names none.
+    """Return a constraint for arguments in the format `form`, equivalent to the JSON constraint
+    `content`: in the order of the schema's properties, or any arguments without properties.
 
-    Raises InvalidConstraint for what is to be held exactly and cannot be.
+    Raises InvalidConstraint if an exact schema cannot be enforced.
     """
     schema, exact = content["json_schema"], not content.get("lenient", False)
     properties = _properties(schema)
@@ -91,13 +89,13 @@ def _tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
 
 # Values -------------------------------------------------------------------------------------------
 #
-# What the schema of a parameter says of the text of its value.
+# Constraints of a parameter's schema on the text of its value.
 
 
 _NOTES = frozenset(
     ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"]
 )
-"""Keywords that say nothing of a value."""
+"""Keywords without an effect on values."""
 _OF_TEXT = IN_PLACE | {"pattern", "minLength", "maxLength", "format", "enum", "const"}
 _OF_OBJECTS = frozenset(
     [
@@ -105,22 +103,22 @@ _OF_OBJECTS = frozenset(
         *("propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "const"),
     ]
 )
-"""Keywords of arguments beside `properties`, `required` and `additionalProperties`."""
+"""Keywords of arguments other than `properties`, `required` and `additionalProperties`."""
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_DEPTH = 16
 
 
 class _Text(NamedTuple):
-    """What a schema says whose values are strings, or null."""
+    """Schema whose values are strings, or null."""
 
     strings: tuple[dict[str, Any], ...]
-    """What is said of strings, one of which they fit; an empty one says nothing."""
+    """Alternative schemas of strings; an empty one allows any string."""
     nullable: bool
-    """Whether the text "null" is no string, but null."""
+    """Whether the text "null" means null, not a string."""
 
 
 def _text_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> _Text | None:
-    """None where values may be others than strings and null. `root` has the definitions."""
+    """Return the text schema; None if other values are possible. `root` has the definitions."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     says = schema.keys() - _NOTES
@@ -135,7 +133,7 @@ def _text_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> _Text | No
         strings = tuple(chain.from_iterable(one.strings for one in found))
         nulls = sum(one.nullable for one in found)
         if len(found) < len(each) or ("oneOf" in says and (len(strings) > 1 or nulls > 1)):
-            return None  # of `oneOf` not what fits two members
+            return None  # `oneOf` excludes values that fit two members
         return _Text(strings, nulls > 0)
     types = schema.get("type", [])
     types = {str(one) for one in (types if isinstance(types, list) else [types])}
@@ -152,26 +150,26 @@ def _text_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> _Text | No
 
 
 def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """The definition that a reference names; None where there is none."""
+    """Return the definition that a reference names, or None."""
     kind, _, name = str(reference).removeprefix("#/").partition("/")
     found = root.get(kind)
     return found.get(name) if kind in _DEFINITIONS and isinstance(found, Mapping) else None
 
 
 def _says_something(schema: Any) -> bool:
-    """Whether a value may not be any."""
+    """Return whether the schema constrains values at all."""
     return schema is False or (isinstance(schema, Mapping) and not schema.keys() <= _NOTES)
 
 
 def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
-    """The schema of a parameter with the definitions that its references name."""
+    """Return a parameter's schema with the definitions that its references name."""
     if not isinstance(schema, Mapping):
         return schema
     return {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
 
 
 def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
-    """The schemas of the parameters, also of those that are only required."""
+    """Return the parameters' schemas, also of required ones without a property."""
     given, required = root.get("properties"), root.get("required")
     found = dict(given) if isinstance(given, Mapping) else {}
     for key in required if isinstance(required, list) else ():
@@ -183,16 +181,16 @@ def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PYTHONS = {"True": "true", "False": "false", "None": "null"}
-"""Constants as templates write them that leave values to Python."""
+"""JSON constants of Python's, for templates that print Python values."""
 _MOST_BRACKETS = 200
-"""Of a Python value that is read; Python's parser goes no deeper than its stack."""
+"""Maximum number of brackets of a parsed Python value, for the parser's bounded stack."""
 _CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _decoder = json.JSONDecoder()
 
 
 class Reading(Enum):
-    """How the text of a value is read."""
+    """Parsing mode of a value's text."""
 
     TEXT = auto()  # a string as it is written
     NULLABLE = auto()  # null, or such a string
@@ -201,7 +199,7 @@ class Reading(Enum):
 
 
 def reading_of(root: Mapping[str, Any], key: str) -> Reading:
-    """How the value of the parameter `key` is read; `root`: the schema of the arguments."""
+    """Return the parsing mode of the parameter `key`; `root` is the arguments' schema."""
     schema = _properties(root).get(key, root.get("additionalProperties"))
     text = _text_of(schema, root)
     if text is not None:
@@ -210,7 +208,7 @@ def reading_of(root: Mapping[str, Any], key: str) -> Reading:
 
 
 def value_of(text: str, reading: Reading, form: Argument) -> str:
-    """The value as JSON, of its whole text."""
+    """Return the value's JSON, from its whole text."""
     if form.cdata and (marked := _CDATA.fullmatch(text)) is not None:
         text, found = marked[1], None
     elif reading is Reading.TEXT:
@@ -226,7 +224,7 @@ def value_of(text: str, reading: Reading, form: Argument) -> str:
 
 
 def _of_python(text: str) -> str | None:
-    """The JSON of a list or dictionary that is written as Python writes it."""
+    """Return the JSON of a list or dictionary in Python's syntax, or None."""
     if text[:1] not in ("[", "{") or text.count("[") + text.count("{") > _MOST_BRACKETS:
         return None
     try:
@@ -236,8 +234,8 @@ def _of_python(text: str) -> str | None:
 
 
 def key_pattern(form: Argument) -> re.Pattern[str]:
-    """What stands before a value. Of a line break before it that is none of the value, more has to
-    have come."""
+    """Return the pattern of the text before a value. A line break before the value belongs to the
+    pattern only once more text follows."""
     tags = form.between.rstrip()
     between = r"\s{0,8}".join(map(re.escape, tags.split()))
     line = r"\n?+(?=.)" if form.between != tags else ""
@@ -245,7 +243,7 @@ def key_pattern(form: Argument) -> re.Pattern[str]:
 
 
 def goes_on_pattern(form: Argument, *ends: str) -> re.Pattern[str]:
-    """The end of a value, behind which an argument follows or one of the call's `ends`."""
+    """Return the pattern of a value's end, before another argument or one of the call's `ends`."""
     follows = "|".join(map(re.escape, (form.opening, *ends)))
     return re.compile(rf"{re.escape(form.close)}\s*(?:{follows})")
 
@@ -253,10 +251,10 @@ def goes_on_pattern(form: Argument, *ends: str) -> re.Pattern[str]:
 def read(
     text: str, at: int, form: Argument, end: str, root: Mapping[str, Any]
 ) -> tuple[dict[str, Any], int]:
-    """The arguments of a call whose name ends at `at`, and where its `end` begins. `root` is their
-    schema.
+    """Parse a call's arguments from `at`, the end of its name. Return the arguments and the start
+    of the call's `end`. `root` is the arguments' schema.
 
-    Raises ValueError where an argument or the call has no end.
+    Raises ValueError if an argument or the call has no end.
     """
     pattern, goes_on, found = key_pattern(form), goes_on_pattern(form, end.strip()), {}
     while begun := pattern.match(text, _behind_space(text, at)):
@@ -285,7 +283,7 @@ def _behind_space(text: str, at: int) -> int:
 
 
 def _end_of_json(text: str, at: int) -> int:
-    """The place behind the JSON value that begins at `at`; `at` where there is none."""
+    """Return the end of the JSON value that begins at `at`, or `at` if there is none."""
     try:
         return _decoder.raw_decode(text, at)[1]
     except (ValueError, RecursionError):
@@ -293,7 +291,7 @@ def _end_of_json(text: str, at: int) -> int:
 
 
 def escaped(text: str) -> str:
-    """As within a JSON string."""
+    """Escape `text` as within a JSON string."""
     return msgspec.json.encode(text).decode()[1:-1]
 
 
