@@ -17,13 +17,13 @@ from msgspec import Meta
 
 @dataclass(frozen=True)
 class Option:
-    """How users set a field.
+    """Names and help of a field that users set.
 
-    `keyword` is its name for `rootlace.Runtime` ("": the field's), `aliases` are sglang's names for
-    it, and `opposite` is sglang's name for the reverse. `help` is what the command line says of it
-    ("": it has no such option); `flag` is its name there ("": `--` and the keyword; a `--no-...`
-    turns it off), `shown` the default that the help shows where it is not the field's. A `size` is
-    written like 512M on the command line.
+    `keyword` is its name for `rootlace.Runtime` ("": the field's), `aliases` are sglang's names,
+    and `opposite` is sglang's name for the reverse. `help` is its text on the command line ("": no
+    such option); `flag` is its name there ("": `--` and the keyword; a `--no-...` turns it off).
+    `shown` is the default in the help where it is not the field's. A `size` is written like 512M on
+    the command line.
     """
 
     help: str = ""
@@ -56,7 +56,7 @@ class Setting:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that `rootlace.Runtime` may call it."""
+        """All names of the setting in `rootlace.Runtime`."""
         opposite = (self.option.opposite,) if self.option.opposite else ()
         return (self.keyword, *self.option.aliases, *opposite)
 
@@ -69,7 +69,7 @@ class Setting:
 
 
 def settings(config: type, path: tuple[str, ...] = ()) -> Iterator[Setting]:
-    """Every option of the dataclass `config` and of the configurations in it, in their order."""
+    """Yield every option of the dataclass `config` and of its inner configurations, in order."""
     types = get_type_hints(config, include_extras=True)
     for each in fields(config):
         place = (*path, each.name)
@@ -87,7 +87,7 @@ Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 Gigabytes = Annotated[float, Meta(gt=0, le=1e9)]
-"""Of 10^9 bytes."""
+"""Unit of 10^9 bytes."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 Policy = Literal["lpm", "fcfs", "dfs"]
@@ -97,7 +97,7 @@ Eviction = Literal["lru", "lfuda"]
 SPECULATION_TOKENS = 1 << 18
 """`speculation_tokens` where drafts change no bit: with native kernels."""
 OWN_CONFIGS = ("auto", "none")
-"""What else `GatewayConfig.generation_config` may be than a path."""
+"""Values of `GatewayConfig.generation_config` other than a path."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class SchedulerConfig:
     stream_rate: Annotated[float, Meta(gt=0)] = option(
         3000.0, "Pieces of all streams together in a second; more streams get longer ones."
     )
-    """As far as `GatewayConfig.stream_interval` is not 0. A piece costs the gateway about as much,
-    however many tokens it has."""
+    """Bound of the streams' pieces where `GatewayConfig.stream_interval` is not 0. A piece costs
+    the gateway about the same for any number of tokens."""
     check_invariants: bool = option(False, "Check the tree after every step (slow).")
 
 
@@ -268,7 +268,7 @@ class ExecutorConfig:
         aliases=("speculative_draft_model_path",),
     )
     memory_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Of the free main memory: what this engine counts with, beside others."""
+    """Share of the free main memory that this engine counts with, beside other engines."""
     cuda_graphs: bool = option(
         True,
         "Launch decode steps kernel by kernel.",
@@ -316,11 +316,8 @@ class ConstraintConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What both processes write to standard error, and how (`rootlace.runtime.processes`).
-
-    `log_level=None`: the gateway's warnings, how requests are sampled, and what the engine says of
-    how it computes.
-    """
+    """Logs of both processes on standard error (`rootlace.runtime.processes`). `log_level=None`:
+    the gateway's warnings, the sampling of requests, and the engine's messages on its computing."""
 
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = option(
         None, "Least severe messages that are logged.", shown="warning; of the engine: info"
@@ -446,7 +443,7 @@ class GatewayConfig:
         30.0, "Seconds after SIGTERM that running requests have to end; new ones get 503."
     )
     front_secret: str = ""
-    """Of what passes requests on, which is believed where they come from."""
+    """Secret of a trusted proxy: the gateway believes its word on a request's source."""
     max_connections: int = option(1024)
     max_http_connections: Positive | None = option(
         None,
@@ -455,7 +452,7 @@ class GatewayConfig:
     )
     max_branches: int = option(65536)
     max_message_bytes: int = 64 * 2**20
-    """Of a program."""
+    """Bound of a program's message."""
     max_body_bytes: Positive = option(
         16 * 2**20,
         "Bytes of a request by HTTP; files of batches have a bound of their own.",
@@ -471,7 +468,7 @@ class GatewayConfig:
         size=True,
     )
     client_timeout: float = option(30.0)
-    """Seconds of silence after which a program's connection counts as dead (it pings)."""
+    """Seconds of silence after which a program's connection counts as dead (programs ping)."""
 
 
 @dataclass(frozen=True)
@@ -485,7 +482,7 @@ class RuntimeConfig:
 def runtime_config(
     model: str, program_address: str, options: Mapping[str, Any], name: str = ""
 ) -> dict[str, Any]:
-    """A `RuntimeConfig` as the gateway reads it from its standard input: nested dictionaries.
+    """Return a `RuntimeConfig` as the gateway reads it from standard input: nested dictionaries.
 
     `options` are by keyword or sglang's name. Clients know the model as `name` unless an option
     says otherwise. Raises TypeError for an option that does not exist.

@@ -34,10 +34,10 @@ from rootlace.runtime.config import LogConfig
 T = TypeVar("T")
 
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
-"""How threads of an OpenMP team wait, in its different runtimes' words."""
+"""Variables for the waiting of an OpenMP team's threads, in the different runtimes."""
 DESCRIPTORS = 65_536
 _PR_SET_PDEATHSIG = 1
-"""Of <linux/prctl.h>."""
+"""Constant of <linux/prctl.h>."""
 
 
 def read_config(stream: BinaryIO, config_type: type[T]) -> T:
@@ -73,32 +73,32 @@ def call_when_parent_ends(stream: BinaryIO, callback: Callable[[], None]) -> thr
 
 
 def end_with_parent() -> None:
-    """On Linux, have the system kill this process when the thread that started it ends: one that
-    was stopped, or hangs, reads no end-of-file. Call it first of all."""
+    """On Linux, have the system kill this process when the thread that started it ends: a stopped
+    or hanging process reads no end-of-file. Call it first of all."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def give_way() -> None:
-    """On Linux, have this process take no core from one that computes before its turn has ended,
-    for it has many short turns, and all threads of a computation wait for the one that lost its
-    core. Its children are to call `compete`. Nothing is done where the user has chosen another
-    scheduling, or the system refuses this one."""
+    """On Linux, never take a core from a computing process before its turn has ended. This process
+    has many short turns, and all threads of a computation wait for the one that lost its core.
+    Children are to call `compete`. Does nothing where the user has chosen another scheduling, or
+    the system refuses this one."""
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def compete() -> None:
-    """What a parent's `give_way` left to this process does not hold for it."""
+    """Undo the effect of a parent's `give_way` on this process."""
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_BATCH:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def take_descriptors() -> None:
-    """Have as many descriptors as the system lets this process have, if it is not `DESCRIPTORS`
-    already: each connection is one, and a login's default is 1,024."""
+    """Raise the bound of descriptors to `DESCRIPTORS`, or as far as the system allows: each
+    connection is one, and a login's default is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -107,7 +107,7 @@ def take_descriptors() -> None:
 
 
 def descriptors() -> int:
-    """How many this process may have."""
+    """Return the bound of descriptors of this process."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return DESCRIPTORS if most == resource.RLIM_INFINITY else most
 
@@ -132,18 +132,16 @@ def compute_environment() -> dict[str, str]:
 
 
 def give_back_memory() -> None:
-    """Give what is free in malloc's arenas back to the system, where the C library is able to.
-
-    Reading a vocabulary leaves tens of megabytes of pages that glibc keeps otherwise. Takes
-    milliseconds, and stops threads that allocate meanwhile.
-    """
+    """Return free memory of malloc's arenas to the system, where the C library can. Reading a
+    vocabulary leaves tens of megabytes of pages that glibc keeps otherwise. Takes milliseconds, and
+    stops threads that allocate meanwhile."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def new_memory() -> int:
-    """A file descriptor, for children to inherit, of memory that has no name and grows as it is
-    written: it is gone with the last process that has it, however that ends. Raises OSError."""
+    """Return a file descriptor, for children to inherit, of nameless memory that grows by writes.
+    The memory is gone with the last process that has it, however it ends. Raises OSError."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rootlace-blocks")
     with tempfile.TemporaryFile(prefix="rootlace-") as file:
@@ -174,15 +172,15 @@ _TEXT = {
 }
 _LEVELS = {"gateway": "warning", "engine": "info"}
 _TOLD = "rootlace.runtime.server.model_texts"
-"""What is logged at level info unless a level is asked for: how requests are sampled."""
+"""Logger whose info messages appear unless a level is asked for: the sampling of requests."""
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per message: `time`, `level`, `process`, `logger`, `message`, in an HTTP
     request `request_id`, and the traceback as `exception`.
 
-    A message may bring more: `log.info(..., extra={"fields": {...}})`. One of several engines says
-    which `replica` it is.
+    A message may have more fields: `log.info(..., extra={"fields": {...}})`. One of several engines
+    names its `replica`.
     """
 
     def __init__(self, process: Process, replica: int | None = None) -> None:
@@ -209,13 +207,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def format_in_force() -> Literal["text", "json"]:
-    """What `set_up_logs` was told in this process."""
+    """Return the format that `set_up_logs` chose in this process."""
     handlers = logging.getLogger().handlers
     return "json" if any(isinstance(one.formatter, JsonFormatter) for one in handlers) else "text"
 
 
 def set_up_logs(config: LogConfig, process: Process, replica: int | None = None) -> None:
-    """Log what `config` says from now on. Called as the process starts."""
+    """Log from now on as `config` sets. Called as the process starts."""
     handler = logging.StreamHandler(sys.stderr)
     if config.log_format == "json":
         handler.setFormatter(JsonFormatter(process, replica))

@@ -42,20 +42,20 @@ class SharedMemory:
             raise OSError("there is no room for a block")
 
     def expect(self, source: bytes, slots: Sequence[int]) -> None:
-        """All of it is here."""
+        """Do nothing: all blocks are on this machine."""
 
     def take(self, source: bytes, slot: int, into: np.ndarray) -> None:
         count = os.preadv(self._memory, [into.data], slot * self._block_bytes)
         into[count:] = 0  # the memory grows as it is written
 
     def close(self) -> None:
-        """It is gone with the last process that has it."""
+        """Do nothing: the memory is gone with its last process."""
 
 
 PIECE_BYTES = 256 << 10
 """A block travels in pieces: the next one is encrypted while the one before is decrypted."""
 MOST_REPLIES = 16
-"""So many blocks may lie at the giver for a taker that does not read them; it gets no more."""
+"""Blocks queued at the giver for a taker that does not read; the taker gets no more."""
 TAKE_SECONDS = 2.0
 """A giver that sends nothing for so long, or a block that takes longer, is lost ..."""
 LOST_SECONDS = 5.0
@@ -84,7 +84,7 @@ class Tcp:
         self._giving, self._taking = zmq.Context(), zmq.Context()
         self._givers: dict[bytes, _Giver] = {}
         self._lost: dict[bytes, float] = {}
-        """Until when they are not asked."""
+        """Times until which lost givers are not asked."""
         self._lock = threading.Lock()
         public, secret = zmq.curve_keypair()
         socket = self._giving.socket(zmq.ROUTER)
@@ -143,8 +143,8 @@ class Tcp:
 
 
 def _give(socket: zmq.Socket[bytes], slots: np.ndarray) -> None:
-    """Send the content of each slot that somebody asks for. Nothing waits for one who reads
-    slowly: what it asked for beyond what it reads does not come."""
+    """Send the content of each slot asked for. No taker waits for a slow reader, which loses blocks
+    beyond those it reads."""
     with socket:
         while True:
             try:
@@ -160,7 +160,7 @@ def _give(socket: zmq.Socket[bytes], slots: np.ndarray) -> None:
 
 
 class _Giver:
-    """The line to one of them: questions, and blocks in the order in which they were asked for."""
+    """Connection to one giver: questions, and blocks in the order of the questions."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], source: bytes) -> None:
         address, public_key = msgspec.msgpack.decode(source, type=tuple[str, bytes])
@@ -232,9 +232,9 @@ class Nixl:
         # the checksum that was offered, or is computed.
         self._landing = np.zeros(block_bytes, np.uint8)
         self._givers: dict[bytes, str] = {}
-        """The names of the agents that are known, those last that were read from last."""
+        """Names of the known agents, the last read from at the end."""
         self._lost: dict[bytes, float] = {}
-        """Until when they are not read from."""
+        """Times until which lost agents are not read from."""
         self._ended: list[Any] = []
         """Handles of reads that NIXL has not let go of."""
         try:
@@ -253,7 +253,7 @@ class Nixl:
         self._slots[slot] = block
 
     def expect(self, source: bytes, slots: Sequence[int]) -> None:
-        """Reading is quick, and asks nobody."""
+        """Do nothing: a read is quick, and asks no giver."""
 
     def take(self, source: bytes, slot: int, into: np.ndarray) -> None:
         if time.monotonic() < self._lost.get(source, 0.0):
@@ -304,7 +304,7 @@ class Nixl:
             self._release()
 
     def _release(self) -> None:
-        """Let go of what is over. A read that was given up and goes on cannot be let go of yet."""
+        """Release finished reads. A read that was given up and still runs cannot be released."""
         ended, self._ended = self._ended, []
         for handle in ended:
             try:

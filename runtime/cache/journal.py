@@ -1,7 +1,5 @@
-"""Digests and keys of prefixes, the prefixes that the tree gained and lost, and why it lost them.
-
-Digest: a 64-bit sum, fast, for routing. Key: BLAKE2b, for disks and other engines.
-"""
+"""Digests and keys of prefixes; the prefixes that the tree gained and lost, and the reasons of
+losses. Digest: a 64-bit sum, fast, for routing. Key: BLAKE2b, for disks and other engines."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ class PrefixDigests:
         return digest
 
     def extended(self, digest: int, tokens: np.ndarray, start: int) -> int:
-        """The digest of a prefix of `start` tokens and `tokens` (int32) behind it."""
+        """Return the digest of a prefix of `start` tokens followed by `tokens` (int32)."""
         factors = self._upto(start + len(tokens))[start:]
         return (digest + int(np.dot(tokens.astype(np.uint64) + np.uint64(1), factors))) & _MASK
 

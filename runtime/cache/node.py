@@ -1,7 +1,5 @@
-"""Nodes of the radix tree, the programs that use them, and the order in which they are evicted.
-
-Sections: node, programs, eviction policies, eviction queue.
-"""
+"""Nodes of the radix tree, the programs that use the nodes, and the order of eviction. Sections:
+node, programs, eviction policies, eviction queue."""
 
 from __future__ import annotations
 
@@ -40,15 +38,15 @@ class Node:
     uses: int = 0
     """Count of requests that matched or added the node."""
     worth: float = 0.0
-    """`uses`, and the age of the eviction policy at the last of them."""
+    """`uses`, plus the age of the eviction policy at the last use."""
     programs: tuple[int, ...] = ()
     shared: bool = False
     digest: int | None = None
     """Digest of all tokens up to `end`, once computed: see `PrefixDigests`."""
     alive: bool = True
-    """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
+    """False once evicted (`parent` stays) or merged (`parent` is then the merged node)."""
     key: tuple[float, ...] | None = None
-    """Key of this node's valid entry in the eviction queue, if it has one."""
+    """Key of the node's valid entry in the eviction queue, if any."""
     namespace: Hashable | None = None
     """Set on roots only."""
     is_root: bool = False
@@ -174,7 +172,7 @@ class EvictionPolicy:
 
 
 class LeastRecentlyUsed(EvictionPolicy):
-    """By tier (see `Programs`), then by last use."""
+    """Eviction by tier (see `Programs`), then by last use."""
 
     def rank(self, node: Node) -> tuple[float, ...]:
         return self._programs.tier(node), node.last_use
@@ -206,7 +204,7 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
     "lru": LeastRecentlyUsed,
     "lfuda": LeastFrequentlyUsed,
 }
-"""By their names in `config.Eviction`."""
+"""Eviction policies by their names in `config.Eviction`."""
 
 
 # Eviction queue -----------------------------------------------------------------------------------
@@ -263,7 +261,7 @@ class EvictionQueue:
         return (*self._policy.rank(node), node.uid)
 
     def _compact(self) -> None:
-        """Remove stale entries, once they may be half of all: O(1) per push."""
+        """Remove stale entries once half of all entries may be stale: O(1) per push."""
         valid = []
         for entry in self._heap:
             key, node = entry

@@ -181,7 +181,7 @@ class RadixTree:
         self.expiring: Callable[[Hashable, np.ndarray, int], None] | None = None
         """Called with tokens that get a time to live, and the position from which on."""
         self.forgetting: Callable[[Hashable, np.ndarray, int], None] | None = None
-        """Called once for each of these, when the time is over."""
+        """Called once for each call of `expiring`, when the time is over."""
         self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -276,7 +276,7 @@ class RadixTree:
     def insert(
         self, node: Node, tokens: np.ndarray, end: int, table: np.ndarray, program: int = 0
     ) -> Node:
-        """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
+        """Put `tokens[node.end:end]`, with KV in the blocks of `table`, into the tree.
 
         Moves the handle from `node` to the end. Cached tokens keep their blocks, and the caller's
         blocks for these tokens stay outside. The handle's path (`fill_table`) shows the valid
@@ -332,14 +332,13 @@ class RadixTree:
     # ------------------------------------------------------------ forgetting
 
     def evict(self, count: int) -> int:
-        """Free `count` blocks, if so many are evictable, in the policy's order; return the count
-        freed.
+        """Free `count` evictable blocks, or all if there are fewer, in the policy's order; return
+        the count freed.
 
-        The count is higher where removing a leaf lets its neighbours merge.
-
-        A leaf is trimmed from its end, only as far as needed. A leaf inside a block of a locked
-        ancestor frees nothing and is removed all the same. Considering such a leaf again each time
-        would cost more than its few tokens are worth.
+        The count is higher where removing a leaf lets its neighbours merge. A leaf is trimmed from
+        its end, only as far as needed. A leaf inside a block of a locked ancestor frees nothing and
+        is removed all the same. Considering such a leaf again each time would cost more than its
+        few tokens are worth.
         """
         # Counted by the pool: a merge after a removal may free a partial block as well.
         before = self.pool.free

@@ -26,7 +26,7 @@ LOOKED_AT = 256
 
 
 class _Expiring(msgspec.Struct, frozen=True, eq=False):
-    """`tokens` of which those from position `start` on expire."""
+    """A prefix `tokens`, of which the tokens from position `start` on expire."""
 
     namespace: Hashable
     tokens: np.ndarray

@@ -30,21 +30,21 @@ _PLACES_WHILE_FEW = 32
 """Table entries per known token, up to the table's full size: the table grows with what is known,
 for few servers ever know as much as the capacity."""
 _FEWEST_BITS = 16
-"""Of the table at first."""
+"""Bits of the table's size at first."""
 _PROBED = 64
 """Distance of the places of a prompt that tell whether the index has the prompt already."""
 _LEAST_TOKENS = 64
 """Tokens that a text has at least for the index to have as many texts as fit."""
 _TEXT_BYTES = 600
-"""What a text takes beside its tokens."""
+"""Bytes of a text beside its tokens."""
 _MAX_NUMBER = (1 << 32) - 1
 _NO_TOKENS = np.empty(0, np.int32)
 
 
 class Owner:
-    """Whose texts those of `texts` are: nobody else is told anything of them.
+    """Owner of the texts in `texts`, from which no other owner gets drafts.
 
-    `salts`: a number per length of `GRAMS`. Without the key of the index nobody can tell which
+    `salts`: a number per length of `GRAMS`. Without the key of the index, no user can tell which
     grams of two owners share an entry of the table.
     """
 
@@ -61,13 +61,13 @@ class Owner:
 
 @dataclass(slots=True, eq=False)
 class IndexedText:
-    """Tokens `ids[:end]` (int32) of one request, as far as no text before had them."""
+    """Tokens `ids[:end]` (int32) of one request, without tokens that an earlier text had."""
 
     owner: Owner
     number: int
     """The text's number in the index; 0: the index has dropped the text."""
     known: int
-    """Tokens of the request up to which the index has them."""
+    """Number of the request's first tokens that the index has."""
     ids: np.ndarray
     end: int = 0
 
@@ -111,10 +111,9 @@ class SuffixIndex:
     # ------------------------------------------------------------ learning
 
     def open(self, owner: Hashable, tokens: np.ndarray) -> IndexedText:
-        """Start a text with a request's `tokens` (int32), but for what the index knows already.
-
-        Of tokens beyond half of the capacity the last ones: no request takes all of the index.
-        """
+        """Start a text with a request's `tokens` (int32), without tokens that the index knows
+        already. Keep the last tokens, up to half of the capacity: no request takes all of the
+        index."""
         if self._numbers == _MAX_NUMBER:
             self.clear()
             self._numbers = 0
@@ -191,10 +190,9 @@ class SuffixIndex:
     def find(
         self, own: IndexedText, tokens: np.ndarray, length: int
     ) -> tuple[IndexedText, int, int] | None:
-        """What once followed the end of `tokens[:length]`, of the request of the text `own`.
-
-        A text, the place there, and which of `GRAMS` agreed; None if nothing is known.
-        """
+        """Find an earlier continuation of `tokens[:length]`, of the request of the text `own`.
+        Returns a text, the place there, and the index in `GRAMS` that agreed; None if nothing is
+        known."""
         recent = tokens[max(length - LONGEST, 0) : length].tolist()
         if len(recent) < GRAMS[0]:
             return None
@@ -221,7 +219,7 @@ class SuffixIndex:
         return None
 
     def _known(self, owner: Owner, tokens: np.ndarray) -> int:
-        """How far the beginning of `tokens` is known, by a gram in each stretch of it."""
+        """Count the first tokens of `tokens` that are known, by a gram in each stretch."""
         ends = np.arange(_PROBED, len(tokens), _PROBED)
         grams = tokens[ends[:, None] - np.arange(1, LONGEST + 1)]  # the last token first
         hashed = (grams.astype(np.uint64) * np.array(_POWERS, np.uint64)).sum(1, dtype=np.uint64)

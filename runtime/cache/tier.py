@@ -13,7 +13,7 @@ import msgspec
 
 HOUR = 3600.0
 _SPAN = 60.0
-"""Seconds whose written bytes are counted together."""
+"""Seconds of a span whose written bytes are counted together."""
 
 
 class HourlyBytes:
@@ -91,12 +91,12 @@ class Tier:
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         """Entries in order of eviction, the first to drop first."""
         self._in_use: dict[int, Entry] = {}
-        """By slot; a slot is also in use while a forgotten block is written or read there."""
+        """Entries by slot; a slot is in use, too, while a forgotten block is written or read."""
         self._given_back: list[int] = []
         """Free slots below `_unused`, used first; slots from `_unused` on were never in use."""
         self._unused = 0
         self.unwanted: OrderedDict[bytes, None] = OrderedDict()
-        """The last keys of blocks dropped before any request asked for them."""
+        """Last keys of blocks dropped before any request asked for the blocks."""
         self.dropped = 0
         self.journal: dict[bytes, bool] | None = None
         """Key -> whether readable now, for keys changed since the last take; None: not kept."""
@@ -208,7 +208,7 @@ class Tier:
         return self.get(entry.label.key) is entry and self._readable(entry)
 
     def discard(self, entry: Entry) -> None:
-        """Forget a block, whose slot is free once no write or read uses it."""
+        """Forget a block; its slot is free once no write or read uses the slot."""
         self._forget(entry)
         if entry.written and not entry.readers and self._in_use.get(entry.slot) is entry:
             self._give_back(entry.slot)

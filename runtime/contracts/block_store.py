@@ -15,11 +15,9 @@ TransferKind = Literal["memory", "tcp", "nixl"]
 
 
 class TransferConfig(msgspec.Struct, frozen=True):
-    """How an engine transfers blocks to other engines.
-
-    At most `bytes` of blocks wait for takers, in one `memory` (a file descriptor) of all engines or
-    of each engine. `host`: the interface of this machine that the other engines reach.
-    """
+    """Settings of block transfers between engines. At most `bytes` of blocks wait for takers, in
+    one `memory` (a file descriptor) of all engines or of each engine. `host`: the interface of this
+    machine that the other engines reach."""
 
     by: TransferKind
     bytes: int

@@ -16,7 +16,7 @@ from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
 
 
 class Place:
-    """What is known of a place in a text without asking a matcher. Requests may share places."""
+    """Facts known of a place in a text without a matcher. Requests may share places."""
 
     __slots__ = ("mask", "unfinished", "unforced")
 
@@ -125,7 +125,7 @@ class Matcher(Protocol):
         """
 
     def reset(self) -> None:
-        """Undo all tokens and forget what `rollback_refused` excluded."""
+        """Undo all tokens, and lift the exclusions of `rollback_refused`."""
 
     def settled(self) -> int:
         """Count of leading tokens that no `rollback_refused` undoes, if `can_rollback`."""
@@ -148,7 +148,7 @@ class Grammar(Protocol):
 
     @property
     def backend(self) -> str:
-        """ "automaton", "llguidance", "outlines_core", or one of these with "+checked"."""
+        """Name: "automaton", "llguidance", "outlines_core", or one of these with "+checked"."""
 
     @property
     def nbytes(self) -> int:

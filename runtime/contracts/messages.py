@@ -188,11 +188,11 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     error: str = ""
 
     def token_scores(self) -> list[TokenScore]:
-        """One score per token of `token_ids`; empty if not requested."""
+        """Scores of `token_ids`, one per token; empty if not requested."""
         return [] if self.scores is None else _single(self.token_ids, self.scores)
 
     def prompt_token_scores(self) -> list[TokenScore]:
-        """One score per token of `prompt_targets`."""
+        """Scores of `prompt_targets`, one per token."""
         if self.prompt_targets is None:
             return []
         targets = self.prompt_targets.tolist()
@@ -251,10 +251,8 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TreePage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Some nodes, each behind its parent; `complete` if there are no others.
-
-    The tree has `total` nodes with `tokens` tokens; None if only a part was requested.
-    """
+    """A page of tree nodes, each behind its parent; `complete` if there are no other nodes. The
+    tree has `total` nodes with `tokens` tokens; None if only a part was requested."""
 
     nodes: tuple[TreeNode, ...]
     complete: bool = True
@@ -514,7 +512,7 @@ class PinsLost(_Message, tag="pins_lost"):
 
 
 class HandedOver(_Message, tag="handed_over"):
-    """As many blocks lie in the leading slots as there are checksums."""
+    """Answer of an engine that handed over blocks: one checksum per block, in the leading slots."""
 
     ticket: int
     checksums: tuple[int, ...]

@@ -50,8 +50,8 @@ class StepCost(msgspec.Struct, frozen=True):
 
 
 PRIOR = StepCost(step=2e-3, prefill=4e-4, decode=4e-4, context=1e-9, pair=1e-9, score=2e-4)
-"""The cost of an engine before any measurement, in the proportions of a CPU, where it bounds steps:
-to read the weights takes as long as to compute 5 tokens."""
+"""Cost of an engine before any measurement, in the proportions of a CPU, where the cost bounds
+steps: one read of the weights takes as long as to compute 5 tokens."""
 
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost:
@@ -208,7 +208,7 @@ class StepPlan(msgspec.Struct):
     duplicate_slots: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """[D] int64."""
     samples: list[SampleRow] = msgspec.field(default_factory=list)
-    """In the order of the rows; those of drafted rows come last, row by row."""
+    """Samples in the order of the rows; samples of drafted rows come last, row by row."""
     wait_for_masks: Callable[[], None] | None = None
     """Waits until masks being filled on another thread are filled; None if none are."""
     prompt_scores: list[PromptScoreRow] = msgspec.field(default_factory=list)
@@ -302,11 +302,8 @@ class DraftRow(msgspec.Struct, frozen=True):
 
 
 class ModelDrafts(msgspec.Struct, frozen=True):
-    """The drafts of some rows, and what they took.
-
-    `computed` tokens in the first step, of `seconds`, then `steps` further ones of one token for
-    each row, of `step_seconds` in all.
-    """
+    """Drafts of some rows, and their cost: `computed` tokens in the first step, of `seconds`, then
+    `steps` further steps of one token for each row, of `step_seconds` in all."""
 
     drafts: list[list[int]]
     computed: int
@@ -316,10 +313,9 @@ class ModelDrafts(msgspec.Struct, frozen=True):
 
 
 class DraftModel(Protocol):
-    """A second model, or a head of the model, whose KV lies in blocks of the executor's numbers.
-
-    It computes while a step is planned. Its drafts may be anything: the executor checks them.
-    """
+    """A second model, or a head of the model, whose KV lies in blocks with the executor's numbers.
+    The draft model computes while a step is planned. The executor checks drafts, which may be
+    anything."""
 
     @property
     def context_length(self) -> int: ...
@@ -329,7 +325,7 @@ class DraftModel(Protocol):
         """Seconds of a step of one token, as measured when the model was loaded."""
 
     def missing(self, token_ids: np.ndarray, table: np.ndarray) -> int:
-        """How many of the sequence's last tokens are to be computed before a draft, at least 1."""
+        """Return the number of the sequence's last tokens to compute before a draft, at least 1."""
 
     def draft(self, rows: Sequence[DraftRow]) -> ModelDrafts: ...
 
@@ -371,7 +367,7 @@ class Executor(Protocol):
         """Begin a step. With `plan.late`, nothing is sampled before `sample` is called."""
 
     def sample(self, launched: Launched, samples: list[SampleRow]) -> None:
-        """Finish a late plan's step with `samples`, none of them late any more."""
+        """Finish a late plan's step with `samples`, which are all final now."""
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for a step's result. Raises the step's exception, or `ExecutorLost`."""

@@ -1,5 +1,5 @@
-"""What this machine is, which kernels run on it, and what a model would need and reach here.
+"""Examination of the machine: its hardware and kernels, and a model's needs and ceilings on it.
 
-`ceilings` reads what the system tells, measures, and counts what a step computes and reads;
-`report` says which kernels run, puts a model and the ceilings together, and lists what is here.
+`ceilings` reads the system's figures, measures, and counts the work and reads of a step. `report`
+chooses the kernels, puts a model and the ceilings together, and lists the models present.
 """

@@ -37,7 +37,7 @@ from rootlace.runtime.model.kv_pool import main_memory
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Memory in bytes, that of the control groups where they grant less."""
+    """Hardware of this machine; memory in bytes, of the control groups where they grant less."""
 
     processor: Processor
     system: str
@@ -112,7 +112,7 @@ def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWo
 
 
 def _pairs(row: Row, window: int | None) -> int:
-    """Pairs of a new token and a token it attends to: itself, or one before it in its window."""
+    """Count pairs of a new token and an attended token in its window: itself, or an earlier one."""
     first, last = row.context - row.new + 1, row.context
     if window is None or window >= last:
         return (first + last) * row.new // 2
@@ -121,7 +121,7 @@ def _pairs(row: Row, window: int | None) -> int:
 
 
 def _keys(row: Row, window: int | None) -> int:
-    """Tokens whose keys and values the row reads."""
+    """Count the tokens whose keys and values the row reads."""
     return row.context if window is None else min(row.context, window + row.new - 1)
 
 
@@ -132,7 +132,7 @@ SIDE = 2048
 """Rows and columns of the square product."""
 GPU_SIDE = 8192
 READ_BYTES = 256 << 20
-"""How much memory is read: more than caches hold, as a rule."""
+"""Bytes of main memory read by a measurement: usually more than caches hold."""
 GPU_READ_BYTES = 1 << 30
 WEIGHT_OUTPUTS, WEIGHT_INPUTS = 8192, 1024
 """Shape of a weight that is read, with fewer outputs where fewer bytes are asked for."""

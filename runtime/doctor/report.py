@@ -1,4 +1,4 @@
-"""All that `rootlace doctor` says of machine and model, and `rootlace models` of what is here."""
+"""Reports of `rootlace doctor` (machine and model) and `rootlace models` (models present)."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Attempts:
         self.faults: list[str] = []
 
     def __call__(self, what: str, measure: Callable[[], Found]) -> Found | None:
-        """What `measure` finds; None if it fails, as torch (RuntimeError), the native kernels
-        (MemoryError) and the system (OSError) do where memory is short."""
+        """Return the result of `measure`; None if it fails for lack of memory: torch raises
+        RuntimeError, native kernels MemoryError, the system OSError."""
         try:
             return measure()
         except (OSError, MemoryError, RuntimeError) as error:
@@ -92,11 +92,11 @@ class Attempts:
 
 
 PROMPTS = (256, 1024, 4096)
-"""Tokens of the prompts whose first token is forecast."""
+"""Prompt lengths in tokens for the forecast of the first token."""
 REQUESTS = (1, 8, 64)
-"""How many requests decode at once."""
+"""Numbers of requests that decode at once."""
 CONTEXT = 1024
-"""Tokens of context that each of these requests has."""
+"""Context of each decoding request, in tokens."""
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -176,10 +176,8 @@ def step_seconds(spec: ModelSpec, element: Elements, ceilings: Ceilings, rows: l
 
 
 class ForeignLoad:
-    """How many cores other programs kept busy meanwhile: a measurement is good only near zero.
-
-    "Own" is the process `pid` (None: this one) and those below it.
-    """
+    """Cores that other programs kept busy during a measurement, which is good only near zero. "Own"
+    is the process `pid` (None: this one) and its descendants."""
 
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
@@ -203,7 +201,7 @@ class ForeignLoad:
         return sum(times) - idle - twice
 
     def _own(self) -> float:
-        """CPU seconds of the own processes, with those that have ended (on Linux)."""
+        """Return CPU seconds of the own processes, with those of ended processes (on Linux)."""
         total = 0.0
         try:
             head = psutil.Process(self._pid)
@@ -238,8 +236,8 @@ class KernelChoice:
 
 
 def choose_on_cpu(processor: Processor, asked: str, report: Callable[[str], None]) -> KernelChoice:
-    """What `ExecutorConfig.kernels` leads to on this CPU. `report` is told that a compilation
-    begins. Raises `InvalidRequest` for kernels that are asked for and cannot be had."""
+    """Return the kernels that `ExecutorConfig.kernels` gives on this CPU. `report` is told that a
+    compilation begins. Raises `InvalidRequest` for requested kernels that are not available."""
     if asked == "reference":
         return KernelChoice("reference", why_not_better=("native: the reference is asked for",))
     try:
@@ -276,8 +274,8 @@ def better_units(processor: Processor, used: str, refused: str, prebuilt: bool) 
 
 
 def choose_on_gpu(device: torch.device, asked: str) -> KernelChoice:
-    """What `ExecutorConfig.kernels` leads to on this GPU. Raises `InvalidRequest` for kernels that
-    are not a GPU's."""
+    """Return the kernels that `ExecutorConfig.kernels` gives on this GPU. Raises `InvalidRequest`
+    for kernels that no GPU runs."""
     check_gpu_kernels(asked, device)
     if asked == "reference":
         return KernelChoice("reference", why_not_better=("triton: the reference is asked for",))
@@ -293,10 +291,10 @@ def choose_on_gpu(device: torch.device, asked: str) -> KernelChoice:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SECONDS = 0.3
-"""How long each ceiling is measured, at least."""
+"""Shortest time in which each ceiling is measured, in seconds."""
 
 Progress = Callable[[str, float], None]
-"""Called with what is done now, and with the share of the whole that is done."""
+"""Callback with the current action, and the share of the whole that is done."""
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -307,9 +305,9 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """FLOP/s by dtype and by what computed ("native", "torch"), and bytes/s; what could not be
-    measured is left out or None. `foreign_cores`: how many cores other programs kept busy
-    meanwhile; far above 0 the figures are too low."""
+    """FLOP/s by dtype and backend ("native", "torch"), and bytes/s; unmeasured figures are left out
+    or None. `foreign_cores`: cores that other programs kept busy meanwhile; far above 0 the figures
+    are too low."""
 
     threads: int
     product_rates: dict[str, dict[str, float]]
@@ -351,7 +349,7 @@ class Report(msgspec.Struct, frozen=True):
     measured: Measured
     model: ModelReport | None
     not_measured: tuple[str, ...] = ()
-    """What could not be measured, and why: a line for each."""
+    """Failed measurements and their reasons, a line for each."""
 
     def to_json(self) -> dict[str, Any]:
         kernels = dataclasses.replace(self.kernels, library=None)
@@ -368,10 +366,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def examine(executor: ExecutorConfig, progress: Progress) -> Report:
-    """Look at this machine, and at what the model of `executor` ("": none) would be on it.
-
-    Raises `UnsupportedModel` or `InvalidRequest` for what serving would refuse, too.
-    """
+    """Examine this machine, and the model of `executor` ("": none) on it. Raises `UnsupportedModel`
+    or `InvalidRequest` for anything that serving would refuse, too."""
     progress("machine", 0.0)
     device = torch.device(chosen_device(executor.device))
     config = _read_config(executor) if executor.model else None
@@ -514,8 +510,8 @@ def _ceilings(
 
 
 def _memory(setup: ModelSetup, weights: int, where: Machine | Gpu) -> Memory:
-    """As the executor divides it, weights and cache of a draft model included. What a step takes on
-    a GPU is measured there, not here, so a GPU's cache is smaller than this."""
+    """Divide memory as the executor does, weights and cache of a draft model included. The executor
+    measures a step's memory on a GPU, so its cache there is smaller than this estimate."""
     size, available = setup.cache.block_size, where.memory_available
     weights += setup.beside.weights
     left = max(available - weights, 0)
@@ -532,7 +528,7 @@ def _memory(setup: ModelSetup, weights: int, where: Machine | Gpu) -> Memory:
 
 
 TOKENS = 4096
-"""A model fits if its weights do and a cache of so many tokens, as `rootlace serve` has them."""
+"""Tokens of cache, with the settings of `rootlace serve`, that a fitting model has room for."""
 
 
 class CachedModel(msgspec.Struct, frozen=True):
@@ -549,7 +545,7 @@ class CachedModel(msgspec.Struct, frozen=True):
 
 
 class PackedModel(msgspec.Struct, frozen=True):
-    """Packed weights that a start has kept (`--weight-cache`) in a file of so many bytes."""
+    """Packed weights, kept by a start (`--weight-cache`) in a file of `size` bytes."""
 
     model: str
     path: str
@@ -557,7 +553,7 @@ class PackedModel(msgspec.Struct, frozen=True):
 
 
 def cached_models() -> tuple[list[CachedModel], int]:
-    """All of them, and the bytes of main memory that are free."""
+    """Return the cached models, and the bytes of free main memory."""
     free = main_memory().available
     there = [
         (str(name), path, weights)
@@ -572,8 +568,7 @@ def cached_models() -> tuple[list[CachedModel], int]:
 
 
 def packed_models(folder: str) -> list[PackedModel]:
-    """What packed weights are kept there, the ones used last at the end. `folder` is as starts
-    have it."""
+    """Return the packed weights kept in `folder` (as starts have it), the last used at the end."""
     found = []
     cache = WeightCache.chosen(folder)
     for one in cache.kept() if cache else ():
@@ -583,7 +578,7 @@ def packed_models(folder: str) -> list[PackedModel]:
 
 
 def delete_packed_models(folder: str) -> int:
-    """Delete them; how many bytes that were."""
+    """Delete the packed weights in `folder` and return their bytes."""
     cache = WeightCache.chosen(folder)
     return cache.clear() if cache else 0
 

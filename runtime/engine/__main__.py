@@ -206,7 +206,7 @@ def _serve(
 
 
 def schedule_of(asked: SchedulerConfig, device: str, kernels: str) -> SchedulerConfig:
-    """Fill in what was not `asked` for, by the `device` type and the `kernels` that run."""
+    """Fill in settings left open in `asked`, by the `device` type and the `kernels` that run."""
     if asked.step_seconds is None and device == "cpu":
         asked = dataclasses.replace(asked, step_seconds=STEP_SECONDS)
     if asked.speculation_tokens is None and kernels == "native":

@@ -43,7 +43,7 @@ class LateCompiler:
         return self._service.compiler.vocabulary
 
     def cached(self, constraint: Constraint) -> Grammar | None:
-        """The grammar, if it is compiled already."""
+        """Return the grammar of a constraint if it is compiled already."""
         return None if self._service is None else self._service.compiler.cached(constraint)
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
@@ -121,11 +121,9 @@ def _compiler(runner: ModelRunner, config: ConstraintConfig) -> GrammarCompiler:
 
 
 def prepare(compiler: GrammarCompiler) -> None:
-    """Prepare all tables of the compiler, and exempt them from garbage collection.
-
-    Each token of the vocabulary has objects: with 150,000 tokens a full collection stopped the loop
-    for 0.13 s.
-    """
+    """Prepare all tables of the compiler, and exempt the tables from garbage collection. Each token
+    of the vocabulary has objects: with 150,000 tokens a full collection stopped the loop for 0.13
+    s."""
     compiler.prepare()
     gc.freeze()
     processes.give_back_memory()

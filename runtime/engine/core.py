@@ -122,7 +122,7 @@ class Steps:
         self.busy = 0.0
         """Seconds in `step`."""
         self.waited = 0.0
-        """Seconds of these spent in the executor: launching, or waiting for results."""
+        """Seconds of `busy` spent in the executor: launching, or waiting for results."""
         self.planned = False
         """Whether the last call had a step."""
         self._forecasts = [0.0] * STEPS
@@ -236,7 +236,7 @@ class Steps:
         return None
 
     def _land(self, running: Launched) -> tuple[list[EngineOutput], bool]:
-        """The updates of a step, and whether it ran to its end."""
+        """Return the updates of a step, and whether the step ran to its end."""
         scheduler = self._scheduler
         if scheduler.streams and (updates := scheduler.held_back(running.plan)):
             self._send(updates)
@@ -251,7 +251,7 @@ class Steps:
         return self._scheduler.commit(running.plan, result), True
 
     def _collect_and_drop(self, launched: Launched) -> None:
-        """Have the executor end a step whose result is dropped."""
+        """Have the executor end a step with a result that is dropped."""
         try:
             self._executor.collect(launched)
         except ExecutorLost:
@@ -276,7 +276,7 @@ TOKENS_AT_ONCE = 1000
 
 
 class Resuming:
-    """A constrained request of another engine, whose matcher takes in the earlier output."""
+    """A constrained request of another engine; its matcher accepts the earlier output."""
 
     def __init__(self, request: EngineRequest, make: Callable[[], Matcher], waited: float) -> None:
         self.request = request
@@ -400,7 +400,7 @@ IDLE_SECONDS = 1.0
 COMPILING_SECONDS = 0.005
 """Seconds a message may lie unread while the loop waits for a compilation."""
 FETCHING_SECONDS = 0.001
-"""Seconds the loop sleeps while it waits for blocks being read."""
+"""Sleep of the loop while blocks are being read, in seconds."""
 
 
 class EngineLoop:
@@ -437,7 +437,7 @@ class EngineLoop:
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._resuming: dict[int, Resuming] = {}
-        """Requests whose matchers take in earlier outputs, a part in each turn."""
+        """Requests whose matchers accept earlier outputs, a part in each turn."""
         self._jump_forward = jump_forward
         self._prepare = prepare
         self._executor_stats = executor_stats
@@ -511,7 +511,7 @@ class EngineLoop:
                 self._add(one.request, one.matcher, one.waited)
 
     def heartbeat(self) -> Heartbeat:
-        """How far the loop is; read by another thread."""
+        """Return the loop's progress; called by another thread."""
         return Heartbeat(self.turns, self._steps.forecast)
 
     # ------------------------------------------------------------ sending

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rootlace.runtime.engine.constraints import LateCompiler
 
 FIRST = Constraint("choices", '["a"]')
-"""What a request compiles that needs the vocabulary and has no constraint of its own."""
+"""Constraint compiled for a request that needs the vocabulary and has no constraint."""
 AT_ONCE = 16
 """Ready requests taken per turn of the loop: beginning a constraint takes time."""
 
@@ -42,7 +42,7 @@ class CompilingRequests:
     def __init__(self, compiler: LateCompiler) -> None:
         self._compiler = compiler
         self.by_rid: dict[int, tuple[EngineRequest, Future[Grammar], float]] = {}
-        """Requests with their grammars to come, and the times since when they wait."""
+        """Waiting requests, their future grammars, and the start times of the waits."""
         self._done: SimpleQueue[int] = SimpleQueue()
         self._ready: list[int] = []
         self.compiled = 0
@@ -74,11 +74,9 @@ class CompilingRequests:
             return
 
     def take(self) -> Iterator[tuple[EngineRequest, Callable[[], Matcher], float]]:
-        """The first `AT_ONCE` requests whose compilation has ended, well or badly.
-
-        Each with what makes its matcher, or raises the exception of the compilation, and with the
-        seconds that it waited.
-        """
+        """Yield the first `AT_ONCE` requests whose compilation has ended, well or badly. Each with
+        a function that makes its matcher or raises the compilation's error, and with the seconds
+        waited."""
         while not self._done.empty():
             self._ready.append(self._done.get())
         ready, self._ready = self._ready[:AT_ONCE], self._ready[AT_ONCE:]
@@ -122,7 +120,7 @@ def loading_bar(stream: TextIO) -> Callable[[str, float], None]:
 
 
 def loading_log(clock: Callable[[], float] = time.monotonic) -> Callable[[str, float], None]:
-    """Report progress as lines of a log, for what is no terminal; none for a model read at once."""
+    """Report progress as lines of a log, without a terminal; no lines for a model read at once."""
     told = clock()
 
     def tell(what: str, fraction: float) -> None:

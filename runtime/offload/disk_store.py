@@ -76,7 +76,7 @@ def open_folder(root: Path, identity: bytes, most_bytes: int, engines: int = 1) 
 
 
 def _first_free(root: Path, names: list[str]) -> tuple[Path, int]:
-    """The first of these folders that no other process uses, and its lock."""
+    """Return the first folder that no other process uses, and its lock."""
     for name in names:
         path = root / name
         path.mkdir(exist_ok=True, mode=0o700)
@@ -152,7 +152,7 @@ _CHECKED = RECORD.itemsize - 4
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RESERVE = 0.05, 1 << 30
-"""What stays free of a file system: this share, at most so many bytes."""
+"""Space kept free on a file system: a share of it, and a maximum in bytes."""
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class SlotFile:
         header = (MAGIC + identity + block_bytes.to_bytes(8, "little")).ljust(HEADER_BYTES, b"\0")
         found = os.pread(self._index, HEADER_BYTES, 0)
         self._unwritten = b""
-        """The header, until there is room for it."""
+        """The header until the disk has room for it."""
         if found != header:
             if found:
                 log.warning("%s: blocks of something else are dropped", folder)
@@ -201,7 +201,7 @@ class SlotFile:
             self._unwritten = header
         self._read_index(folder)
         self._stored = self._records["filled"].astype(bool)
-        """Slots whose bytes have their place on the disk."""
+        """Slots whose bytes have space on the disk."""
         wanted, free = block_bytes * int(np.count_nonzero(~self._stored)), self.free_bytes()
         if free < wanted:
             room = max(free, 0) / 1e9
@@ -209,7 +209,7 @@ class SlotFile:
 
     @staticmethod
     def slots_in(most_bytes: int, block_bytes: int) -> int:
-        """Slots whose two files fit in `most_bytes`, at most `MOST_SLOTS`."""
+        """Return the slots whose two files fit in `most_bytes`, at most `MOST_SLOTS`."""
         return min(max(most_bytes - HEADER_BYTES, 0) // (block_bytes + RECORD.itemsize), MOST_SLOTS)
 
     def _read_index(self, folder: Path) -> None:
@@ -234,7 +234,7 @@ class SlotFile:
         return kept_blocks(self._records)
 
     def free_bytes(self) -> int:
-        """How much more may be written; the disk keeps its `RESERVE`."""
+        """Return the bytes that may still be written; the disk keeps its `RESERVE`."""
         disk = shutil.disk_usage(self._folder)
         return disk.free - min(int(RESERVE[0] * disk.total), RESERVE[1])
 
@@ -404,7 +404,7 @@ def _kept_seconds(file: SlotFile, kept: Sequence[Kept], count: int) -> float:
 
 
 def _probe_seconds(path: Path, size: int, count: int) -> float:
-    """Seconds to read each of `count` blocks of a file that is written for it."""
+    """Return seconds to read each of `count` blocks of a file written for the measurement."""
     order = np.random.default_rng(0)
     probe = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -125,16 +125,16 @@ class Switch:
 STALL_SECONDS = 10.0
 """Seconds after which a read counts as hanging."""
 GAP_SECONDS = 1.0
-"""The most that the time from one `poll` to the next adds to them: a pause of this process is not
-one of the disk."""
+"""Bound of the time that one turn of `poll` adds to a read's seconds: a pause of this process is
+not a pause of the disk."""
 READ_LATENCY = 0.002
 """Seconds from the end of a read until the loop sees the block."""
 AHEAD = 4
 """Blocks announced ahead, where blocks can be sent ahead."""
 _KEPT = 0.95
 FARTHEST = 8.0
-"""A read counts as so many times slower than expected, at most: one during which the machine stood
-still says nothing of the next."""
+"""Largest factor of a read's time over the expected time: a read during a pause of the machine
+predicts nothing."""
 LEAST_BUFFERS = 2
 
 
@@ -182,14 +182,14 @@ class SlotStore:
         self._filling: dict[int, tuple[bytes, np.ndarray | None]] = {}
         """Slots of planned moves -> key, and buffer once there is one."""
         self._tasks: deque[Callable[[], None]] = deque()
-        """For the thread that writes."""
+        """Tasks of the writing thread."""
         self._unerased: set[int] = set()
         """Slots to be erased when the disk has room for that; for the thread that writes."""
         self._busy = False
         self._checksums: dict[int, int] = {}
         """Checksums of written blocks that are not indexed yet."""
         self._asked: deque[tuple[int, bytes]] = deque()
-        """For the thread that reads: slots and keys."""
+        """Slots and keys for the reading thread."""
         self._reading: _Read | None = None
         self._fetched: dict[int, np.ndarray] = {}
         for name, run in (("tier-write", self._run_tasks), ("tier-read", self._run_reads)):
@@ -471,10 +471,8 @@ class HandedBlocks:
         self._transfer.expect(source, near)
 
     def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None:
-        """Read a block (uint8) whose checksum must equal the offered one.
-
-        Raises `DamagedBlock`, `BlockLost`, or OSError.
-        """
+        """Read a block (uint8); its checksum must equal the offered one. Raises `DamagedBlock`,
+        `BlockLost`, or OSError."""
         source, place, offered = self._offered[slot]
         try:
             self._transfer.take(source, place, into)

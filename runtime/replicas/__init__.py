@@ -1,7 +1,7 @@
-"""Several engine processes of one model, which the gateway uses as if they were one; no torch.
+"""Several engine processes of one model behind the interface of one engine; no torch.
 
-`replicas` starts them, lets another one go on when one dies, and makes one of several answers.
-`dispatch` sends requests where they cost least (`rootlace.runtime.routing`), and notices what was
-lost of what engines say of their caches. `handover` has some of them compute prompts for the
-others; `remote` has places for engines of other machines.
+`replicas` starts the engines, continues a dead engine's requests at another, and merges several
+answers. `dispatch` sends requests to the cheapest engine (`rootlace.runtime.routing`), and notices
+lost reports of caches. `handover` has some engines compute prompts for other engines; `remote` has
+places for engines of other machines.
 """

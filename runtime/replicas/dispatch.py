@@ -29,12 +29,12 @@ from rootlace.runtime.routing.router import Router, RouterConfig
 
 
 _PATIENCE = 64
-"""So many changes may come before an engine is asked again for all that it holds."""
+"""Ignored changes after which the gateway asks an engine again for its whole cache."""
 
 
 class Hearing:
-    """Of one engine: passes changes on in their order. Where one is missing, nothing is passed on
-    until the engine has said all that it holds, for which it is asked."""
+    """Receiver of one engine's cache reports, passed on in their order. After a missing change, it
+    asks for the engine's whole cache, and passes nothing on until the answer."""
 
     def __init__(self, ask: Callable[[], None], heard: Callable[[CacheChanged], None]) -> None:
         self._ask = ask
@@ -42,7 +42,7 @@ class Hearing:
         self._last = 0
         self._ignored = 0
         self.gaps = 0
-        """How often something was missing."""
+        """Number of times that changes were missing."""
 
     def hear(self, message: CacheChanged) -> None:
         if not message.fresh and (self._ignored or message.number != self._last + 1):
@@ -62,14 +62,14 @@ class Hearing:
 _OUTPUT = 64.0
 """Tokens that a request is taken to generate, until some have ended."""
 _OUTPUT_SHARE = 0.05
-"""What the last one that ended counts."""
+"""Weight of the last ended request in the mean."""
 _MOST_HOMES = 65536
 _SWEEP_SECONDS = 0.005
 
 
 @dataclass
 class _Running:
-    """A request, the engine that has it, and what the router was told of it."""
+    """A request, its engine, and the facts that the router was told of the request."""
 
     replica: int
     routed: bool
@@ -78,7 +78,7 @@ class _Running:
 
 
 class Dispatch:
-    """The router, fed with what engines and requests do. Belongs to one event loop."""
+    """The router, fed with events of engines and requests. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -106,29 +106,29 @@ class Dispatch:
         self._ask = ask
         self._hearing = [self._new_hearing(at) for at in range(count)]
         self._gaps = 0
-        """Of engines that have died since."""
+        """Gaps in the reports of engines that have died since."""
         self._costs: dict[int, StepCost] = {}
         self._down: set[int] = set()
         self._gone: set[int] = set()
-        """Those of them that nobody starts again."""
+        """Engines that are down for good."""
         self._running: dict[int, _Running] = {}
         self._homes: dict[str, int] = {}
-        """Where programs had their last request."""
+        """Replica of each program's last request."""
         self._output = _OUTPUT
         self._moved = 0
         self._sweeping: asyncio.TimerHandle | None = None
 
     @property
     def can_prefill(self) -> bool:
-        """Whether an engine is up that computes prompts for the others."""
+        """Whether an engine that computes prompts for other engines is up."""
         return not self._prefill <= self._down
 
     def is_up(self, at: int) -> bool:
         return at not in self._down
 
     def held(self, request: EngineRequest) -> dict[int, int]:
-        """How many whole blocks of a request's tokens each of the other engines holds that holds
-        any."""
+        """Return the number of whole blocks of a request's tokens at each decoding engine that
+        holds any."""
         namespace = kv_namespace(request.namespace, request.adapter)
         return {
             at: blocks
@@ -171,11 +171,11 @@ class Dispatch:
         return None if running is None else running.replica
 
     def holds(self, at: int) -> bool:
-        """Whether an engine has a request, or is to have one when it is there."""
+        """Whether an engine has a request, or gets one when the engine is up."""
         return any(running.replica == at for running in self._running.values())
 
     def hear(self, update: EngineOutput) -> None:
-        """Something is new about a request."""
+        """Process an update of a request."""
         running, rid = self._running.get(update.rid), update.rid
         if running is None:
             return
@@ -196,7 +196,7 @@ class Dispatch:
         self._homes.pop(program, None)
 
     def told(self, at: int, message: CacheChanged | CostMeasured) -> None:
-        """What an engine says of itself."""
+        """Process an engine's report of its cache or cost."""
         if isinstance(message, CacheChanged):
             self._hearing[at].hear(message)
             if message.fresh:
@@ -223,7 +223,7 @@ class Dispatch:
         self._router.back(at)
 
     def counters(self) -> dict[str, int]:
-        """For `GetStatus`."""
+        """Counters for `GetStatus`."""
         return {
             "prefixes_known": len(self._router),
             "prefixes_below": self._router.known_below,
@@ -250,7 +250,7 @@ class Dispatch:
         self._router.heard(at, change, message.below)
 
     def _sweep_soon(self) -> None:
-        """What lost engines held leaves the table, a little at a time."""
+        """Remove lost engines' prefixes from the table, a little at a time."""
         if self._sweeping is None and self._router.sweep():
             loop = asyncio.get_running_loop()
             self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep)

@@ -1,4 +1,4 @@
-"""Prompts that some of the engines compute for the others, and hand over."""
+"""Disaggregation: some engines compute prompts for other engines, and hand over the KV."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from rootlace.wire.sampling import Cache
 log = logging.getLogger(__name__)
 
 HAND_OVER_SECONDS = 10.0
-"""A request waits so long for an engine that has computed its prompt and is to hand it over."""
+"""Bound of a request's wait for an engine that has computed its prompt and hands over the KV."""
 _PROMPT_ALONE = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 
 class Apart(msgspec.Struct, frozen=True):
-    """The last `prefill` of the engines compute prompts for the others: those of which nobody else
-    has all but `least_tokens` tokens. What they hand over, `by` some way, takes `memory_bytes` at
-    most: of a common memory, or of each engine's."""
+    """Disaggregation: the last `prefill` engines compute prompts of which every other engine lacks
+    `least_tokens` tokens or more. The KV handed over (`by` a way) takes at most `memory_bytes`: of
+    one shared memory, or of each engine's."""
 
     prefill: int
     least_tokens: int
@@ -58,7 +58,7 @@ class Apart(msgspec.Struct, frozen=True):
 
 
 def apart_of(config: GatewayConfig, prefill: int) -> Apart | None:
-    """So many engines compute prompts for the others, in the way that `config` says."""
+    """Return the configured disaggregation with `prefill` engines for prompts; None without any."""
     if not prefill:
         return None
     memory = int(1e9 * config.disaggregate_gb)
@@ -66,8 +66,8 @@ def apart_of(config: GatewayConfig, prefill: int) -> Apart | None:
 
 
 def transfer_of(apart: Apart, shared: bool = True) -> TransferConfig:
-    """How engines hand over blocks, which `shared` says may be of one machine. Raises
-    `InvalidRequest`, or OSError."""
+    """Return the engines' setting for handing over blocks; `shared`: the engines are on one
+    machine. Raises `InvalidRequest`, or OSError."""
     memory = -1
     if apart.by == "memory":
         if not shared:
@@ -78,13 +78,13 @@ def transfer_of(apart: Apart, shared: bool = True) -> TransferConfig:
 
 @dataclass(eq=False)
 class _Handed:
-    """A request whose prompt another engine computes, or computed."""
+    """A request whose prompt another engine computes, or has computed."""
 
     request: EngineRequest
     on_update: Callable[[EngineOutput], None]
     tokens: np.ndarray
     prompt: EngineOutput | None = None
-    """What that engine said of it."""
+    """The prompt engine's last update of the request."""
     lent: tuple[list[int], tuple[int, ...]] | None = None
     """The slots that its blocks are in, and the free ones that these go back to."""
     aborted: bool = False
@@ -98,12 +98,12 @@ class _Handed:
 
 
 class Handover:
-    """Has prompts computed at one engine, copied to where others find them, and taken from there by
-    the engine that goes on with the request: what of it that one does not hold.
+    """Transfer of prompts: one engine computes a prompt and copies it; the engine that decodes the
+    request takes the blocks that it lacks.
 
-    A request changes hands as a whole: the first engine is given its prompt alone, the second one
-    the request as it came, with word of where its blocks are. Whatever goes wrong before, that one
-    computes what it lacks, as if nobody had helped it. Belongs to one event loop.
+    A request changes hands as a whole. The first engine gets the prompt alone, the second engine
+    the original request with the places of its blocks. After any fault before that, the second
+    engine computes the missing part as usual. Belongs to one event loop.
     """
 
     def __init__(
@@ -118,10 +118,9 @@ class Handover:
         self._clients = clients
         self._size = block_size
         self._free: dict[bytes, list[int]] = {}
-        """Free slots, by the address of the engine whose they are; without one they are of all
-        engines."""
+        """Free slots, by the address of the owning engine; without an address, of all engines."""
         self._under_way: dict[int, _Handed] = {}
-        """Those that nobody decodes yet."""
+        """Requests that no engine decodes yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.requests = self.blocks = self.refused = 0
@@ -173,13 +172,13 @@ class Handover:
             raise
 
     def abort(self, rid: int) -> None:
-        """If nobody decodes the request yet, nobody will."""
+        """Abort the request if no engine decodes it yet."""
         if (handed := self._under_way.get(rid)) is not None:
             handed.aborted = True
 
     def instead(self, pending: PendingRequest) -> PendingRequest:
-        """What another engine is to go on with when one dies that had this: not with a prompt
-        alone, but with its request."""
+        """Return the request to continue elsewhere when its engine dies: the original request in
+        place of its prompt alone."""
         handed = self._under_way.pop(pending.request.rid, None)
         if handed is None:
             return pending
@@ -197,7 +196,7 @@ class Handover:
             self._end(handed, EngineOutput(0, finish="error", code=error.code, error=str(error)))
 
     def counters(self) -> dict[str, int]:
-        """For `GetStatus`."""
+        """Counters for `GetStatus`."""
         return {
             "prompts_apart": self.requests,
             "handed_over_blocks": self.blocks,
@@ -271,7 +270,7 @@ class Handover:
         self._clients[target].submit(request, self._listener(handed))
 
     def _is_over(self, handed: _Handed) -> bool:
-        """Whether nobody waits for the request any more; ends it if it was aborted."""
+        """Return whether the request is over; end an aborted request."""
         if handed.aborted and self._under_way.get(handed.request.rid) is handed:
             self._end(handed, EngineOutput(handed.request.rid, finish="abort"))
         return self._under_way.get(handed.request.rid) is not handed
@@ -314,8 +313,8 @@ class Handover:
         return self._free[giver.handed_at]
 
     def _listener(self, handed: _Handed) -> Callable[[EngineOutput], None]:
-        """Who hears of the request from now on; once something is said of it, what was handed over
-        for it is read, or never will be."""
+        """Return the listener of the request from now on. At the first update, the blocks handed
+        over were read, or never will be, and are given back."""
 
         def hear(update: EngineOutput) -> None:
             handed.give_back()

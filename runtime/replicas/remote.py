@@ -1,4 +1,4 @@
-"""Where hosts of engines find the gateway, which has places for engines of other machines."""
+"""Hosts of engines on other machines, and the gateway's meeting point and places for them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CONNECT_SECONDS = 20.0
 
 
 class LineAddress(msgspec.Struct, frozen=True):
-    """What the other end needs in order to connect, and nobody else may know."""
+    """Secrets that the other end needs in order to connect; no third party may know the address."""
 
     to_engine: str
     from_engine: str
@@ -55,7 +55,7 @@ class LineAddress(msgspec.Struct, frozen=True):
 
 
 class Line:
-    """One end. `on_lost` is called if the other end does not come, or is gone."""
+    """One end of a connection. `on_lost` is called if the other end does not come, or is gone."""
 
     def __init__(self, push: zmq.Socket[bytes], pipes: Pipes, on_lost: Callable[[], None]) -> None:
         self.pipes = pipes
@@ -136,14 +136,14 @@ Attach = Callable[[], Awaitable[LineAddress | None]]
 
 RETRY_SECONDS = 1.0
 _OWN_TICKET = -1
-"""Of the host's own questions; the gateway's are positive."""
+"""Ticket of the host's own questions; the gateway's tickets are positive."""
 
 
 class Host:
-    """Starts an engine process, looks for the gateway with `attach`, and carries what the two say.
+    """Host of an engine process: finds the gateway with `attach`, and passes on both's messages.
 
-    An engine that dies is started again, and so is one whose gateway is lost, or sent it away: it
-    may hold requests that nobody knows of any more. Belongs to the event loop that `start` ran on.
+    The host restarts an engine that died, and one whose gateway is lost, or sent the engine away:
+    it may hold requests that no client waits for. Belongs to the event loop that `start` ran on.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Host:
         self._serving = asyncio.create_task(self._serve(ready))
 
     def check(self) -> None:
-        """Raises why it does not go on."""
+        """Raise the error that ended the connection, if any."""
         if self._serving is not None and self._serving.done() and not self.leaving:
             self._serving.result()
 
@@ -185,8 +185,8 @@ class Host:
         return await asyncio.shield(self._stats)
 
     async def leave(self, seconds: float) -> None:
-        """Ask the gateway to give it nothing new, and let what runs end for so many seconds; then
-        the engine ends."""
+        """Ask the gateway for no new requests, wait `seconds` for running ones, then end the
+        engine."""
         self.leaving = True
         serving = self._serving
         if self._line is not None and serving is not None:
@@ -219,7 +219,7 @@ class Host:
             ready = await self._start_engine()
 
     async def _carry(self, address: LineAddress, ready: Ready) -> None:
-        """Between this engine and this gateway, until one of them is gone."""
+        """Pass messages between this engine and the gateway until one of the two is gone."""
         engine = self._engine
         assert engine is not None
         self._parted.clear()
@@ -300,10 +300,10 @@ class Meeting:
 
 
 class RemotePlace(msgspec.Struct, frozen=True, eq=False):
-    """An `EngineLauncher` whose engines are started elsewhere, and come when they are ready.
+    """An `EngineLauncher` whose engines are started elsewhere, and connect when they are ready.
 
     `number` is the replica's. `wanted`: whether requests wait for the next engine. `on_leaving` is
-    called when the host of one asks for its end. `prefill`: it computes prompts for others.
+    called when an engine's host asks for its end. `prefill`: it computes prompts for other engines.
     """
 
     meeting: Meeting
@@ -317,7 +317,7 @@ class RemotePlace(msgspec.Struct, frozen=True, eq=False):
         return RemoteEngine(self, hear)
 
     def close(self) -> None:
-        """Its engine is closed; the meeting is somebody else's."""
+        """Close nothing: the engine is closed already, and the meeting has another owner."""
 
 
 class RemoteEngine:
@@ -334,7 +334,7 @@ class RemoteEngine:
         place.meeting.vacant.add(self)
 
     def attach(self) -> LineAddress:
-        """Its host is there: where it is to connect."""
+        """Return the address where the engine's host, which has come, is to connect."""
         meeting = self.place.meeting
         self._line, address = Line.open(meeting.context, meeting.host, self._take, self.kill)
         self._attached.set_result(None)
@@ -358,7 +358,7 @@ class RemoteEngine:
         return None if died is None else died.code
 
     def kill(self) -> None:
-        """It counts as lost: its host hears of that, or is gone, too."""
+        """Count the engine as lost: its host learns of the loss, or is gone, too."""
         if not self._ended.done():
             self._ended.set_result(None)
 

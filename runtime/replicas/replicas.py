@@ -43,15 +43,15 @@ from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailabl
 
 
 PATIENCE_SECONDS = 5.0
-"""An engine that has not answered so long after others is left out: a step may take seconds, who
-reads metrics waits for ten of them as a rule, and one that hangs is killed after twenty."""
+"""Seconds without an answer, after the first, until the remaining engines are left out. A step may
+take seconds, readers of metrics wait ten, and a hanging engine is killed after twenty."""
 
 
 async def all_answers(
     engines: Mapping[int, EngineClient], ask: Callable[[EngineClient], Awaitable[Any]]
 ) -> dict[int, Any]:
-    """What each says that answers, by its number; one that stands still is not waited for where
-    another one answers. Raises ServerUnavailable if none does, and whatever else one raises."""
+    """Return the engines' answers by number, without engines that stand still while others answer.
+    Raises ServerUnavailable if no engine answers, and any other error of an engine."""
     asked = {at: asyncio.ensure_future(ask(engine)) for at, engine in engines.items()}
     answered: dict[int, Any] = {}
     waiting = set(asked.values())
@@ -75,7 +75,7 @@ async def all_answers(
 
 
 def one_ready(all_of_them: Sequence[Ready]) -> Ready:
-    """What holds wherever a request goes."""
+    """Return the limits that hold at every replica."""
     return msgspec.structs.replace(
         all_of_them[0],
         num_blocks=min(ready.num_blocks for ready in all_of_them),
@@ -84,7 +84,7 @@ def one_ready(all_of_them: Sequence[Ready]) -> Ready:
 
 
 def sum_of(stats: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Counters of all engines together, which were asked for by their numbers."""
+    """Sum the counters of all engines, which are given by replica number."""
     total: dict[str, Any] = {}
     for counters in stats.values():
         for name, value in counters.items():
@@ -103,7 +103,7 @@ class NodeIds:
         return number % self._replicas, number // self._replicas
 
     def page(self, pages: Mapping[int, TreePage], whole: bool) -> TreePage:
-        """One page of those of several engines, which say of the `whole` tree or of a part."""
+        """Merge pages of several engines into one, of the `whole` tree or of a part."""
         nodes = [self._node(one, at) for at, page in pages.items() for one in page.nodes]
         found = TreePage(tuple(nodes), all(page.complete for page in pages.values()))
         if not whole:
@@ -115,7 +115,7 @@ class NodeIds:
         )
 
     def pins(self, found: Mapping[int, Sequence[PinnedPrefix]]) -> tuple[PinnedPrefix, ...]:
-        """Those that end first come first. The same prompt may be pinned in several caches."""
+        """Merge pins, the first to end first. The same prompt may be pinned in several caches."""
         every = [
             msgspec.structs.replace(pin, node=self._number(pin.node, at))
             for at, pins in found.items()
@@ -173,14 +173,14 @@ class Replicas:
         self._dispatch: Dispatch | None = None
         """None until all are there."""
         self._early: list[Callable[[Dispatch], None]] = []
-        """What it is to be told then."""
+        """Calls to repeat at the dispatch once it exists."""
         self._gone: set[int] = set()
-        """Those that are not started again."""
+        """Engines that are not restarted."""
         self._digest_key = digest_key or secrets.token_bytes(16)
         self._there = asyncio.Event()
         """Whether an engine has come to the meeting."""
         self._leaving: dict[int, asyncio.Task[None]] = {}
-        """Engines that get nothing new, and end when what they have is over."""
+        """Engines that get nothing new, and end when their requests are over."""
         self._ids = NodeIds(count)
         self._forgets = Forgets(keep=True)
         self._suspensions = Suspensions()
@@ -196,10 +196,9 @@ class Replicas:
         meeting: Meeting | None = None,
         digest_key: bytes | None = None,
     ) -> Replicas:
-        """Start so many engines: the first one alone, which may leave its packed weights for the
-        others, then these. With a `meeting`, at most so many come there, which are started and
-        ended elsewhere, and tell by `digest_key`: wait for the first. Raises what
-        `EngineClient.start` does."""
+        """Start `count` engines: the first one alone, as it may leave its packed weights for the
+        others. With a `meeting`, wait for the first of up to `count` engines, started and ended
+        elsewhere, that share `digest_key`. Raises the errors of `EngineClient.start`."""
         replicas = cls(count, on_exit, apart, meeting, digest_key)
         if meeting is None:
             replicas._forgets = Forgets.of(config)
@@ -263,7 +262,7 @@ class Replicas:
         return any(client.healthy for client in self._clients)
 
     def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
-        """As `EngineClient.submit`, at the engine where it costs least."""
+        """Submit at the engine with the lowest cost; see `EngineClient.submit`."""
         assert self._dispatch is not None
         if self._handover is not None and self._handover.takes(request):
             self._handover.submit(request, on_update)
@@ -276,7 +275,7 @@ class Replicas:
             raise
 
     def abort(self, rids: Iterable[int]) -> None:
-        """As `EngineClient.abort`."""
+        """See `EngineClient.abort`."""
         assert self._dispatch is not None
         by_replica: dict[int, list[int]] = {}
         for rid in rids:
@@ -290,23 +289,23 @@ class Replicas:
     # ------------------------------------------------------------ all of them
 
     def release_program(self, program: str, wanted: bool = False) -> None:
-        """As `EngineClient.release_program`."""
+        """See `EngineClient.release_program`."""
         self._tell(partial(Dispatch.program_ended, program=program))
         for client in self._clients:
             client.release_program(program, wanted)
 
     def forget_namespace(self, namespace: str) -> None:
-        """As `EngineClient.forget_namespace`."""
+        """See `EngineClient.forget_namespace`."""
         for client in self._clients:
             client.forget_namespace(namespace)
 
     def pause(self, paused: bool) -> None:
-        """As `EngineClient.pause`."""
+        """See `EngineClient.pause`."""
         for client in self._clients:
             client.pause(paused)
 
     async def flush(self) -> None:
-        """As `EngineClient.flush`; engines that do not answer flush on their return."""
+        """See `EngineClient.flush`; engines that do not answer flush on their return."""
         await all_answers(self._up, lambda engine: engine.flush())
 
     async def stats(self) -> dict[str, Any]:
@@ -320,8 +319,8 @@ class Replicas:
         return {**sum_of(found), "replicas": own, **self._dispatch.counters(), **apart}
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
-        """As `EngineClient.ask`; the answer is of all engines, or of the one it is about. Raises
-        ServerUnavailable if none answers."""
+        """See `EngineClient.ask`; the answer covers all engines, or the engine in question. Raises
+        ServerUnavailable if no engine answers."""
         if kind is GetTree:
             return await self._tree(*fields)
         # Who is down, or away, is to let go of what it would pin again.
@@ -348,7 +347,7 @@ class Replicas:
 
     @property
     def _up(self) -> dict[int, EngineClient]:
-        """By number; where engines come and go, those that are there."""
+        """Engines by number; where engines come and go, only the engines present."""
         every = dict(enumerate(self._clients))
         if self._meeting is None:
             return every
@@ -370,7 +369,7 @@ class Replicas:
     # ------------------------------------------------------------ engines that come and go
 
     def _leave(self, at: int) -> None:
-        """Give an engine nothing new, and end it once it holds nothing. Idempotent."""
+        """Give an engine nothing new, and end the engine once it holds nothing. Idempotent."""
         if at in self._leaving:
             return
         log.warning("replica %d is to leave", at)
@@ -395,7 +394,7 @@ class Replicas:
         self._move(at, left)
 
     def _move(self, at: int, left: list[PendingRequest]) -> None:
-        """Continue requests of a replica that is down at others."""
+        """Continue requests of a lost replica at other replicas."""
         if left:
             log.warning("replica %d is down: %d requests go on elsewhere", at, len(left))
         for pending in left:

@@ -89,7 +89,7 @@ _NONE = np.empty(0, np.uint64)
 _SWEPT = 1 << 12
 """Buckets swept in less than a millisecond."""
 _MOST_NEWS = 1 << 12
-"""With more digests than this, reports enter the table without waiting for a look."""
+"""Digests of waiting reports above which the reports enter the table without a lookup."""
 
 
 class _News(NamedTuple):
@@ -128,13 +128,13 @@ class PrefixIndex:
         self._heard = 0
         """Replicas (bits) that may hold a prefix."""
         self._dropped = 0
-        """Replicas (bits) whose entries are void and being removed."""
+        """Replicas (bits) with void entries, which are being removed."""
         self._left: dict[int, int] = {}
         """Replica -> buckets that may still have void entries."""
         self._next = 0
         """The next bucket to sweep; the first follows the last."""
         self._gone = np.empty(0, bool)
-        """By number: sets that had any of the void replicas."""
+        """By number of a set: whether the set had a void replica."""
         self._news: list[_News] = []
         """Reports not in the table yet, oldest first."""
         self._later: list[_News] = []
@@ -211,9 +211,10 @@ class PrefixIndex:
         return bool(self._dropped)
 
     def match(self, digests: np.ndarray) -> list[tuple[int, int]]:
-        """How many of a prompt's `digests` replicas hold: (count, replicas as bits), fewest first.
+        """Return the numbers of digests that replicas hold: (count, replicas as bits), fewest
+        first.
 
-        `digests` (uint64) are of the prompt's prefixes, the shortest first. Replicas with none are
+        `digests` (uint64) are of a prompt's prefixes, the shortest first. Replicas with none are
         left out. Costs O(log) lookups for each different count, of which there are few, the longest
         prefixes first. The total is bounded: beyond it some replicas are reported with fewer.
         """
@@ -263,7 +264,7 @@ class PrefixIndex:
         return 0 if at < 0 else self._holders.bits[self._numbers[first + at // 8]]
 
     def _divide(self, news: Iterable[_News]) -> None:
-        """Keep these reports, those of each replica in their order."""
+        """Split reports by void and other replicas, each replica's reports in their order."""
         kept: tuple[list[_News], list[_News]] = [], []
         for one in news:
             kept[self._dropped >> one.replica & 1].append(one)
@@ -289,7 +290,7 @@ class PrefixIndex:
         self._free(places)
 
     def _places(self, digests: np.ndarray) -> np.ndarray:
-        """The slot of each digest, a free one where it is new; -1 where its bucket is full."""
+        """Return the slot of each digest, a free slot if new; -1 where its bucket is full."""
         digests = np.maximum(digests, 1)  # 0 is the key of free slots
         buckets = (digests % np.uint64(self._buckets)).view(np.int64)
         places = np.full(len(digests), -1)
@@ -309,7 +310,7 @@ class PrefixIndex:
         return places
 
     def _change(self, places: np.ndarray, added: int = 0, removed: int = 0) -> None:
-        """Add holders (bits) at `places`, and remove others and the void ones."""
+        """Add holders (bits) at `places`, and remove the holders `removed` and the void ones."""
         removed |= self._dropped
         before = self._sets[places]
         distinct = sorted(set(before.tolist()), reverse=True)  # what is new comes last

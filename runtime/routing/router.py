@@ -69,12 +69,12 @@ class BelowPools:
             self._levels[one.level].apply(replica, Change(one.added, one.removed))
 
     def drop(self, replica: int) -> None:
-        """As `PrefixIndex.drop`."""
+        """See `PrefixIndex.drop`."""
         for index in self._levels.values():
             index.drop(replica)
 
     def sweep(self) -> bool:
-        """As `PrefixIndex.sweep`."""
+        """See `PrefixIndex.sweep`."""
         return sum(index.sweep() for index in self._levels.values()) > 0
 
     def match(
@@ -131,7 +131,7 @@ class Sent:
     """Count of `digests` that other requests had computed, or were to compute."""
     at: float
     due: float
-    """Time when the first token should be there, whatever requests overtake it."""
+    """Time of the expected first token, whichever requests overtake this one."""
     begun: bool = False
 
 
@@ -145,13 +145,13 @@ class Coming:
     def __init__(self) -> None:
         self._first: dict[int, dict[Hashable, Sent]] = {}
         self._places: Counter[int] = Counter()
-        """Place of these first blocks among their prompts' digests -> count."""
+        """Place of each first block among its prompt's digests -> count."""
 
     def __len__(self) -> int:
         return len(self._first)
 
     def add(self, request: Hashable, sent: Sent) -> None:
-        """Add a sent request, whose uncached blocks its replica computes."""
+        """Add a sent request, with uncached blocks that its replica computes."""
         if sent.known < len(sent.digests):
             first = sent.digests.item(sent.known)
             if first not in self._first:
@@ -263,7 +263,7 @@ class Router:
         self._owed: list[dict[Hashable, Sent]] = [{} for _ in range(count)]
         """Requests without a first token, in the order sent."""
         self._due = np.full(count, np.inf)
-        """Due time of the first of these requests."""
+        """By replica: due time of its first request in `_owed`."""
         self._all_due = np.inf
         """The earliest due time of all."""
         self._duration = 1.0

@@ -99,7 +99,7 @@ class RunningSet:
         self.ordered = None
 
     def preempt(self, sequence: RequestState) -> None:
-        """Release the blocks of `sequence` and queue it before any new request."""
+        """Release the blocks of `sequence` and put the sequence before all new requests."""
         self.remove(sequence)
         insort(self.preempted, sequence, key=BY_ORDER)
         self.preemptions += 1
@@ -116,10 +116,8 @@ class RunningSet:
                 insort(self.preempted, sequence, key=BY_ORDER)
 
     def rollback(self, sequence: RequestState, length: int) -> None:
-        """Drop the tokens of `sequence` behind `length` and queue it before any new request.
-
-        The computed tokens are in the tree by then, so that little is computed again.
-        """
+        """Drop the tokens of `sequence` behind `length` and put the sequence before all new
+        requests. The computed tokens are in the tree by then, so few tokens are computed again."""
         self.remove(sequence)
         sequence.shorten(length)
         insort(self.preempted, sequence, key=BY_ORDER)
@@ -227,8 +225,8 @@ class RunningSet:
 
 
 _LEAST_CHUNK = 32
-"""Tokens that a step computes of a prompt, whatever they cost. To read the weights once takes as
-long as to compute some 5 tokens on a CPU, so a large model spends little of its time on that."""
+"""Fewest prompt tokens of a step, at any cost. Reading the weights takes as long as some 5 tokens
+on a CPU: large models spend little time on it."""
 _FIRST_CHUNK = 64
 """Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
 largest lately, so that no forecast goes far beyond what it follows from."""
@@ -238,10 +236,10 @@ _LENGTH = attrgetter("length")
 _LEAST = 0.25
 """Share of a step's bound that prompts have beside any decode rows."""
 _EARLY = 0.25
-"""Share of what a step has for prompts that short requests of clients without a row may take before
-the turns of others."""
+"""Share of a step's prompt budget for short requests of clients without a row, before the turns of
+other clients."""
 _ROWS_TO_STEP = 20
-"""Decode rows take turns if they take longer than so many empty steps: turns cost 5 to 10 %."""
+"""Decode time, in empty steps, beyond which decode rows take turns: turns cost 5 to 10 %."""
 
 
 @dataclass(slots=True)
@@ -269,11 +267,8 @@ class Turns:
 
 
 class StepBudget(msgspec.Struct):
-    """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
-
-    The level of steps with prompts is in `seconds`, not in `cost`. `cost` None: the tokens alone
-    are bounded.
-    """
+    """Budget of a step for prompts: `tokens`, which cost `seconds` by `cost`. The level of steps
+    with prompts is in `seconds`, not in `cost`. `cost` None: only the tokens are bounded."""
 
     tokens: int
     seconds: float = math.inf
@@ -288,10 +283,10 @@ class StepBudget(msgspec.Struct):
     def of(
         cls, tokens: int, limit: float, measured: MeasuredCost, rows: list[RequestState]
     ) -> StepBudget:
-        """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
+        """Return the budget for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
 
-        A quarter of the limit at least, so that prompts go on. And as much as a step costs that
-        computes nothing, within the limit: steps of one size do not tell the two apart.
+        At least a quarter of the limit, so that prompts go on. Within the limit, also at least the
+        cost of an empty step: steps of one size do not separate it from the rows' cost.
         """
         if not limit:
             return cls(tokens)
@@ -313,7 +308,7 @@ class StepBudget(msgspec.Struct):
         return part
 
     def give_back(self, part: StepBudget) -> None:
-        """Add what is left of a part."""
+        """Add the rest of a part."""
         self.tokens += part.tokens
         if math.isfinite(part.seconds):
             self.seconds += part.seconds
@@ -364,7 +359,7 @@ these, and one that is shorter than the longest rest."""
 _LEVELS = 3
 """Names of a client's place: key or address, the key's address, connection."""
 _SPARE_ROWS = 16
-"""One of so many rows is kept for clients that have no row."""
+"""One row in `_SPARE_ROWS` is kept for clients without a row."""
 MOST_LOOKED_AT = 64
 """Waiting requests that a step passes over; to look at thousands would take longer than it."""
 
@@ -513,11 +508,11 @@ class Prefill:
             self.waiting.restore(deferred)
 
     def _peek(self, budget: StepBudget) -> tuple[RequestState | None, bool]:
-        """The waiting request to admit next, and whether it gets a row that is kept for newcomers.
+        """Return the waiting request to admit next, and whether it gets a row kept for newcomers.
 
-        Where steps are bounded in time, the last rows are kept for clients that have no row: half
-        of them for connections, the others for keys and addresses. As many fewer are kept as
-        clients have such a row alone.
+        Where steps are bounded in time, the last rows are kept for clients without a row: half of
+        the rows for connections, the others for keys and addresses. Fewer rows are kept by the
+        number of clients that have such a row alone.
         """
         running = self.running.sequences
         kept = spare = self.max_rows // _SPARE_ROWS
@@ -537,8 +532,8 @@ class Prefill:
         promises: int,
         shorts: Iterator[RequestState],
     ) -> RequestState | None:
-        """The one of `shorts` to admit before `following`, whose turn it is, where steps are
-        bounded in time: while rows and blocks are left for it."""
+        """Return the request of `shorts` to admit before `following`, whose turn it is. Only where
+        steps are bounded in time, and rows and blocks are left for `following`."""
         running = self.running.sequences
         if self.max_rows - len(running) <= max(2 * (self.max_rows // _SPARE_ROWS), 1):
             return None
@@ -571,7 +566,7 @@ class Prefill:
             yield found
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
-        """Whether `following` should let others go first, where steps are bounded in time."""
+        """Whether `following` should wait for other requests, where steps are bounded in time."""
         if not long:
             return False
         start = following.computed if following.order >= 0 else self.kv.estimate(following)
@@ -647,10 +642,8 @@ class Prefill:
             self.kv.retention.pin(sequence)
 
     def _may_pin(self, sequence: RequestState, count: int) -> bool:
-        """Whether the prompt can be pinned if `count` more tokens complete it.
-
-        A pin can become impossible after the request was accepted; the request then ends.
-        """
+        """Whether the prompt can be pinned if `count` more tokens complete the prompt. A pin can
+        become impossible after the request was accepted; the request then ends."""
         if sequence.pinned or sequence.computed + count < sequence.prompt_len:
             return True
         try:

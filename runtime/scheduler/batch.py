@@ -76,10 +76,8 @@ _SPARE_COLUMNS = 32
 
 @dataclass(slots=True)
 class DecodeLayout:
-    """One token of each of R sequences, in the order of the rows.
-
-    The steps before and after share `block_tables`: entries behind a row's own blocks change.
-    """
+    """Decode rows: one token of each of R sequences, in the order of the rows. The steps before and
+    after share `block_tables`: entries behind a row's own blocks change."""
 
     sequences: list[RequestState]
     token_ids: np.ndarray  # [R] int32, arbitrary where the token is pending
@@ -110,7 +108,7 @@ class DecodeRows:
     def lay_out(
         self, ready: list[RequestState], order: list[RequestState], version: int
     ) -> DecodeLayout:
-        """The rows of `ready`, whose `computed` counts this step's token already.
+        """Lay out the rows of `ready`, whose `computed` counts this step's token already.
 
         Call it for every step. `order` has these sequences, and perhaps others, in the order of the
         rows. `order` is a new object whenever the order changes. `version` changes whenever a table
@@ -272,11 +270,11 @@ class PlanBuilder:
         scores: tuple[int, int],
         pooled: tuple[int, int] = (0, 0),
     ) -> None:
-        """Add `count` tokens from `sequence.computed` on, whose blocks are in the table.
+        """Add `count` tokens from `sequence.computed` on; their blocks are in the table.
 
         `complete`: the chunk ends before a sample, or before the sequence's end. Tokens scores[0]
-        up to scores[1] get log-probabilities. Of tokens pooled[0] up to pooled[1] hidden states are
-        returned.
+        up to scores[1] get log-probabilities. Tokens pooled[0] up to pooled[1] return hidden
+        states.
         """
         start, size = sequence.computed, self._block_size
         sample = complete and sequence.ending is None

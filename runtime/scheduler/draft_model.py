@@ -27,24 +27,22 @@ _MOST_TOKENS = 12
 _MARGIN = 1.1
 """Minimum ratio of savings to the draft model's own steps, which are measured well."""
 _AHEAD = 96
-"""Output tokens over which computing what the draft model lacks of a sequence has to pay."""
+"""Output tokens within which computing a sequence's missing draft KV has to pay."""
 _TOKENS_PER_STEP = 8
 """Prior: computed tokens that take as long as a step of the draft model."""
 _LEARNT, _LEARNT_FIRST, _HELD_UP = 0.1, 0.5, 3.0
-"""Weight of a measured step beside those before, of the first one of so many rows and of many
-computed tokens, and the largest ratio that counts of them."""
+"""Weight of a measured step beside earlier steps; weight of the first step with its number of rows
+and of computed tokens; largest ratio of a step that counts."""
 _LEAST_COMPUTED, _MOST_SECONDS = 32, 0.1
-"""Tokens of sequences that are computed in one step, at least, and the time for more of them:
-other rows wait."""
+"""Fewest sequence tokens computed in one step, and the time for more: other rows wait."""
 _TRIED_SHARE, _TRIED_SAVED, TRIED = 0.0075, 0.5, 3
 """Share of the time, seconds that may be saved up, and tokens, for drafts that should not pay: what
 a draft is worth changes with the texts."""
 
 
 class ModelSource:
-    """Decides what the draft model drafts, from what its drafts cost and how often they are right.
-
-    Where none pays, one row is drafted for now and then, for at most `_TRIED_SHARE` of the time.
+    """Decides which drafts the draft model makes, from their cost and how often drafts are right.
+    Where no draft pays, one row gets a draft now and then, for at most `_TRIED_SHARE` of the time.
     """
 
     def __init__(self, model: DraftModel, max_step_tokens: int) -> None:
@@ -60,7 +58,7 @@ class ModelSource:
         """Seconds for drafts that should not pay."""
 
     def ready(self, sequences: Sequence[RequestState]) -> list[RequestState]:
-        """Those that may be drafted for: what a checked constraint may take back is not drafted."""
+        """Return sequences that may get drafts: no checked constraint can take tokens back."""
         model = self._model
         if model is None:
             return []
@@ -100,7 +98,7 @@ class ModelSource:
     def trial(
         self, sequences: Sequence[RequestState], price: float, share: float
     ) -> RequestState | None:
-        """A row to draft `TRIED` tokens for though that should not pay, if there is time for it."""
+        """Return a row for an unprofitable draft of `TRIED` tokens, if there is time for one."""
         if self._saved_up < TRIED * (self._step(1) + price * share) or not sequences:
             return None
         # Of one row alone: to look up what is lacking takes time, perhaps in each step.
@@ -109,7 +107,7 @@ class ModelSource:
         return sequence if self.affords(cost) else None
 
     def affords(self, seconds: float) -> bool:
-        """Whether there is time for drafts that cost so much more than they save; takes it."""
+        """Return whether the saved time covers drafts that lose `seconds`; take the time if so."""
         if seconds <= 0 or self._saved_up < seconds:
             return False
         self._saved_up -= seconds
@@ -120,9 +118,8 @@ class ModelSource:
         self._saved_up = min(self._saved_up + _TRIED_SHARE * seconds, _TRIED_SAVED)
 
     def draft(self, asked: Sequence[tuple[RequestState, int]]) -> list[list[int]]:
-        """Drafts of at most so many tokens for each sequence, whose tables have room for them.
-
-        What a failing draft model is asked for is not drafted, and nothing more is."""
+        """Return up to the asked count of draft tokens per sequence; the tables have room for them.
+        After a failure of the draft model, this and all later calls return no drafts."""
         model = self._model
         if model is None or not asked:
             return [[] for _ in asked]
@@ -167,7 +164,7 @@ class ModelSource:
         return known
 
     def _lacking(self, sequence: RequestState) -> int:
-        """Tokens to be computed for a draft, beside those that every draft begins with."""
+        """Count tokens to compute for a draft, beside the two that every draft begins with."""
         assert self._model is not None
         table = sequence.table[: sequence.table_len]
         missing = self._model.missing(sequence.tokens[: sequence.length], table)

@@ -31,7 +31,7 @@ owner."""
 _LEARNT_NEXT = 0.01
 """Weight of one more token in the share of right ones behind a right one, of an owner."""
 PREDICTION, TREE, OUTPUT, MODEL = range(len(DRAFT_SOURCES))
-"""Where a draft is from: the client's prediction, another request's text, the request's own, the
+"""Sources of drafts: the client's prediction, another request's text, the request's own text, the
 draft model (`scheduler.draft_model`)."""
 _MOST_LOST, _MOST_WON = 2.0, 8.0
 """Bounds on the balance of drafts, in tokens: the largest loss, and the largest saving that counts.
@@ -103,7 +103,7 @@ class PredictedText:
 
 
 class Recalled:
-    """The index as a source of drafts, and how often it was right for each owner's requests."""
+    """The index as a source of drafts, with each owner's rates of right drafts."""
 
     def __init__(self, index: SuffixIndex) -> None:
         self.index = index
@@ -157,7 +157,7 @@ class Drafter:
         self._text: PredictedText | IndexedText | None = predicted
         self.source = PREDICTION
         self._rates = self._predicted_rates = Rates((_FIRST_FOUND,), _LEARNT_FOUND)
-        """Of the source followed now, and of the prediction."""
+        """Rates of the source followed now, and rates of the prediction."""
         self._rank = 0
         self._seen = seen
         self._anchor = 0

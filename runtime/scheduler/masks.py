@@ -42,10 +42,8 @@ The mask that a row needs without a draft is filled however long that takes.
 
 @dataclass(slots=True)
 class MaskJob:
-    """One mask to write to `out`; `shared` is the table row that gets the mask too, if any.
-
-    `others`: further matchers of the step at that row, and the targets of their masks.
-    """
+    """One mask to write to `out`, and to the table row `shared`, if any. `others`: further matchers
+    of the step at that row, and the targets of their masks."""
 
     matcher: Matcher
     out: np.ndarray
@@ -503,7 +501,7 @@ class SampleRows:
 
 
 def dead_row(sample: SampleRow) -> SampleRow:
-    """The final form of a late row whose sample is no longer needed."""
+    """Return the final form of a late row whose sample is no longer needed."""
     return replace(sample, late=False, params=_PLAIN, mask=None, automaton=None, banned=())
 
 

@@ -154,7 +154,7 @@ def _joined(parts: list[TokenScores]) -> TokenScores:
 
 
 TURNS = 4
-"""Of so many steps one is of those who were cleared: more would keep the suspects waiting."""
+"""One step in `TURNS` is of cleared requests: more would keep the suspects waiting."""
 MAX_ACCUSATIONS = 2
 """Failing steps that a request may share without any of their requests failing alone.
 
@@ -174,7 +174,7 @@ class Suspects:
         self._accused: list[RequestState] = []
         """Requests of the last failing step of several."""
         self._turns = 0
-        """Steps of suspects since the last one of others."""
+        """Steps of suspects since the last step of other requests."""
 
     def add(self, sequence: RequestState, until: int) -> None:
         """Compute `sequence` alone until its first `until` tokens are computed."""
@@ -193,10 +193,9 @@ class Suspects:
         return None
 
     def turn(self, alone: RequestState, running: list[RequestState]) -> bool:
-        """Whether the next step decodes for all who run but `alone`: one of `TURNS` steps does.
-
-        They have passed the token where their step failed, and need not wait for `alone`.
-        """
+        """Whether the next step decodes for all running requests but `alone`: one of `TURNS` steps
+        does. The other requests have passed the token where their step failed, and need not wait
+        for `alone`."""
         others = any(one.decoding for one in running if one is not alone)
         self._turns = (self._turns + 1) % TURNS if others else 0
         return others and not self._turns
@@ -280,11 +279,9 @@ class TokenIntake:
         *,
         forced: bool = False,
     ) -> Verdict:
-        """Append `token`, whose log-probabilities are `scores`, and, unless it was `forced`, the
-        tokens forced behind it.
-
-        A token of -1 (see `StepResult`) ends the request with an error that names the reason.
-        """
+        """Append `token` with log-probabilities `scores`, and, unless it was `forced`, the tokens
+        forced behind it. A token of -1 (see `StepResult`) ends the request with an error that names
+        the reason."""
         if sequence.fault is not None:
             return _failed(sequence, sequence.fault)
         if token < 0:
@@ -359,7 +356,7 @@ class TokenIntake:
 
 
 def _failed(sequence: RequestState, error: BaseException) -> Ending:
-    """End one request whose matcher failed."""
+    """End a request whose matcher failed."""
     log.error("the constraint of %r failed", sequence, exc_info=error)
     return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
 

@@ -21,7 +21,7 @@ _PARTS = ("step", "prefill", "decode", "context", "pair", "score")
 _STEPS_KEPT = 0.99
 """Weight of the older steps beside the next one."""
 _FIRST_STEPS, _FIRST_KEPT = 4, 0.5
-"""The first steps load what they need, so they are soon forgotten: so many, and their weight."""
+"""Number and weight of the first steps: these load code and data, so they are soon forgotten."""
 _FIRST_WEIGHT = 0.5
 """Weight of the prior besides, divided by the steps: a few steps tell little of what makes them."""
 _LARGEST_KEPT = 0.9
@@ -30,13 +30,13 @@ _SOLVED_AFTER, _SOLVED_PART = 32, 8
 """Steps after which coefficients are found again, at the latest, and the part of all steps that is
 enough before. Finding takes 0.1 ms."""
 _SURPRISE, _LONG = 1.25, 0.02
-"""Coefficients are found again behind a step that had so many times the prompt tokens of those
-before, and took so many seconds: what comes next is as large."""
+"""Factor over earlier steps' prompt tokens, and seconds, of a step that has coefficients found
+again: the next steps are as large."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
 _NONE = np.empty(0)
 _LEVEL_OF, _LEVEL_MOST = 3, 8.0
-"""A level is the median of so many steps, and at most so many times above or below 1."""
+"""Steps whose median is a level, and the largest factor of a level above or below 1."""
 
 
 class MeasuredCost:
@@ -54,7 +54,7 @@ class MeasuredCost:
 
     def __init__(self, max_step_tokens: int) -> None:
         prior = self.cost = replace(PRIOR, max_step_tokens=max_step_tokens)
-        """As of the coefficients found last."""
+        """The coefficients found last."""
         self._units = np.array([getattr(prior, name) for name in _PARTS])
         self._products = np.zeros((len(_PARTS), len(_PARTS)))
         self._sums = np.zeros(len(_PARTS))
@@ -66,7 +66,7 @@ class MeasuredCost:
         self._recent: list[deque[tuple[Work, float]]] = [deque(maxlen=_LEVEL_OF) for _ in range(2)]
         """Work and seconds of the last steps without prompts and with."""
         self.levels = [1.0, 1.0]
-        """Of the steps without prompts and with."""
+        """Levels of the steps without prompts and with."""
         self.steps = 0
         self.largest = 0.0
         """Prompt tokens of the largest step lately."""
@@ -99,7 +99,7 @@ class MeasuredCost:
                 self.levels[each] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
-        """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
+        """Return the work of a step, and its expected seconds; 0 while no step was measured."""
         rows, context = len(plan.context_len), plan.context_len
         chunks, pairs = _NONE, 0.0
         if plan.row_start[-1] > rows:

@@ -74,10 +74,8 @@ def _loss(sequence: RequestState) -> int:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request beside others of its client; numbers by `work_of`.
-
-    `key`: bytes that sort like the prompts. `allowed`: work that may overtake the request.
-    """
+    """A waiting request among its client's; numbers by `work_of`. `key`: bytes that sort like the
+    prompts. `allowed`: work that may overtake the request."""
 
     sequence: RequestState
     key: bytes = b""
@@ -140,7 +138,7 @@ class ClientQueue:
         self._compare(number)
 
     def _compare(self, number: int) -> None:
-        """Order a request among the others, unless it is already."""
+        """Sort a request among the client's others, unless it is sorted already."""
         one = self.requests[number]
         if one.key:
             return
@@ -306,18 +304,18 @@ class _Turns:
     """
 
     places: dict[tuple[bool, str], float] = field(default_factory=dict)
-    """By order and member: its clock, or its clock behind the next request. Of waiting members, and
-    of those that waited since nobody did."""
+    """By order and member: the member's clock, or its clock behind the next request. Holds waiting
+    members, and members that waited since the queue was last empty."""
     now: dict[int, float] = field(default_factory=dict)
-    """By priority, the starting value of a member's clock."""
+    """By priority: the starting value of a member's clock."""
     waiting: dict[tuple[int, str], int] = field(default_factory=dict)
-    """By priority and member, how many queues it has."""
+    """By priority and member: the number of its queues."""
     below: dict[str, _Turns] = field(default_factory=dict)
     heaps: dict[tuple[int, bool], list[tuple[float, int, str]]] = field(default_factory=dict)
-    """By priority and order (clock, or clock behind the next request; number of the entry, member).
-    Another clock than the member's is outdated."""
+    """By priority and order: entries (clock, or clock behind the next request; number of the entry,
+    member). An entry with another clock than the member's is outdated."""
     by_end: dict[int, bool] = field(default_factory=dict)
-    """By priority, which order is next: by the clock after the next request, or by the clock."""
+    """By priority: the next order, by the clock after the next request, or by the clock."""
     entries: int = 0
 
     def begin(self, priority: int, name: str, work: float) -> None:
@@ -342,7 +340,7 @@ class _Turns:
         self._forget()
 
     def charge(self, priority: int, name: str, work: int, *, in_turn: bool) -> None:
-        """A request of a waiting member is admitted, in its turn or before others."""
+        """Charge the member for its request, admitted in its turn or before others."""
         before = self.places[False, name]
         now = self.now.get(priority, 0.0)
         self.now[priority] = max(now + work / len(self.waiting), before)
@@ -359,7 +357,7 @@ class _Turns:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget members that do not wait, where they are many."""
+        """Forget members that do not wait, if there are many."""
         if len(self.places) > 2 * (len(self.waiting) + _REMEMBERED):
             members = {member for _, member in self.waiting}
             self.places = {key: at for key, at in self.places.items() if key[1] in members}
@@ -377,7 +375,7 @@ class _Turns:
                 heapq.heapify(heap)
 
     def next(self, priority: int) -> str:
-        """The member whose turn it is, of those of a waiting priority."""
+        """Return the member of a waiting priority whose turn it is."""
         by_end = self.by_end[priority]
         heap = self.heaps[priority, by_end]
         while not self._is_current(priority, by_end, heap[0]):
@@ -405,15 +403,15 @@ class WaitingQueue:
         self._config = config
         self._estimate = estimate
         self._queues: dict[tuple[int, Place], ClientQueue] = {}
-        """By priority and client; none is empty."""
+        """By priority and client; no queue is empty."""
         self._turns = _Turns()
         self._held: Counter[Place] = Counter()
         """Waiting requests of a client, and of all of its key or address."""
         self._arrivals: dict[int, list[tuple[float, int, Place]]] = {}
-        """By priority, heap of (arrival, number, client), of some that left the queue, too."""
+        """By priority: heap of (arrival, number, client), with some requests that left."""
         self._others: list[ClientQueue] | None = None
-        """Clients in order of their turns, the first one last, from the one that has requests to
-        offer; None if a request came, went or is offered again since."""
+        """Clients in order of their turns, the first one last, from the client with requests to
+        offer on; None if a request has come, gone or been offered again since."""
         self.count = 0
         self._deadlines: list[tuple[float, int, RequestState]] = []
         """Heap of deadlines of waiting requests, and of some that left the queue."""
@@ -479,16 +477,16 @@ class WaitingQueue:
         return None
 
     def peek_beside(self, held: Collection[Place], levels: int) -> RequestState | None:
-        """As `peek`, of the clients of `beside`."""
+        """Return the first request that a client of `beside` offers."""
         offered = (queue.peek() for queue in self.beside(held, levels))
         return next((found for found in offered if found is not None), None)
 
     def beside(self, held: Collection[Place], levels: int) -> list[ClientQueue]:
-        """Clients whose first `levels` names are not among the `held` ones, in order of their
-        turns. O(clients).
+        """Return clients whose first `levels` names are not in `held`, in order of their turns.
+        O(clients).
 
-        Of connections only those count that have one waiting request, or half the mean at most: who
-        has many gets a row in turn.
+        Connections count only with one waiting request, or at most half the mean: a connection with
+        many gets a row in turn.
         """
         few = max(1.0, 0.5 * self.count / max(len(self._queues), 1))
         turn = {priority: at for at, priority in enumerate(self._by_turn())}
@@ -504,7 +502,7 @@ class WaitingQueue:
         return [turns.places[turns.by_end[priority], name] for turns, name in self._path(place)]
 
     def _by_turn(self) -> list[int]:
-        """The priorities of waiting requests, the one whose turn it is first."""
+        """Return the priorities of waiting requests, in order of their turns."""
         seconds = self._config.priority_seconds
         found = []
         for priority, arrivals in list(self._arrivals.items()):
@@ -530,7 +528,7 @@ class WaitingQueue:
             turns = turns.below.get(name)
 
     def _next(self, priority: int) -> ClientQueue:
-        """The queue of the client whose turn it is, of those of a waiting priority."""
+        """Return the queue of the client whose turn it is at a waiting priority."""
         turns, place = self._turns, []
         while turns.waiting:
             place.append(turns.next(priority))
@@ -548,7 +546,7 @@ class WaitingQueue:
                 queue.computed(sequence)
 
     def defer(self, sequence: RequestState) -> None:
-        """Offer others instead of `sequence` until `restore`, while its blocks are being read."""
+        """Offer other requests until `restore`, while the blocks of `sequence` are being read."""
         self._queue_of(sequence).deferred.add(sequence.number)
 
     def hold(self, sequence: RequestState) -> None:
@@ -562,7 +560,7 @@ class WaitingQueue:
             self._queue_of(sequence).restore()
 
     def take(self, sequence: RequestState, *, in_turn: bool = True) -> None:
-        """Remove a `sequence` that is admitted, in the turn of its client or before others."""
+        """Remove `sequence`, admitted in the turn of its client or before others."""
         if self.count > 1:
             work = work_of(sequence.length, self._estimate(sequence))
             priority = sequence.request.handling.priority

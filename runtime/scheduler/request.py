@@ -75,7 +75,7 @@ _NO_PENALTIES = tuple(each.default for each in _HISTORY)
 
 
 Place = tuple[str, ...]
-"""Who asks: key or address, then what `EngineRequest.origin` says; "" where nothing is said."""
+"""Source of a request: key or address, then `EngineRequest.origin`; "" for missing parts."""
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -192,7 +192,7 @@ class RequestState:
         self.text_owner: Hashable = (
             OneRequest(self.namespace, self.rid) if forgotten else self.namespace
         )
-        """Whose the request's text is in the index: with a time to live, only the request's."""
+        """Owner of the request's text in the index: with a time to live, the request alone."""
         origin = request.origin
         self.place: Place = (request.client, *origin, *("", "")[len(origin) :])
         self.program = 0
@@ -203,7 +203,7 @@ class RequestState:
         self.order = -1
         """Counts sequences in order of first admission; kept through preemption."""
         self.newcomer = False
-        """Whether the row is one of those kept for clients that have none."""
+        """Whether the row is kept for clients without a row."""
         self.queued: float | None = None
 
         self.prompt_len = len(request.token_ids)
@@ -260,13 +260,13 @@ class RequestState:
         self.epoch = 0
         self.draft: Draft | None = None
         self.predicted: PredictedText | None = None
-        """The client's predicted text, if drafts may be made of it."""
+        """The client's predicted text, if drafts may be made of the text."""
         self.recalled: Recalled | None = None
-        """The index of other texts, if drafts may be made of them."""
+        """The index of other texts, if drafts may be made of these texts."""
         self.drafter: Drafter | None = None
         """Follows the output through these texts, once admitted."""
         self.agreement = Agreement()
-        """How often the draft model was right of late."""
+        """Rate of the draft model's recent right drafts."""
         self.stands_by = False
         """Whether the sequence skips steps planned while one of its tokens is pending."""
         self.accepted: list[tuple[int, int]] = []
@@ -380,7 +380,7 @@ class RequestState:
         self.output_scores = first_scores
 
     def want_scores(self, start: int) -> None:
-        """Request scores of the tokens from `start` to the end as they are computed."""
+        """Request scores of the tokens from `start` to the end."""
         if self.score_next >= self.score_stop:
             self.score_next = start
         self.score_stop = self.length
@@ -406,7 +406,8 @@ class RequestState:
         return self.length - 1
 
     def match_limit(self) -> int:
-        """Tokens that may come from the cache, as no score or state of them is requested."""
+        """Return the tokens that may come from the cache, as no score or state of them is
+        requested."""
         limit = self.length - 1 if self.ending is None else self.target()
         if self.score_next < self.score_stop:
             limit = min(limit, self.score_next - 1)
@@ -546,7 +547,7 @@ class InFlightStep:
     begun: float = 0.0
     """Start time by the scheduler's clock."""
     work: Work = ()
-    """By which the step's cost is forecast and learnt."""
+    """The step's work, for the forecast of its cost and for learning the cost."""
 
     def wanted(self) -> list[tuple[int, RequestState]]:
         """The samples that count, as (index, sequence)."""
@@ -562,10 +563,8 @@ class InFlightStep:
         return sequence in self.complete or any(s is sequence for s in sequences)
 
     def drop(self) -> None:
-        """Drop the step, whose results have to be computed again.
-
-        Waits for the masks being filled, since their matchers go on.
-        """
+        """Drop the step, which has to be computed again. Waits for the masks being filled, because
+        their matchers go on."""
         if self.plan.wait_for_masks is not None:
             self.plan.wait_for_masks()
         for _, sequence in self.wanted():

@@ -394,7 +394,7 @@ class Scheduler:
         return updates
 
     def _turn(self, sequence: RequestState, start: int, verdict: Verdict) -> EngineOutput | None:
-        """Note a token at `start` that had a consequence, or forced others behind it; return the
+        """Record a token at `start` that had a consequence, or forced tokens behind it; return the
         last update if the sequence ends."""
         over = verdict is not None or sequence.score_next < sequence.score_stop
         if over:
@@ -520,7 +520,7 @@ class Scheduler:
             sequence.ending = Ending("error", code=error.code, error=str(error))
 
     def _end(self, sequence: RequestState, update: EngineOutput) -> EngineOutput:
-        """Forget `sequence`, whose last update is `update`."""
+        """Forget `sequence`, and return its last `update`, completed."""
         assert update.finish is not None
         if not sequence.announced:
             output.add_prompt_figures(sequence, update)

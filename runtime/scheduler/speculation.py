@@ -41,10 +41,8 @@ _MOST_PER_STEP = 64
 _BELIEVED = 0.25
 """Weight of the prior, in steps with a drafted token."""
 _LEARNT, _LEARNT_LONGER = 0.2, 0.05
-"""Weight of a step without drafts beside those before, and of a step that took longer.
-
-Another request's prefill or work before the step may have slowed the longer one.
-"""
+"""Weight of a step without drafts beside earlier steps, and of a step that took longer. Another
+request's prefill or work before the step may have slowed the longer one."""
 _DRAFTED_STEPS = 24
 """Steps with drafts before one step without drafts is measured."""
 _REMEMBERED = 0.99
@@ -332,8 +330,7 @@ class Drafting:
         return [s for s in ready if s not in drafting] if drafting else ready, budget
 
     def launched(self, running: list[RequestState]) -> None:
-        """Record a launched step with `running`, except sequences that skip it with a token
-        pending."""
+        """Record a launched step, missed by sequences that skip it with a pending token."""
         self._drafters = 0
         for sequence in running:
             drafter = sequence.drafter
@@ -342,7 +339,7 @@ class Drafting:
                 drafter.missed += sequence.stands_by and sequence.pending > 0
 
     def close(self, sequence: RequestState) -> None:
-        """Count the draft's right tokens, whose number is final."""
+        """Count the right tokens of the draft; their number is final."""
         draft, right = sequence.draft, sequence.close_draft()
         assert draft is not None
         self._count.accepted[draft.source] += right
@@ -402,10 +399,10 @@ class Drafting:
     def _wanted(
         self, ready: list[RequestState], near: list[tuple[RequestState, Drafter]]
     ) -> dict[RequestState, tuple[int, bool]]:
-        """The length of each draft that is worth its cost, and whether the draft model makes it.
+        """Return the lengths of drafts worth their cost, and whether the draft model makes them.
 
-        Of texts and draft model, each row takes what saves more. A row whose last token is pending
-        has neither: what drafts follow is unknown.
+        Of texts and draft model, each row takes the source that saves more. A row with a pending
+        last token gets no draft: the tokens before the draft are unknown.
         """
         best: dict[RequestState, tuple[int, float, bool]] = {}
         for sequence, drafter in near:
@@ -430,7 +427,7 @@ class Drafting:
         return {} if tried is None else {tried: (TRIED, True)}
 
     def _room(self, sequence: RequestState, most: int) -> int:
-        """How many of `most` tokens may be drafted for the sequence."""
+        """Return how many of `most` tokens may be drafted for the sequence."""
         kv = self._kv
         # A block is left for a prefill that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)

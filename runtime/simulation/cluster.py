@@ -1,4 +1,4 @@
-"""Several simulated engines and a router before them: ours, and what others do."""
+"""Several simulated engines behind a router: the exact router, or a model of another project's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Exact:
             )
         )
         self._output = int(np.median(workload.output_units))
-        """What a server may know of outputs: their lengths of late."""
+        """Expected output in units, as a server may know it: the median of recent outputs."""
         self.first_token = self._router.first_token
         self.ended = self._router.ended
         self.heard = self._router.heard
@@ -167,7 +167,7 @@ class RayPrefix(PowerOfTwo):
         return min(holders, key=self.queues.__getitem__)
 
     def _matched(self, blocks: np.ndarray) -> tuple[list[int], int]:
-        """Who was sent the longest prefix, and how many blocks that has."""
+        """Return the replicas sent the longest prefix, and the prefix's number of blocks."""
         found = self._sent.match(blocks)
         if not found:
             return [], 0
@@ -201,7 +201,7 @@ UNCHANGED = Change(np.empty(0, np.uint64), np.empty(0, np.uint64))
 
 
 class Clock:
-    """What happens at which time; of what happens at the same one, what was asked for first."""
+    """Queue of events by time; events of equal time run in the order of their request."""
 
     def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
         """`cpu`: what the work of routers is measured with."""
@@ -219,7 +219,7 @@ class Clock:
 
 
 class Group:
-    """So many engines and their router, which sees what a step did when it ends."""
+    """Several engines and their router; the router sees the effects of a step at its end."""
 
     def __init__(
         self,
@@ -245,13 +245,13 @@ class Group:
         self._begun = begun
         self.routing_seconds = 0.0
         self._said: dict[int, list[EngineOutput]] = {}
-        """What the steps do that run now, by replica: known at their end."""
+        """Updates of the running steps by replica: told to the router at the steps' ends."""
         if router.startswith("exact"):
             for engine in self.engines:
                 engine.scheduler.cache.keep_journal()
 
     def route(self, number: int, now: float) -> int:
-        """Where the router sends a request, which is to be submitted there."""
+        """Return the router's choice of a replica; the caller submits the request there."""
         began = self._clock.cpu()
         replica = self._router.route(number, now)
         self.routing_seconds += self._clock.cpu() - began
@@ -297,7 +297,7 @@ class Group:
         self._step(replica)
 
     def _wait_for_read(self, replica: int) -> None:
-        """All that the replica has waits for what is below its pool."""
+        """Wait for a read: all requests of the replica need blocks from below its pool."""
         engine = self.engines[replica]
         then = engine.next_read
         if then == float("inf"):
@@ -317,8 +317,8 @@ class Group:
 
 
 class Link(msgspec.Struct, frozen=True):
-    """What KV travels over. Each replica sends and receives one prompt's at a time, of
-    `token_bytes` for each token; who receives it has it `latency` seconds after the last byte."""
+    """A network that moves KV. Each replica sends and receives one prompt's KV at a time,
+    `token_bytes` per token; the receiver has the KV `latency` seconds after the last byte."""
 
     bytes_per_second: float = 50e9
     latency: float = 1e-3
@@ -330,15 +330,15 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Apart(msgspec.Struct, frozen=True):
-    """So many replicas compute `prefill` alone: prompts of which every one of the others lacks at
-    least `least_tokens`."""
+    """Disaggregation: `prefill` replicas compute prompts alone, if every other replica lacks at
+    least `least_tokens` tokens of the prompt."""
 
     prefill: int
     least_tokens: int = 512
     link: Link = Link()
 
     def priced(self, cost: StepCost) -> StepCost:
-        """What prompts cost who receives them."""
+        """Return the cost of a step for replicas that receive prompts instead of computing them."""
         return replace(cost, prefill=self.link.seconds(1), pair=0.0)
 
 
@@ -378,13 +378,13 @@ def receive(engine: SimulatedEngine, workload: Workload, number: int, units: int
 
 
 class ClusterReport(msgspec.Struct, frozen=True):
-    """What a router made of a workload. Times in seconds; percentiles are (p50, p90, p99).
+    """Results of a router on a workload. Times in seconds; percentiles are (p50, p90, p99).
 
-    `imbalance`: how many times the mean of all replicas' busy seconds the busiest one has.
-    `router_microseconds`: CPU time of a choice and of what the router was told, per request.
-    `prefill_replicas` of the replicas compute prompts alone, those of `handed` requests; they were
-    busy for `prefill_busy` of the time, the others for `decode_busy`. `moved`: tokens that
-    travelled, of all tokens of prompts; `read_back`: those that were read from below the pools.
+    `imbalance`: the busiest replica's busy seconds over the mean of all replicas'.
+    `router_microseconds`: CPU time of a choice and of the events told to the router, per request.
+    `prefill_replicas` of the replicas compute prompts alone, for `handed` requests. Those replicas
+    were busy for `prefill_busy` of the time, all other replicas for `decode_busy`. `moved`: tokens
+    that travelled, of all tokens of prompts; `read_back`: tokens read from below the pools.
     """
 
     router: str
@@ -414,13 +414,12 @@ class ClusterReport(msgspec.Struct, frozen=True):
 
 
 class Cluster:
-    """One run. The router sees a request when it arrives, and what a step did when it ends.
+    """One run. The router sees a request when it arrives, and the effects of a step when it ends.
 
-    With `apart`, some of the replicas compute prompts alone, before the group that decodes. A
-    request whose prompt is computed is sent by that group's router, and what its replica lacks of
-    the prompt travels there: whole blocks, after all of them were computed. A block that is evicted
-    there meanwhile, or that there is no room for, is computed by the replica itself, with all that
-    follows it.
+    With `apart`, some of the replicas compute prompts alone, before the group that decodes. The
+    group's router sends a request whose prompt is computed. The blocks that its replica lacks
+    travel there, after all were computed, and only whole blocks. A block may be evicted there
+    meanwhile, or find no room. The replica then computes the block, and all that follow.
     """
 
     def __init__(
@@ -476,8 +475,8 @@ class Cluster:
         return self._report()
 
     def late(self, arrived: int, limit: float) -> int:
-        """How many of the first `arrived` requests have not had their first token `limit` seconds
-        after they came, or had it later."""
+        """Count the first `arrived` requests without a first token within `limit` seconds of their
+        arrival."""
         if not arrived:
             return 0
         came = self._workload.arrivals[:arrived]
@@ -485,7 +484,7 @@ class Cluster:
         return int(np.count_nonzero((waited > limit) & self._group.engines[0].fits[:arrived]))
 
     def _prompt_apart(self, number: int, now: float) -> bool:
-        """Compute the prompt of a request that has come apart, if it is long enough."""
+        """Compute a new request's prompt apart if it is long enough; return whether it is."""
         if self._apart is None or self._prompts is None:
             return False
         least = min(lacks(engine, self._workload, number) for engine in self._group.engines)

@@ -31,7 +31,7 @@ class BadPolicy(ValueError):
 
 
 class NamedPolicy(msgspec.Struct, frozen=True):
-    """A policy of the scheduler, how often it lets a request be overtaken, and what is evicted."""
+    """A policy of the scheduler with its bounds of overtaking and its eviction policy."""
 
     name: str
     policy: Policy
@@ -41,9 +41,9 @@ class NamedPolicy(msgspec.Struct, frozen=True):
 
 
 def parse_policy(text: str) -> NamedPolicy:
-    """`POLICY` as the scheduler has it by default, `POLICY-no-aging` (nothing bounds how often a
-    request is overtaken), `POLICY:N` (by N later requests at most) or `POLICY:N:X` (or by more that
-    delay it by X of the work before it). `+EVICTION` behind it names another eviction policy than
+    """Parse a policy: `POLICY` has the scheduler's defaults; `POLICY-no-aging` lets requests be
+    overtaken without bound; `POLICY:N` by at most N later requests; `POLICY:N:X` also by more that
+    delay it by X of the work before it. `+EVICTION` at the end names an eviction policy other than
     the cache's default."""
     config = SchedulerConfig()
     order, plus, evicted = text.partition("+")
@@ -85,7 +85,7 @@ _ROOM = 8192
 
 
 class Below(msgspec.Struct, frozen=True):
-    """A level of so many `tokens`, of each of which reading or writing takes `token_seconds`."""
+    """A level below the pool: `tokens` of room, and `token_seconds` to read or write a token."""
 
     name: str
     tokens: int
@@ -231,8 +231,8 @@ def time_step(
 BLOCK_TOKENS = CacheConfig().block_size
 
 _TICK = 1e-7
-"""Seconds by which the clock moves when the scheduler reads it, so that requests admitted in one
-step have different times, in the order of their admission."""
+"""Seconds that each reading of the clock adds: so requests admitted in one step have different,
+ascending times."""
 
 _NEVER = 1 << 60
 STOP = 2**31 - 1
@@ -240,7 +240,7 @@ STOP = 2**31 - 1
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the requests run on: tokens of KV memory, rows, what steps cost, and what is below that
+    """Hardware of a run: tokens of KV memory, rows, costs of steps, and the levels below the KV
     memory, the fastest first."""
 
     cache_tokens: int
@@ -250,8 +250,8 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Times:
-    """When what happened to each request of a run, on the run's clock (NaN: not yet), and how many
-    units of its prompt were cached (-1)."""
+    """Times of each request's events in a run, on the run's clock (NaN: not yet), and the units of
+    its prompt that were cached (-1: not yet)."""
 
     def __init__(self, count: int) -> None:
         self.admitted = np.full(count, np.nan)
@@ -338,7 +338,7 @@ class SimulatedEngine:
         self.scheduler.add(request, waited=waited)
 
     def step(self) -> list[EngineOutput] | None:
-        """One simulated step, after which the clock stands at its end; None if there is nothing to
+        """Run one simulated step and move the clock to its end; return None if there is nothing to
         compute."""
         plan = self.scheduler.plan()
         # What is saved is written from now on; what was read is in the pool.
@@ -360,8 +360,7 @@ class SimulatedEngine:
 
     @property
     def next_read(self) -> float:
-        """When there may be more to compute, since requests wait for what is below the pool; inf:
-        none does."""
+        """Time of the next end of a read or write for waiting requests; inf if no request waits."""
         waits = self._stores if self.scheduler.kv.tiering.waiting else []
         return min((store.next_done for store in waits), default=math.inf)
 
@@ -377,8 +376,8 @@ class SimulatedEngine:
     def _take(
         self, plan: StepPlan, requests: np.ndarray, made: np.ndarray, updates: list[EngineOutput]
     ) -> None:
-        """Record what a step did and move the clock. The rows that were sampled are of `requests`,
-        which had `made` that many units."""
+        """Record a step's results and move the clock. The sampled rows belong to `requests`, which
+        had `made` units of output."""
         times, size = self._times, self._workload.granularity
         for update in updates:
             if update.facts is not None:

@@ -95,7 +95,7 @@ class _Uses:
 def _keep_nearest(
     begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, sizes: np.ndarray, room: int
 ) -> int:
-    """How many units are found again, with `room` units in all, if `amounts` may be kept from turn
+    """Count the units found again, with `room` units in all, if `amounts` may be kept from turn
     `begins` (ascending) to turn `ends`. At turn t, prompt t takes `sizes[t]` of the room."""
     kept: dict[int, int] = {}  # end -> units kept until then
     heap: list[int] = []  # ends, the latest first; some have passed
@@ -126,14 +126,14 @@ def _keep_nearest(
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a run's requests. Arrays over all of them, NaN or -1 for those refused (prompt
+    """Outcome of a run's requests. Arrays over all of them, NaN or -1 for refused requests (prompt
     and output do not fit into the cache).
 
     `waited`, `first` and `last` are the seconds from a request's arrival to its admission, its
-    first and its last token; `decoding` those between first and last token, without the time that
-    it waits, its prompt being computed, for the simulated step to end. `cached` counts prompt units
-    found in the tree, `overtaken` the later requests that were admitted before. `admitted` are the
-    requests in order of admission, `steps` the number of the engine's steps.
+    first and its last token. `decoding` is the time between first and last token, less the wait for
+    the simulated step to end while its prompt is computed. `cached` counts prompt units found in
+    the tree, `overtaken` the later requests that were admitted before. `admitted` are the requests
+    in order of admission, `steps` the number of the engine's steps.
     """
 
     policy: NamedPolicy
@@ -211,8 +211,8 @@ def replay(
 
 
 def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
-    """For each of `count` requests, how many with higher numbers come before it in `admitted`; -1
-    for those that are not in there."""
+    """Count, for each of `count` requests, the higher numbers before it in `admitted`; -1 for a
+    request not in `admitted`."""
     found = np.full(count, -1, np.int64)
     gone = np.ones(count + 1, bool)
     gone[admitted] = False
@@ -241,11 +241,11 @@ PERCENTILES = (50, 90, 99)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One policy on one cache size. Times in seconds; percentiles are (p50, p90, p99).
+    """Results of one policy on one cache size. Times in seconds; percentiles are (p50, p90, p99).
 
-    `hit_rate`: of the prompt tokens of the requests that were served, `read_back` those of them
-    that were read from below the pool. `clairvoyant_own_order`: the bound for the order in which
-    this policy served them.
+    `hit_rate`: cached share of the prompt tokens of served requests; `read_back`: share read from
+    below the pool. `clairvoyant_own_order`: the bound for the order in which this policy served the
+    requests.
     """
 
     policy: str
@@ -316,7 +316,7 @@ def percentiles(values: np.ndarray) -> tuple[float, ...]:
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with what runs now, and how many of all runs' requests have ended, of how many."""
+"""Callback for progress: the name of the run, ended requests of all runs, all runs' requests."""
 
 
 class Study(msgspec.Struct, frozen=True):
@@ -372,8 +372,8 @@ def run_study(
     progress: Progress = lambda what, done, total: None,
     below: tuple[Below, ...] = (),
 ) -> Study:
-    """Replay `workload` under each of `policies` with each of `sizes` tokens of cache, and `below`
-    it."""
+    """Replay `workload` under each of `policies`, with each of `sizes` tokens of cache and the
+    levels `below`."""
     total, done = len(workload) * len(sizes) * len(policies), 0
     reports = []
     for size in sizes:

@@ -96,10 +96,8 @@ class _Row:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace, whose format is seen from its first line.
-
-    Raises BadTrace with file and line of what is wrong, OSError if the file cannot be read.
-    """
+    """Read a trace, in the format that its first line shows. Raises BadTrace with file and line of
+    the fault, OSError if the file cannot be read."""
     lines = ((number, line) for number, line in enumerate(lines_of(path), 1) if line.strip())
     number, line = next(lines, (0, ""))
     if not number:
@@ -190,8 +188,8 @@ def _assemble(path: Path, form: str, rows: list[_Row], block_tokens: int) -> Tra
 
 
 def _canonical(rows: list[_Row], block_tokens: int) -> list[int]:
-    """One id per distinct prefix: a file's ids may say what is in a block, and not what is before
-    it; and equal ids of a last block count only if it is as long."""
+    """Give each distinct prefix one id. A file's ids may depend on a block's tokens alone, not on
+    the tokens before it; equal ids of a last block count only at equal length."""
     known: dict[tuple[int, int, int], int] = {}
     ids: list[int] = []
     for row in rows:
@@ -221,13 +219,13 @@ FIRST_OUTPUT = 1 << 30
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How a trace is played.
+    """Load of a replay. `rate` divides the time between arrivals.
 
-    `rate` divides the time between arrivals. The trace is played `repeat` times, one after the
-    other, or as often as `requests` takes; a copy begins one mean gap after the last arrival of the
-    one before. Copies have their own blocks, but for those that at least 1 % of the trace's
-    requests have (system prompts): these are the same ones in all copies. `granularity` is how many
-    tokens a unit stands for: scheduler and tree count units where they otherwise count tokens.
+    The trace is played `repeat` times, one after the other, or as often as `requests` takes. A copy
+    begins one mean gap after the last arrival of the copy before. Copies have their own blocks,
+    except blocks in at least 1 % of the trace's requests (system prompts), which all copies share.
+    `granularity` is the number of tokens in a unit: scheduler and tree count units in place of
+    tokens.
     """
 
     rate: float = 1.0
@@ -237,7 +235,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Workload:
-    """The requests of a run, each made when it is asked for.
+    """The requests of a run, each made on demand.
 
     Arrays over all requests: `arrivals` (seconds), `prompt_units`, `outputs` (tokens, at least 1).
     A prompt's units are rounded up. The first unit of a block has the block's number and the others
@@ -332,7 +330,7 @@ def _private(trace: Trace) -> np.ndarray:
 DRAFT_PRICES = (0.05, 0.1, 0.2, 0.3)
 """Costs of a drafted token, as parts of a step of one row."""
 Texts = list[tuple[np.ndarray, int]]
-"""Of each request prompt and output (int32), and the length of the prompt."""
+"""Each request's prompt with output (int32), and the length of the prompt."""
 
 
 def is_recorded(path: Path) -> bool:
@@ -345,7 +343,7 @@ def is_recorded(path: Path) -> bool:
 
 
 def read_recorded(path: Path) -> Texts:
-    """Raises BadTrace with file and line of what is wrong, OSError if the file cannot be read."""
+    """Raises BadTrace with file and line of the fault, OSError if the file cannot be read."""
     texts: Texts = []
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
@@ -358,10 +356,8 @@ def read_recorded(path: Path) -> Texts:
 
 
 class Drafted(msgspec.Struct, frozen=True):
-    """What drafts save at a price: `speedup` counts decode steps alone, one request at a time.
-
-    `right` and `wrong`: drafted tokens by source.
-    """
+    """Savings of drafts at a price: `speedup` counts decode steps alone, one request at a time.
+    `right` and `wrong`: drafted tokens by source."""
 
     price: float
     tokens: int

@@ -156,7 +156,7 @@ class GrammarCompiler:
         self.builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
 
     def prepare(self) -> None:
-        """Load now (a second) what patterns, forced tokens and llguidance need at first use."""
+        """Load now (a second) tables that patterns, forced tokens and llguidance need later."""
         syntax.prepare()
         self.canonicalizer.prepare()
         # The vocabulary makes these attributes at first use.
@@ -191,7 +191,7 @@ class GrammarCompiler:
         return self.cache.get_or_build(key, lambda: self.build(key))
 
     def cached(self, constraint: Constraint) -> Grammar | None:
-        """The grammar, if it is compiled already."""
+        """Return the grammar of a constraint if the cache holds it."""
         return self.cache.get(as_compiled(constraint))
 
     def build(self, constraint: Constraint) -> Grammar:
@@ -364,7 +364,7 @@ def _schema(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
 def _masked_schema(
     compiler: GrammarCompiler, constraint: Constraint, prepared: PreparedSchema
 ) -> Grammar:
-    """llguidance's mask of a schema, with a check of what the mask does not hold."""
+    """Build llguidance's mask of a schema, and a check of the rest of the schema."""
     whitespace = constraint.whitespace
     if constraint.strict:
         prepared.refuse_residuals("here (strict)")
@@ -415,7 +415,7 @@ def _with_automaton(
 
 
 def _with_constants(lark: str, masks: list[dict[str, Any]], whitespace: str) -> str:
-    """The grammar with rules in place of the schemas whose constants `%json` would respell."""
+    """Put rules in place of a grammar's schemas whose constants `%json` would respell."""
     if not any(map(has_own_spelling, masks)):
         return lark
     prefix = "own"

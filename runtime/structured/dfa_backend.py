@@ -1,4 +1,4 @@
-"""One request's state in a grammar that runs on an automaton, and the masks that requests share.
+"""Matchers of grammars that run on an automaton, and the masks that requests share.
 
 token 5 -> DfaMatcher (one request) --state--> DfaStates (all requests of a grammar)
                                                  state -> mask row; state, token -> next state
@@ -37,7 +37,7 @@ BEYOND = -3
 """The state of a text that the automaton knows nothing of: another matcher does."""
 MAX_STEPS = 1 << 17
 MAX_FORCED = 1 << 12
-"""Memos are emptied when they have so many entries."""
+"""Entries of a memo at which the matcher empties the memo."""
 
 
 class DfaState(Place):
@@ -82,10 +82,10 @@ class DfaStates:
 
 
 class DfaGrammar:
-    """A grammar on an automaton over bytes, and what all requests remember of its states.
+    """A grammar on an automaton over bytes, with memos of its states for all requests.
 
-    A subclass answers from the automaton what it can; where an answer is None or False, the
-    `DfaMatcher` of a request asks the matcher of another grammar (`other`).
+    A subclass answers from the automaton where it can. Where an answer is None or False, a
+    request's `DfaMatcher` asks the matcher of another grammar (`other`).
     """
 
     backend: str
@@ -104,7 +104,7 @@ class DfaGrammar:
         self.states = DfaStates()
         self.start = self.states.of(dfa.start)
         self.trusted = True
-        """Whether all requests may use what one request learned about a state."""
+        """Whether all requests may use a state's mask and tokens that one request learned."""
         self.texts: dict[int, bytes] = {}
         """Maps a state to the forced text that another matcher reported."""
         self.forced: dict[tuple[int, bytes], list[int]] = {}
@@ -129,8 +129,8 @@ class DfaGrammar:
         return self.table.row(state)
 
     def write(self, state: int, out: np.ndarray | None) -> bool:
-        """Make the mask of `state`, in its row if it has one, and copy it to `out`; False where
-        another matcher has to make it."""
+        """Make the mask of `state`, in its row if it has one, and copy it to `out`. Return False
+        where another matcher has to make the mask."""
         row = self.row(state)
         if row is None or not self.table.filled(row.row):
             return False
@@ -229,7 +229,7 @@ class DfaMatcher(Matcher):
         self._error = ""
         self._other: Matcher | None = None
         self._taken = 0
-        """How many of the tokens `_other` has taken in."""
+        """Number of tokens that `_other` has accepted."""
 
     # ------------------------------------------------------------ masks
 
@@ -504,7 +504,7 @@ class SteppedBuilds:
         dfa: LazyDfa,
         done: Callable[[SteppedAutomaton | None], None],
     ) -> None:
-        """Call `done`, on a thread, with what `stepped_automaton` makes."""
+        """Call `done`, on a thread of its own, with the result of `stepped_automaton`."""
 
         def make() -> None:
             try:
@@ -592,8 +592,8 @@ class AutomatonGrammar(DfaGrammar):
         return None if lost else row
 
     def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
-        """The same language has the same mask, whoever makes it. A mask that failed is the
-        request's alone."""
+        """Store a mask, the same from every matcher of the language. A failed mask stays with its
+        request."""
         row = None if failed else super().row(state)
         if row is not None:
             self.table.store(row.row, words)

@@ -43,7 +43,7 @@ MAX_NESTING = 100
 MAX_COUNT = 100_000
 
 Rules = dict[str, Regex]
-"""Each rule's body by its name, in the order they were written."""
+"""Body of each rule by name, in the order of the grammar."""
 
 _PIECE = re.compile(
     r"""
@@ -128,7 +128,7 @@ def _closed(groups: list[_Group]) -> Regex:
 
 
 def _take(kind: str, piece: re.Match[str], groups: list[_Group]) -> None:
-    """Put a piece of a rule where it belongs. Raises ValueError."""
+    """Add a piece of a rule to the innermost open group. Raises ValueError."""
     parts = groups[-1].parts
     at, spelt = piece.start(kind), piece[kind]
     if kind == "name":
@@ -210,7 +210,7 @@ def _character(escape: re.Match[str]) -> str:
 
 
 MAX_REGULAR_ITEMS = 20_000
-"""A regular rule with more items than this, counting those of the rules it calls, stays a rule."""
+"""Bound of the items of a regular rule and of the rules it calls; a larger rule stays a rule."""
 
 MAX_REGULAR_DEPTH = 100
 """A rule stays a rule, too, if regular rules call each other more than this deep."""
@@ -243,7 +243,7 @@ class Regular:
                 waiting.extend(callers[name])
 
     def of(self, node: Regex) -> Regex | None:
-        """A part of a rule as a regular expression without references, if it is one."""
+        """Return a rule's part as a regular expression without references, if it is one."""
         match node:
             case Reference(name):
                 return self._regex.get(name)
@@ -361,7 +361,7 @@ class SpecialTokens:
         return {self._ids[content] for content in self._any.findall(text)} if self._any else set()
 
     def beginning(self, text: str, length: int) -> str:
-        """That of the first `length` characters, with the whole of a special token cut there."""
+        """Return `literal` of `length` characters and the rest of a special token cut there."""
         for found in self._any.finditer(text) if self._any is not None else ():
             if found.start() < length < found.end():
                 length = found.end()
@@ -372,7 +372,7 @@ class SpecialTokens:
         return literal[-2:] in self._ends
 
     def ends_within(self, literal: str) -> bool:
-        """Whether a token in it ends the sequence."""
+        """Return whether a token in the literal ends the sequence."""
         return not self._ends.isdisjoint(_PAIR.findall(literal))
 
 
@@ -448,7 +448,7 @@ class LexemeRules:
 
 
 def _tokens(ids: list[int]) -> str:
-    """One of these, which ascend."""
+    """Write a choice among the ids, which ascend."""
     ranges = []
     for _, pairs in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
         first, *_, last = members = [id_ for _, id_ in pairs] * 2
@@ -515,6 +515,6 @@ def schemas_of_grammar(lark: str) -> list[str]:
 
 
 def names_tokens(lark: str) -> bool:
-    """Whether a grammar has tokens of the vocabulary in it (`<|name|>`, `<[id]>`)."""
+    """Return whether a grammar names tokens of the vocabulary (`<|name|>`, `<[id]>`)."""
     bare = _TOKEN.sub(lambda found: found["json"] or "", with_exact_schemas(lark, lambda *_: {}))
     return "<|" in bare or "<[" in bare

@@ -64,14 +64,14 @@ class SharedLexer:
             return self._prototype
 
     def discard(self, worn: LLMatcher) -> None:
-        """Build another prototype instead of `worn`, but only when it is needed."""
+        """Replace the prototype `worn` when a request next needs a prototype."""
         with self._lock:
             if self._prototype is worn:
                 self._prototype = None
 
 
 class Parser:
-    """One request's parser: `matcher` is a copy of the prototype that has taken in `tokens`."""
+    """Parser of one request: `matcher`, a copy of the prototype, has accepted `tokens`."""
 
     def __init__(self, lexer: SharedLexer, vocabulary_size: int) -> None:
         self._lexer = lexer
@@ -95,7 +95,7 @@ class Parser:
             self._leave_if_worn()
 
     def take(self, token_id: int) -> bool:
-        """Take a token in, if it fits."""
+        """Accept a token if the grammar allows the token; return whether it did."""
         taken: bool = self.matcher.try_consume_tokens([token_id]) == 1
         # What did not fit is no error; an error is one of bounds.
         if not taken and _is_worn(self.matcher) and self._replay():
@@ -149,11 +149,11 @@ REMEMBERED = 1024
 _Place = tuple[bytes, bytes, bool, bytes]
 _MARK = b"\xff"
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
-"""How llguidance writes special tokens among bytes; the mark is in no text."""
+"""llguidance's spelling of special tokens among bytes; no text has the mark."""
 _Run = bytes | int
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
-"""An option, beside those that a grammar has. Without it, where some bytes are forced, llguidance
-would allow only the token that it would put there itself."""
+"""Option for a grammar. Without it, where some bytes are forced, llguidance would allow only the
+token that it would choose itself."""
 
 
 class LLGuidanceGrammar:
@@ -218,7 +218,7 @@ class LLGuidanceGrammar:
         return tokens
 
     def closed(self, tail: bytes | None, text: bytes) -> tuple[int, ...]:
-        """The canonicalizer's tokens of a text with a special token behind it."""
+        """Return the canonicalizer's tokens of a text with a special token behind the text."""
         key = (tail or b"", text, True, b"")
         known = self._forced.get(key)
         if known is None:
@@ -314,8 +314,8 @@ class LLGuidanceMatcher(Matcher):
         self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
         self._error = ""
         self._settled = -1
-        """How many tokens there are at the end of the last forced run: nothing is forced there, if
-        it was taken in."""
+        """Number of tokens at the end of the last forced run: nothing is forced there, if the
+        matcher accepted the run."""
         self._run: list[int] = []
 
     def allowed_mask(self) -> np.ndarray:
@@ -442,7 +442,7 @@ class LLGuidanceMatcher(Matcher):
 
 
 def _runs(forced: bytes) -> list[_Run]:
-    """Texts and special tokens in turns, as llguidance writes them; the last one is a text."""
+    """Split forced bytes into texts and special tokens in turns; the last part is a text."""
     found: list[_Run] = []
     for at, run in enumerate(_SPECIAL.split(forced)):
         found.append(int(run) if at % 2 else run)
@@ -452,7 +452,7 @@ def _runs(forced: bytes) -> list[_Run]:
 
 
 def _path(runs: list[_Run], vocabulary: Vocabulary) -> list[int] | None:
-    """All of it, in tokens of one byte each; None where the vocabulary lacks one."""
+    """Return tokens of one byte each for the runs; None where the vocabulary lacks a byte."""
     path: list[int] = []
     for run in runs:
         part = [run] if isinstance(run, int) else vocabulary.bytewise(run)
@@ -480,7 +480,7 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """llguidance's error message, without the state that it may append."""
+    """Return llguidance's error message without the state that it may append."""
     said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
     return "no text satisfies it" if said.startswith("NoExtension") else said
 
@@ -500,11 +500,11 @@ _HYBRID_MARK = ord(MARK)
 
 
 class HybridGrammar(DfaGrammar):
-    """`inner`, whose declared part is `dfa`; see `contracts.matcher.Grammar`.
+    """`inner`, with the declared part of its language in `dfa`; see `contracts.matcher.Grammar`.
 
-    Every mask that llguidance makes at a state is compared with what the automaton says of it: all
-    that is declared must be in it, and nothing that could not begin at a mark. Should the two not
-    agree, the automaton is given up, and all go on in llguidance from their next token on.
+    Every mask that llguidance makes at a state is compared with the automaton's tokens. The mask
+    must have all declared tokens, and none that could not begin at a mark. Should both disagree,
+    requests leave the automaton at their next token.
     """
 
     backend = "llguidance"
@@ -625,7 +625,7 @@ class _Marks:
         return known
 
     def _listed(self, state: int) -> Iterator[str]:
-        """The hexadecimal digits of each mark whose sign leads to a state."""
+        """Yield the hexadecimal digits of each mark whose sign leads to a state."""
         ways = [("", state)] if state != DEAD else []
         while ways:
             text, place = ways.pop()

@@ -36,7 +36,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 SENTINEL = chr(LAST)
 BYTES_PER_TRANSITION = 64
-"""Bytes of an index per transition while it is built, as measured."""
+"""Bytes of an index per transition during its build, as measured."""
 
 
 class OutlinesGrammar(DfaGrammar):
@@ -119,7 +119,7 @@ class OutlinesGrammar(DfaGrammar):
 
 @lru_cache(maxsize=2)
 def _tokens_of(vocabulary: Vocabulary) -> Any:
-    """The vocabulary as outlines-core has it; the sentinel is token `size`."""
+    """Convert the vocabulary to outlines-core's; the sentinel is token `size`."""
     tokens: dict[bytes, list[int]] = {}
     for token, data in enumerate(vocabulary.token_bytes):
         if data:

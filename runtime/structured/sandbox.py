@@ -53,7 +53,7 @@ START_SECONDS = 120.0
 
 
 class OutOfTime(ServerUnavailable):
-    """Raised when compiling takes longer than it may; a later try may succeed."""
+    """Error of a constraint whose compile exceeds its time; a later try may succeed."""
 
     def __init__(self, constraint: Constraint) -> None:
         super().__init__(f"{constraint.kind}: compilation took too long, try again")
@@ -65,10 +65,8 @@ class _Child(NamedTuple):
 
 
 class Sandbox:
-    """One child process that compiles constraints in forks (`sandbox_child`). Thread-safe.
-
-    The child starts at the first trial. A child that does not answer is killed and replaced.
-    """
+    """A child process that compiles constraints in forks (`sandbox_child`). Thread-safe. The child
+    starts at the first trial. A child that does not answer is killed and replaced."""
 
     def __init__(self, setup: Callable[[], Setup]) -> None:
         self._setup = setup
@@ -106,7 +104,7 @@ class Sandbox:
             raise InvalidConstraint(verdict.error)
 
     def close(self) -> None:
-        """End the child, whatever it is doing, and start no other. From any thread."""
+        """End the child, even during a trial, and start no other. Callable from any thread."""
         with self._lock:
             self._ended = True
             if self._child is not None:
@@ -150,7 +148,7 @@ class Sandbox:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the child and what it has forked, which is its process group."""
+    """End the process group of the child: the child and its forks."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -211,7 +209,7 @@ class _Lane:
         self._closed = False
 
     def put(self, job: _Job) -> bool:
-        """Run the job when it is the turn of one of its clients. False if the lane is closed."""
+        """Queue the job for its clients; return False if the lane is closed."""
         with self._changed:
             if self._closed:
                 return False
@@ -227,7 +225,7 @@ class _Lane:
             return True
 
     def join(self, job: _Job, client: str) -> None:
-        """Let another client, new to `job.clients`, want the job if it still waits."""
+        """Queue the waiting job for another client, new to `job.clients`, too."""
         with self._changed:
             if any(job in queue for queue in self._queues.values()):
                 self._queues.setdefault(client, deque()).append(job)
@@ -303,7 +301,7 @@ def _thread_time(thread: threading.Thread) -> float:
 
 MAX_REMEMBERED_FAILURES = 256
 QUICK_SECONDS = 0.25
-"""A trial that takes longer does not go on ahead of others."""
+"""Processor seconds of a trial in the quick lane; a longer trial moves to the long lane."""
 STOPPING = "the runtime is stopping"
 
 
@@ -325,7 +323,7 @@ class CompileService:
         self._lock = threading.Lock()
         self._pending: dict[Constraint, _Job] = {}
         self._failed: OrderedDict[bytes, str] = OrderedDict()
-        """Digest of a constraint, whose source may be long -> why it does not compile."""
+        """Digest of a constraint (its source may be long) -> reason of the failed compile."""
         self._sandbox = Sandbox(self._setup)
         self._ordinary = _Lane(
             *("compile", self._run, max(config.compile_threads, 1)),
@@ -393,7 +391,7 @@ class CompileService:
     # ------------------------------------------------------------ in the workers
 
     def _run(self, job: _Job) -> None:
-        """Do what the job's lane is for, and settle the job or put it into the next lane."""
+        """Run the job for its lane, and settle the job or put it into the next lane."""
         constraint, config = job.constraint, self._config
         try:
             if job.lane is self._ordinary:

@@ -152,7 +152,7 @@ def _set_alarms(computing: float, in_all: float) -> None:
 
 
 def _limit_memory(extra: int) -> None:
-    """Bound the address space to what is in use now and `extra` bytes (where the system can)."""
+    """Bound the address space to its present size plus `extra` bytes (where the system can)."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit = psutil.Process().memory_info().vms + extra

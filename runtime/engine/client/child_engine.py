@@ -77,7 +77,7 @@ class Children:
 
 
 class ChildEngine:
-    """One engine process, an `EngineHandle`; belongs to the event loop on which it was made."""
+    """Handle of one engine process (an `EngineHandle`); belongs to the event loop that made it."""
 
     def __init__(
         self,

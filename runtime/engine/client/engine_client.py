@@ -127,7 +127,7 @@ STUCK_SECONDS = 600.0
 """Seconds without a turn of the loop after which the engine hangs despite heartbeats, while nothing
 says how long its steps take; less after a start that took less than a `LATE_LOADS`th of them."""
 LATE_LOADS = 20.0
-"""So many times as long as the engine's start a step may take before any forecast, and at least
+"""Bound of a step's time before any forecast, in times of the engine's start; at least
 `LATE_SECONDS` or `LATE_ALONE_SECONDS`.
 
 A start reads all weights and runs steps of its own; a slow machine is slow at both.
@@ -135,15 +135,15 @@ A start reads all weights and runs steps of its own; a slow machine is slow at b
 LATE_LOADS_OF_RANKS = 4.0
 """The same where a step waits for other ranks."""
 LATE_STEPS = 20.0
-"""So many times its forecast a step may take before the engine hangs, and at least
+"""Bound of a step's time in times of its forecast, beyond which the engine hangs; at least
 `LATE_SECONDS` or `LATE_ALONE_SECONDS`.
 
-A forecast is of steps on this machine, so one that is slow has longer ones.
+A forecast comes from steps on this machine, so a slow machine has longer forecasts.
 """
 LATE_SECONDS = 20.0
-"""Where a step waits for other ranks, one of which may hang."""
+"""Least bound in seconds where a step waits for other ranks, one of which may hang."""
 LATE_ALONE_SECONDS = 120.0
-"""Where it does not: what stands still may be pages of weights that are read from a slow disk."""
+"""Least bound in seconds without other ranks: a step may wait for weights read from a slow disk."""
 LOADING_SECONDS = 100.0
 """Seconds of silence during loading after which the process hangs: loading sends heartbeats."""
 NAP_SECONDS = 1.0
@@ -207,7 +207,7 @@ class Pulse:
 
 
 class EngineHandle(Protocol):
-    """One engine, from before its start until its end."""
+    """Interface of one engine, from before its start until its end."""
 
     def send(self, message: ToEngine) -> None: ...
 
@@ -296,7 +296,7 @@ ANSWERS: dict[type[FromEngine], str] = {
 
 
 class EngineClient:
-    """One engine process. All methods belong to the event loop of `start`.
+    """Client of one engine process. All methods belong to the event loop of `start`.
 
     When the engine dies, a new one starts, and every unfinished request is submitted again with its
     tokens: clients notice a pause. Pins are restored. A hanging engine is killed, with the same
@@ -538,10 +538,8 @@ class EngineClient:
             siblings.on_return()
 
     async def _launch_again(self, code: int | None) -> None:
-        """Start an engine in place of one that ended.
-
-        Repeats if the engine dies at its start, or after a while if it cannot be started.
-        """
+        """Start an engine in place of an ended one. Repeat if the engine dies at its start, or
+        after a while if no engine can be started."""
         tries = 0
         while True:
             if self._engine is not None:

@@ -1,5 +1,5 @@
-"""What an engine process is started with, alone in a file: what starts it imports asyncio, which an
-engine needs not."""
+"""Configuration of an engine process, in a file of its own: the starter imports asyncio, which an
+engine does not need."""
 
 from __future__ import annotations
 

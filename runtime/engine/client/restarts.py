@@ -27,19 +27,17 @@ from rootlace.wire.errors import (
 
 MAX_GUILTY = 3
 GUILTY_SECONDS = 600.0
-"""A client is suspended after `MAX_GUILTY` requests that killed engines within so many seconds."""
+"""Seconds within which `MAX_GUILTY` requests that killed engines suspend their client."""
 MAX_RESTARTS = 3
 RESTART_WINDOW_SECONDS = 300.0
-"""An engine stays down after more than `MAX_RESTARTS` unexplained deaths within so many seconds."""
+"""Seconds within which more than `MAX_RESTARTS` unexplained deaths keep the engine down."""
 MAX_LOST = 8
-"""Engines per request, at most, whose machines were lost without a report of their last step."""
+"""Most engines per request whose machines were lost without a report of their last step."""
 
 
 class Suspensions:
-    """Clients whose requests killed engines of one model. All replicas share this object.
-
-    Each such request costs all other requests two restarts.
-    """
+    """Clients whose requests killed engines of one model, shared by all replicas. Each such request
+    costs all other requests two restarts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -92,7 +90,7 @@ class PendingRequest:
     suspected: int = 0
     """Planned context length in the step in which the last engine died; 0 outside of that step."""
     deaths: list[Death] = field(default_factory=list)
-    """Deaths in whose steps the request was."""
+    """Deaths of engines in a step with the request."""
     aborted: bool = False
     stays: bool = False
     """Whether the request may not continue at another replica."""
@@ -119,7 +117,7 @@ class RestartPolicy:
     """
 
     def __init__(self, suspensions: Suspensions | None = None, max_waiting: int = 1 << 60) -> None:
-        """With `max_waiting` requests waiting for the next engine, further requests are refused."""
+        """With `max_waiting` requests waiting for the next engine, further ones are refused."""
         self._suspensions = Suspensions() if suspensions is None else suspensions
         self._max_waiting = max_waiting
         self._unexplained: list[Death] = []
@@ -189,7 +187,7 @@ class RestartPolicy:
             self._end_suspended(rid)
 
     def note_death(self) -> Death:
-        """Count the death of an engine, also of one that died at its start."""
+        """Count the death of an engine, even at its start."""
         self.deaths += 1
         self._unexplained.append(Death())
         return self._unexplained[-1]
@@ -289,7 +287,7 @@ def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """Requests that are computed without others between them, their tokens, and their number."""
+    """Requests computed one after the other: total tokens, and `weight`, the number of requests."""
 
     tokens: int
     weight: int

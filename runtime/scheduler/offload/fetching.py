@@ -114,7 +114,7 @@ class Fetching:
             self._end(fetch)
 
     def give_up(self) -> None:
-        """Release the blocks of waiting requests and stop reading for them."""
+        """Release the blocks of waiting requests and stop their reads."""
         for fetch in self._fetches.values():
             self._end(fetch)
 

@@ -35,7 +35,7 @@ class Level(msgspec.Struct, frozen=True):
     outlives: bool = False
     """Whether its blocks outlive the engine's process."""
     eager: bool = False
-    """Whether a copy costs so little that blocks are saved as soon as they are computed."""
+    """Whether copies are so cheap that blocks are saved as soon as the blocks are computed."""
 
     @property
     def block_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""The offload levels as the scheduler sees them."""
+"""The scheduler's view of the offload levels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tiering:
         self._last = len(self.levels) - 1
         self._eager = next((at for at, one in enumerate(self.levels) if one.eager), None)
         self._growing: dict[RequestState, int] = {}
-        """Running sequences whose blocks an eager level has -> how many."""
+        """Running sequences with blocks in an eager level -> number of the blocks."""
         if tiers.levels:
             tree.losing = self.saving.losing
         if tiers.readable:

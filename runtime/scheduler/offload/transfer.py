@@ -53,7 +53,7 @@ class _Giving:
 
 
 class Handing:
-    """Gives blocks to other engines and takes blocks from them, through `Tiers.handed`.
+    """Transfers blocks to and from other engines, through `Tiers.handed`.
 
     A transferred block is read like a block on disk (`Fetching`): by the key, which identifies the
     namespace and all tokens before. The checksum, which covers the key, must be right. An offer for

@@ -108,12 +108,12 @@ OURS = Escapes(
     "".join(c for c in _CONTROLS if c not in dict(_LETTERS)),
     capitals=False,
 )
-"""One spelling for each character."""
+"""Escapes of the mask's own strings: one spelling for each character."""
 
 
 @lru_cache(maxsize=4)
 def guidance_escapes(letters: str) -> Escapes:
-    """llguidance's, which has `letters` after a backslash, `u` among them or not."""
+    """Return llguidance's escapes: `letters` after a backslash, possibly `u` among the letters."""
     return Escapes(
         complement((*_MUST_BE_ESCAPED, (0x7F, 0x7F))),
         tuple(pair for pair in _LETTERS if pair[1] in letters),
@@ -128,7 +128,7 @@ def key_escapes(mask: Mapping[str, Any]) -> Escapes:
 
 
 def free_character() -> Regex:
-    """One character of a string in any of its spellings; one code point in all of them."""
+    """Return a character of a string in any of its spellings: always one code point."""
     digit = one_of("0123456789abcdefABCDEF")
     ordinary = either(
         concat(one_of("0123456789abcefABCEF"), repeat(digit, 3, 3)),
@@ -147,7 +147,7 @@ def any_string() -> Regex:
 
 
 def string_of(content: Regex, escapes: Escapes = OURS) -> Regex:
-    """The JSON strings whose value is a text of `content`, which has no look-around."""
+    """Return the JSON strings whose value matches `content`, a regex without look-around."""
     return concat(
         Literal('"'), with_leaves(content, lambda leaf: _escaped(leaf, escapes)), Literal('"')
     )
@@ -161,7 +161,7 @@ def _escaped(leaf: Literal | Chars, escapes: Escapes) -> Regex:
 
 @lru_cache(maxsize=512)  # the same few classes come again and again
 def _character(ranges: Ranges, escapes: Escapes) -> Regex:
-    """One character of `ranges` in all its spellings."""
+    """Return a character of `ranges` in all its spellings."""
     plain = intersection(ranges, escapes.plain)
     if len(plain) == 1 and plain == ranges and plain[0][0] == plain[0][1]:
         return Literal(chr(plain[0][0]))
@@ -210,7 +210,7 @@ def text_of(value: Any) -> str:
 
 
 def type_of(value: Any) -> str:
-    """The type of a JSON value, as schemas name it."""
+    """Return the type of a JSON value by the name that schemas use."""
     for kind, name in ((bool, "boolean"), (str, "string"), (list, "array"), (dict, "object")):
         if isinstance(value, kind):
             return name
@@ -227,7 +227,7 @@ def any_integer() -> Regex:
 
 
 def any_number(most: int | None = MAX_DIGITS, exponent: int | None = EXPONENT_DIGITS) -> Regex:
-    """A number of at most so many digits, before the point as behind it and in the exponent."""
+    """Return a number with `most` digits before and behind the point, `exponent` digits."""
     fraction = concat(Literal("."), digits(1, most))
     power = concat(one_of("eE"), optional(one_of("+-")), digits(1, exponent))
     natural = either(Literal("0"), _positive(most))
@@ -272,7 +272,7 @@ _Limit = tuple[str, bool]
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A limit as the schema states it (int or finite float), itself included or not."""
+    """A limit of a schema (int or finite float), inclusive or not."""
 
     value: int | float
     inclusive: bool = True
@@ -450,8 +450,8 @@ def decimals(low: Bound | None, high: Bound | None) -> Regex:
 
 
 def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
-    """`bound`, or None where every number we write keeps to it. Raises OutOfReach for one that no
-    number we write keeps to, or that doubles cannot hold exactly."""
+    """Return `bound`, or None where every number written satisfies it. Raises OutOfReach if no
+    number written does, or if doubles cannot hold the bound exactly."""
     if bound is None:
         return None
     if abs(bound.value) > _TOP:
@@ -494,7 +494,7 @@ def _unsigned(low: Bound, high: Bound | None, places: int) -> Regex:
 
 
 def _decimal(whole: Regex, low: _Limit | None, high: _Limit | None, places: int) -> Regex:
-    """`whole`, and digits after a point where they are between the limits; none where that is 0."""
+    """Write `whole`, and digits behind a point if the limits allow; without digits if 0 fits."""
     fraction = concat(Literal("."), _strings(low, high, 1, places))
     return concat(whole, either(_strings(low, high, 0, 0), fraction))
 
@@ -516,8 +516,8 @@ class NotRegular(Exception):
 
 
 class Ours:
-    """Strings as `json.dumps(..., ensure_ascii=False)` writes them, free ones also with `\\/` and
-    `\\uXXXX`, because models write these; numbers of bounded length."""
+    """Spellings of `json.dumps(..., ensure_ascii=False)`, in free strings also `\\/` and the escape
+    `\\uXXXX`, because models write both; numbers have bounded length."""
 
     def literal(self, value: Any, gap: Regex) -> Regex:
         return _literal(value, gap)
@@ -547,7 +547,7 @@ class Ours:
 
 
 class Guidance:
-    """Strings and numbers as llguidance 1.9 writes them in a mask schema."""
+    """Spellings of strings and numbers by llguidance 1.9 in a mask schema."""
 
     def __init__(self, mask: Mapping[str, Any]) -> None:
         self._escapes = key_escapes(mask)

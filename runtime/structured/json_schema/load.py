@@ -48,7 +48,7 @@ MAP = frozenset(
 IN_PLACE = frozenset(
     ["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"]
 )
-"""Keywords whose subschemas apply to the very value that the schema applies to."""
+"""Keywords whose subschemas apply to the same value as the schema."""
 EXCLUDED = "!excluded"
 """Our own keyword for a negated `const` or `enum`: the values that are not allowed."""
 UNMET = "!unmet"
@@ -59,8 +59,7 @@ _READ_WITH_OTHERS = {
     "exclusiveMinimum": 4, "exclusiveMaximum": 4, "then": 7, "else": 7,
     "minContains": 2019, "maxContains": 2019,
 }  # fmt: skip
-"""Keywords that jsonschema has no function of their own for, and the draft from which on they
-say something."""
+"""Keywords without a function in jsonschema, and the first draft that gives each a meaning."""
 
 
 def is_tuple(schema: dict[str, Any]) -> bool:
@@ -241,7 +240,7 @@ def without_own(pointer: str) -> str:
 
 
 MAX_DEPTH = 128
-"""How deep a schema's JSON may be nested; the checks of values recurse along it."""
+"""Bound of a schema's nesting in JSON; the checks of values recurse along the schema."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNSUPPORTED = {"http://json-schema.org/draft-03/schema"}
 _ANYTHING = {
@@ -427,7 +426,7 @@ class CheckedSchema:
         return any(isinstance(o.schema, dict) and keyword in o.schema for o in self._closure())
 
     def containing(self, places: Iterable[str]) -> set[Located]:
-        """Return the schemas that contain one of these places, or refer to such a schema."""
+        """Return the schemas that contain one of `places`, or refer to such a schema."""
         above: dict[Located, list[Located]] = {}
         for located in self._closure():
             for _, other in self.neighbours(located):
@@ -450,7 +449,7 @@ class CheckedSchema:
                     yield f"{located.pointer}/patternProperties", pattern, True
 
     def _closure(self, unused: bool = False) -> list[Located]:
-        """The root, and every schema it contains or refers to."""
+        """Return the root, and every schema that the root contains or refers to."""
         if unused not in self._closures:
             self._closures[unused] = reached(
                 [self.root], lambda one: [other for _, other in self.neighbours(one, unused)]

@@ -245,7 +245,7 @@ def _refuse_dialect(pattern: str) -> None:
 
 
 class _Way(NamedTuple):
-    """One way to match, and whether it must begin, or end, where the string does."""
+    """One way to match, and whether the match must begin, or end, with the string."""
 
     regex: Regex
     begins: bool = False
@@ -539,7 +539,7 @@ def translated(pattern: str, start: str = "^") -> str:
 
 
 def _pieces(pattern: str, start: str) -> Iterator[tuple[str, str]]:
-    """The pieces of a translation, each with what it translates."""
+    """Yield the pieces of a translation, each with its source in the pattern."""
     outside = {"$": r"\Z", "^": start, ".": r"[^\n\r\u2028\u2029]", "(?<": "(?P<"}
     in_class = False
     for piece in _ECMA_PIECE.finditer(pattern):

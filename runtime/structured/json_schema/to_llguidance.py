@@ -1,4 +1,4 @@
-"""Makes a schema weaker where llguidance refuses it, until it takes it."""
+"""Weakens a schema that llguidance refuses until llguidance accepts the schema."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
 
 
 def _shape(wanted: _Range, case: Case, factors: dict[str, Any]) -> Shape:
-    """The shape of a range, with the ranges shown to llguidance 1.9 where it would not hold the
+    """Return the shape of a range; llguidance 1.9 gets weaker ranges where it would not hold the
     range exactly."""
     base = {"type": "integer" if case.integer else "number"}
     lost: set[Residual] = set()
@@ -226,7 +226,7 @@ it takes too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
 """Optional properties told apart by case, at most, where the number of properties is bounded."""
 MAX_COUNTED = 4
-"""Properties with those listed of a pattern, at most, where the number of properties is bounded."""
+"""Bound of properties and a pattern's listed keys where the schema bounds their number."""
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 MAX_REFUSED = 1 << 16
 """Characters of a pattern of keys that may not come."""
@@ -256,7 +256,7 @@ class Shapes:
         return Atom(self.checked.child(parent, path, schema))
 
     def of(self, case: Case) -> tuple[list[Shape], set[Residual]]:
-        """The shapes whose union is the case, and which keywords they do not hold."""
+        """Return the shapes whose union is the case, and the keywords not held by the shapes."""
         notes = set(case.notes)
         if case.values is not None:
             return [_listed(case.values, case.source)], notes
@@ -422,7 +422,7 @@ class Shapes:
     def _split(
         self, spec: _Object, leaves: tuple[Leaf, ...], notes: set[Residual]
     ) -> list[_Object]:
-        """Split into objects whose number of properties llguidance can bound."""
+        """Split an object into objects whose number of properties llguidance can bound."""
         optional = [name for name in spec.optional if not self.empty(spec.properties[name])]
         needed = len(spec.required)
         least, most = spec.least, spec.most
@@ -646,8 +646,8 @@ def _held(
     allowed: Regex | str,
     named: Collection[str],
 ) -> dict[str, Conjunction]:
-    """Patterns of keys that are `allowed`, and what applies to their values: that of the patterns
-    `found`, and `additional` to keys of no pattern that are not `named`. Raises NotTranslated or
+    """Return the patterns of `allowed` keys, and the schemas of their values: a pattern's schemas
+    from `found`; `additional` for keys of no pattern that are not `named`. Raises NotTranslated or
     TooLarge."""
     if isinstance(allowed, str):
         if found or (additional and named):

@@ -168,12 +168,12 @@ def _evolve(self: Any, **changes: Any) -> Any:
 
 
 MAX_DEPTH = 64
-"""How deep a checked value may be nested: jsonschema recurses along it."""
+"""Bound of a checked value's nesting: jsonschema recurses along the value."""
 
 NUMBER_BYTES = frozenset(b"0123456789+-.eE")
 _WHITESPACE = frozenset(b" \t\n\r")
 _ENDS_PLAIN = re.compile(rb'["\\]')
-"""Where a string ends, or an escape begins."""
+"""End of a string, or begin of an escape."""
 _LITERALS = (b"true", b"false", b"null")
 
 Schemas = tuple[Located, ...]
@@ -240,8 +240,8 @@ _FAR = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": 
 
 
 def digits_needed(schema: Any) -> tuple[int, int]:
-    """How many digits in a row a number may have, and how many its exponent: `MAX_DIGITS` and
-    `EXPONENT_DIGITS`, or more where a number of the schema has more and some value needs them."""
+    """Return the most digits in a row of a number, and of its exponent: `MAX_DIGITS` and
+    `EXPONENT_DIGITS`, or more where a number in the schema needs more."""
     most, exponent = MAX_DIGITS, EXPONENT_DIGITS
     for key, value in _numbers(schema):
         whole, _, fraction = format(Decimal(repr(value)), "f").lstrip("-").partition(".")
@@ -256,8 +256,7 @@ def digits_needed(schema: Any) -> tuple[int, int]:
 
 
 def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
-    """The finite numbers of a schema, or of a list of them, that say which values satisfy it, with
-    their keywords."""
+    """Yield a schema's (or a list's) finite numbers that bound its values, with their keywords."""
     queue = [schema]
     while queue:
         one = queue.pop()
@@ -277,8 +276,7 @@ def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
 
 
 class UniqueKeys:
-    """Rules for texts whose mask holds everything except that keys differ and how long numbers
-    get: see `Rules`."""
+    """Rules for texts whose mask lacks only distinct keys and bounded numbers: see `Rules`."""
 
     checks = False
     root: Schemas = ()
@@ -376,7 +374,7 @@ class Rules:
                 yield None if worst is None else _described(worst, located)
 
     def key_error(self, parents: Schemas, key: str) -> tuple[str, str, str] | None:
-        """Why no object of these schemas has the key."""
+        """Return why objects of these schemas cannot have the key, None if they can."""
         for parent in parents:
             if "propertyNames" in parent.keywords:
                 below = parent.keywords["propertyNames"]
@@ -491,11 +489,11 @@ class Verifier:
         return starts
 
     def ahead(self) -> tuple[list[bytes], int | None]:
-        """Return what must not follow: (endings, digits).
+        """Return the forbidden continuations: (endings, digits).
 
         `endings` would make the current key equal to an earlier key of the object, in JSON's
-        spelling. `digits` is how many more digits the current number may have; None outside of
-        numbers.
+        spelling. `digits` is the number of further digits that the current number may have; None
+        outside of numbers.
         """
         state = self._states[-1]
         if state.scalar is _Scalar.NUMBER:

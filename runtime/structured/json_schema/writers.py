@@ -62,7 +62,7 @@ MARK = "\0"
 """First character of a mark; JSON never has it. Behind it stand the first bytes of the marked text
 (`+`), or the excluded first bytes (`-`), in hexadecimal, and the mark's number."""
 MAX_VALUES = 2000
-"""Schemas that are written, each as often as it is referred to."""
+"""Bound of the schemas written; a schema counts once for each reference."""
 _MAX_DEPTH = 32
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "patternProperties"}
 MOST_RULES = 800
@@ -105,7 +105,7 @@ def has_own_spelling(mask: dict[str, Any]) -> bool:
 
 
 def within(mask: dict[str, Any]) -> Iterator[Any]:
-    """The schemas in the schema of a mask, the booleans among them."""
+    """Yield the schemas in a mask's schema, with the booleans."""
     queue: list[Any] = [mask]
     while queue:
         schema = queue.pop()
@@ -124,9 +124,8 @@ def _is_respelt(value: Any) -> bool:
 
 
 def lark_of(mask: dict[str, Any], gap: Regex, prefix: str = "") -> tuple[str, list[str]] | None:
-    """The name of a rule for the texts of a mask schema, with `gap` between tokens, and that rule
-    with all that it needs. None where `%json` writes the schema, or nothing else does. Names begin
-    with `prefix`."""
+    """Return the name and the lines of a rule for a mask schema's texts, with `gap` between tokens.
+    None where `%json` writes the schema, or nothing else can. Names begin with `prefix`."""
     if not has_own_spelling(mask):
         return None
     writer = _RuleWriter(mask, gap, prefix)
@@ -185,7 +184,7 @@ class _Writer(ABC):
         """Return the text as one token."""
 
     def _named(self, tree: Regex) -> Regex:
-        """Return a tree for use in several places, or within many others."""
+        """Return a tree for use in several places, or within many other trees."""
         return tree
 
     def _option(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex:
@@ -457,11 +456,8 @@ def _begins(schema: dict[str, Any]) -> bytes:
 
 
 def joined(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
-    """One or more of `pairs` in this order, separated by commas, with all required pairs among
-    them.
-
-    Each pair is written once if some pair is required, log n times if none is.
-    """
+    """Return one or more of `pairs` in this order, separated by commas, with all required pairs.
+    Each pair is written once if some pair is required, log n times if none is."""
     at = next((i for i, (_, must) in enumerate(pairs) if must), None)
     if at is not None:
         before = [optional(concat(pair, comma)) for pair, _ in pairs[:at]]
@@ -480,7 +476,7 @@ def _following(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
 
 
 def _typed(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """A schema as one per type that it names."""
+    """Split a schema into one schema for each type that it names."""
     names = schema.get("type")
     return [{**schema, "type": name} for name in names] if isinstance(names, list) else [schema]
 
@@ -600,7 +596,7 @@ class _RuleWriter(_Writer):
         return self._enclosed("{", rests[0], "}", must)
 
     def _others(self, pair: Regex, count: int, least: int, most: int | None) -> Regex:
-        """Pairs that have no names, behind `count` others; not nothing where these are none."""
+        """Return `least` to `most` pairs, with `count` before them; not nothing if that is 0."""
         low, high = max(least - count, int(not count)), None if most is None else most - count
         body = concat(self._comma, pair)
         if count:

@@ -56,7 +56,7 @@ class LazyDfa:
 
     @property
     def num_states(self) -> int:
-        """States found so far, `DEAD` not among them."""
+        """Number of states found so far, without `DEAD`."""
         return len(self._sets)
 
     @property
@@ -67,7 +67,7 @@ class LazyDfa:
 
     @property
     def nbytes(self) -> int:
-        """About the memory it takes now."""
+        """Approximate memory of the automaton now, in bytes."""
         return self._table.nbytes + 40 * self._items + 250 * len(self._sets) + self._nfa.nbytes
 
     @property
@@ -121,10 +121,10 @@ class LazyDfa:
         return self._table[:state]
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """All the bytes that every text continues with at `state`, and the state after them.
+        """Return the bytes that every text continues with at `state`, and the state after them.
 
         One edge of the compressed automaton of Zheng et al., "SGLang" (2024), section 4: a chain of
-        states with one byte each. It stops where the text may end.
+        states with one byte each. The chain stops where a text may end.
         """
         if state == DEAD:
             return b"", DEAD
@@ -135,7 +135,7 @@ class LazyDfa:
         return text[offset:], end
 
     def _chain(self, state: int) -> tuple[bytes, int, int]:
-        """Follow the chain from `state`, and remember it for all states on it."""
+        """Follow the chain from `state`, and store the result for all states on the chain."""
         text = bytearray()
         path = []
         end = state

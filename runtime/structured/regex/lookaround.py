@@ -60,8 +60,8 @@ def without_look(regex: Regex, max_leaves: int) -> Regex:
 
 
 _Step = tuple[int, int, int, bool]
-"""How a node follows from others, as bits: the node, the nodes of which one must hold, and the node
-that a look asks about (0: no look); and whether that look is negative."""
+"""A rule of the automaton as bits: the node; the nodes, one of which must hold; the node that a
+look tests (0: no look); and whether the look is negative."""
 
 _END = 0
 _ANYTHING = 1
@@ -146,7 +146,7 @@ class _Nodes:
 
 
 class _Reversal:
-    """All V of a regex, and how they follow from each other. A V is an int, bit n for node n."""
+    """All V of a regex, and the rules between its nodes. A V is an int, bit n for node n."""
 
     def __init__(self, regex: Regex, max_leaves: int) -> None:
         self._max_leaves = max_leaves

@@ -34,18 +34,16 @@ ACCEPT = 0
 """The item of the end of the text."""
 
 ByteEdge = tuple[int, int, tuple[int, ...]]
-"""First byte, last byte, items after them (ascending)."""
+"""An edge: first byte, last byte, items after the edge (ascending)."""
 
 _MAX_FOLLOWERS = 1 << 15
-"""Bounds what the followers of all leaves take together: `(a?b?){10000}` is quadratic. They may all
-be found for one mask, and a step would wait for that."""
+"""Bound of the followers of all leaves together: `(a?b?){10000}` is quadratic. One mask may need
+all followers, and a step would wait for the search."""
 
 
 class Words:
-    """One of many texts: a trie over their bytes, of which only visited nodes are made.
-
-    A node is a run of the sorted texts, those with the node's prefix, and the prefix's length.
-    """
+    """A choice of many texts: a trie over their bytes that makes only visited nodes. A node is a
+    run of the sorted texts (the texts with the node's prefix) and the prefix's length."""
 
     __slots__ = ("_nodes", "_numbers", "texts", "width")
 
@@ -280,7 +278,7 @@ class _Builder:
                 raise ValueError(f"{type(regex).__name__} is not for this automaton")
 
     def _run(self, text: str, least: int, most: int, following: int) -> int:
-        """Some copies of a text: one leaf, which all repeats of as many share."""
+        """Build `least` to `most` copies of a text as one leaf, shared by equal repeats."""
         key = (text, least, most)
         if key not in self._runs:
             self._runs[key] = Words([(text * n).encode() for n in range(max(least, 1), most + 1)])
@@ -342,14 +340,14 @@ def repeats(
 
 
 def _words(options: tuple[Regex, ...]) -> tuple[list[bytes], list[Regex]]:
-    """The options that are texts, as ascending distinct UTF-8, and the others."""
+    """Split options into texts, as ascending distinct UTF-8, and other regexes."""
     texts = {option.text for option in options if isinstance(option, Literal)}
     others: list[Regex] = [option for option in options if not isinstance(option, Literal)]
     return sorted(map(_bytes, texts)), others
 
 
 def _bytes(text: str) -> bytes:
-    """Its UTF-8, where a lone byte of a character stands as Python's surrogate escape."""
+    """Encode a text as UTF-8; a surrogate escape stands for a lone byte of a character."""
     return text.encode(errors="surrogateescape")
 
 

@@ -65,8 +65,8 @@ _POSIX = {
     "graph": "!-~",
     "print": " -~",
 }
-"""Classes that other languages have, and what to write here: `re` reads the set of their letters,
-with a warning."""
+"""Classes of other languages, and the set to write instead: `re` reads a class as the set of its
+letters, with a warning."""
 
 # What the constructs look like, behind what would hide them.
 _PIECES = re.compile(
@@ -236,7 +236,7 @@ class Translation:
         return repeat(item, int(least), None if most is _UNBOUNDED else int(most))
 
     def _repeated(self, most: Any, inner: Any, context: Context) -> Context:
-        """The context of what is repeated: a second repetition has the first one before it."""
+        """Return the context of a repeated part; a second repetition has the first before it."""
         if most == 0 or most == 1:
             return context
         begin = context.at_begin and inner.getwidth()[1] == 0
@@ -354,7 +354,7 @@ def boundary(word: Chars, differs: bool) -> Regex:
 
 
 def _is_single(regex: Regex) -> bool:
-    """Whether `regex` matches in one way only, wherever it matches: no choice, no repeat."""
+    """Whether `regex` matches in one way only at every place: no choice, no repeat."""
     if isinstance(regex, Concat):
         return all(_is_single(part) for part in regex.parts)
     return isinstance(regex, Literal | Chars | Look | LookBehind)

@@ -23,14 +23,14 @@ LAST = 0x10FFFF
 
 
 class Literal(msgspec.Struct, frozen=True):
-    """This text; the empty one too. A surrogate escape is a byte of a character."""
+    """A literal text, possibly empty. A surrogate escape is a byte of a character."""
 
     text: str
 
 
 class Chars(msgspec.Struct, frozen=True):
-    """One character of `ranges`: inclusive code points, ascending, neither overlapping nor
-    adjacent, without surrogates. No ranges: nothing matches."""
+    """A set that matches one character of `ranges`: inclusive code points, ascending, neither
+    overlapping nor adjacent, without surrogates. Without ranges, nothing matches."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -40,7 +40,7 @@ class Concat(msgspec.Struct, frozen=True):
 
 
 class Either(msgspec.Struct, frozen=True):
-    """One of `options`; no options: nothing matches."""
+    """A choice among `options`; without options, nothing matches."""
 
     options: tuple[Regex, ...]
 
@@ -55,7 +55,7 @@ class Repeat(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """Matches the empty text where `item` can (or, `negative`, cannot) match what follows."""
+    """A lookahead: matches the empty text where `item` can (or, `negative`, cannot) match next."""
 
     item: Regex
     negative: bool
@@ -116,7 +116,7 @@ def nodes(regex: Regex) -> Iterator[Regex]:
 
 Ranges = tuple[tuple[int, int], ...]
 Edge = tuple[int, int, int]
-"""First byte, last byte, state after them."""
+"""An edge: first byte, last byte, state after the edge."""
 
 DONE = -1
 """The state after a whole character."""
@@ -275,7 +275,7 @@ def category(escape: str, ascii_only: bool) -> Ranges:
 
 
 def prepare() -> None:
-    """Find the sets that patterns ask for most, some 15 to 30 ms each, before anybody does."""
+    """Find the most common character sets, 15 to 30 ms each, before the first request needs one."""
     for escape in (r"\d", r"\w", r"\s"):
         category(escape, False)
     _cased()
@@ -322,7 +322,7 @@ def _characters(begin: int, count: int) -> str:
 
 
 class TooLarge(InvalidConstraint):
-    """The automaton would have more states than it may. Another engine may still hold it."""
+    """Error of an automaton with too many states; another engine may still hold the regex."""
 
 
 # Build and measure --------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ BLANK = Literal("")
 
 
 def concat(*parts: Regex) -> Regex:
-    """One after the other."""
+    """Return a regex that matches the parts one after the other."""
     flat = [piece for p in parts for piece in (p.parts if isinstance(p, Concat) else (p,))]
     if NOTHING in flat:
         return NOTHING
@@ -349,7 +349,7 @@ def concat(*parts: Regex) -> Regex:
 
 
 def either(*options: Regex) -> Regex:
-    """One of them; equal literals once."""
+    """Return a regex that matches one of the options; equal literals appear once."""
     flat: list[Regex] = []
     literals: set[str] = set()
     for option in options:
@@ -380,12 +380,12 @@ def optional(item: Regex) -> Regex:
 
 
 def one_of(characters: str) -> Regex:
-    """One of these characters."""
+    """Return a regex that matches one of the characters."""
     return chars(union((ord(c), ord(c)) for c in characters))
 
 
 def chars(ranges: Iterable[tuple[int, int]]) -> Regex:
-    """A character of `ranges` (sorted, as `syntax.Chars` wants them)."""
+    """Return a regex that matches one character of `ranges` (sorted as `Chars` requires)."""
     kept = tuple(ranges)
     return Chars(kept) if kept else NOTHING
 
@@ -546,7 +546,7 @@ def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
 
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
 _SPECIAL = re.compile("[^0-9A-Za-z]")
-"""ASCII letters and digits stand as they are; all other characters are escaped."""
+"""Characters to escape: all but ASCII letters and digits."""
 
 
 def pattern_of(regex: Regex, max_length: int = 1 << 22) -> str:
@@ -562,7 +562,7 @@ def pattern_of(regex: Regex, max_length: int = 1 << 22) -> str:
 
 
 class _Writer:
-    """Writes parts of one pattern, as long as they are not too long together."""
+    """Writer of the parts of one pattern, with a bound on the length of the whole."""
 
     def __init__(self, max_length: int) -> None:
         self._left = max_length
@@ -573,7 +573,7 @@ class _Writer:
         return self._sequence(regex)
 
     def _sequence(self, regex: Regex) -> str:
-        """The pattern of `regex` where it may stand next to others."""
+        """Write the pattern of `regex` so that other patterns may stand next to it."""
         match regex:
             case Literal(text):
                 return self._counted(_SPECIAL.sub(_escaped, text) or "(?:)")
@@ -614,7 +614,7 @@ def _set(chars: Chars) -> str:
 
 
 def quantifier(least: int, most: int | None) -> str:
-    """In the syntax that patterns and Lark share."""
+    """Write a repeat's bounds in the syntax that patterns and Lark share."""
     if most is None:
         return "*" if least == 0 else "+" if least == 1 else f"{{{least},}}"
     if (least, most) == (0, 1):

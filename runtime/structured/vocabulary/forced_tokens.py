@@ -151,8 +151,8 @@ class Canonicalizer:
     # ------------------------------------------------------------ what is settled
 
     def _settled(self, before: str, new: str, following: Following) -> Tokens:
-        """The first tokens of `before + new`, as far as they are the same whatever follows; where
-        the tokenizer would change a character of `new`, as far as that does not matter either."""
+        """Return the first tokens of `before + new` that no continuation changes. Where the
+        tokenizer would change a character of `new`, the tokens end before the character."""
         text = before + new
         if self._space and self._space in new:
             cut = len(before) + new.index(self._space)
@@ -181,7 +181,7 @@ class Canonicalizer:
         return end
 
     def _same(self, text: str, following: Following) -> Tokens:
-        """The first tokens of `text` as far as they are the same whatever follows."""
+        """Return the first tokens of `text` that are the same with every continuation."""
         segments = self._segments(text)
         if not segments:
             return ()
@@ -230,7 +230,7 @@ class Canonicalizer:
         return tuple(chain.from_iterable(self._merges.piece(text[a:b]) for a, b in spans))
 
     def _closed_tokens(self, segments: list[tuple[str, int | None]]) -> Tokens:
-        """The tokens of segments that end where they end."""
+        """Return the tokens of segments that no continuation can lengthen."""
         tokens: Tokens = ()
         for segment, added in segments:
             if added is None:
@@ -261,7 +261,7 @@ class Canonicalizer:
         return segments
 
     def _unless_added(self, text: str, following: Following) -> Tokens | None:
-        """The tokens common to all added tokens that may begin in the text or behind it; None
+        """Return the tokens common to all added tokens that may begin in or behind the text; None
         without any."""
         settled: Tokens | None = None
         for content in self._added:
@@ -278,7 +278,7 @@ class Canonicalizer:
     # ------------------------------------------------------------ cuts
 
     def _find_last_cut(self, tail: bytes) -> int | None:
-        """The last place of the tail from which on it can be looked at by itself, if any."""
+        """Return the last offset from which the tail can be tokenized by itself, if any."""
         start = next((i for i in range(min(4, len(tail))) if tail[i] & 0xC0 != 0x80), 0)
         text = tail[start : _complete(tail)].decode(errors="replace")
         joins = self._composition.joins if self._composition is not None else ()

@@ -22,8 +22,8 @@ from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie
 
 _DENSE = 16
 _SPARSE = 4096
-"""A level is computed whole, and all below it, if more than so many of its nodes have a parent
-alive, and more than one in `_DENSE`."""
+"""Bounds of a sparse level. The walk computes a level and all levels below it whole if over
+`_SPARSE` of its nodes, and over one in `_DENSE`, have a parent alive."""
 _UNKNOWN = -1
 
 
@@ -42,10 +42,8 @@ class Automaton(Protocol):
 
 
 class TokenWalk:
-    """Walks of one automaton, which keep the steps they have seen of it. Not thread-safe.
-
-    A walk that `TooLarge` ended leaves everything as it was and may be tried again.
-    """
+    """Walks of one automaton, with a cache of the steps seen. Not thread-safe. A walk that
+    `TooLarge` ended changes nothing and may be tried again."""
 
     def __init__(self, trie: ByteTrie, automaton: Automaton) -> None:
         self._trie = trie
@@ -105,7 +103,7 @@ class TokenWalk:
     # ------------------------------------------------------------ the automaton
 
     def _step(self, places: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """The places behind bytes of these classes (at least one), each from its own place."""
+        """Step from each place by its byte class (at least one) and return the places reached."""
         index = places + classes
         while True:
             after = self._steps.take(index)
@@ -122,7 +120,7 @@ class TokenWalk:
         table[states + 1] = (rows.astype(np.int64) + 1) * self._width
 
     def _grow(self) -> None:
-        """Make room for every known state, those reached by known steps among them."""
+        """Make room for every known state, including the states that known steps reach."""
         need = (self._automaton.num_states + 1) * self._width
         if need > len(self._steps):
             more = max(need, 2 * len(self._steps)) - len(self._steps)
@@ -162,7 +160,7 @@ class TokenTable:
         self._state_of: list[int] = []
         self._filled = bytearray()
         self._replaced: list[np.ndarray] = []
-        """Smaller arrays of rows, whose addresses were given out."""
+        """Smaller arrays of rows, kept because their addresses were given out."""
         self._rows = np.zeros((0, self._words), np.int32)
 
     @property
@@ -316,7 +314,7 @@ class _Functions:
         self._products[0] = 0
 
     def compose(self, functions: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
-        """The functions followed by a byte of these classes; None if there get to be too many."""
+        """Follow each function by a byte of its class; None if the functions become too many."""
         index = functions * self._width + classes
         found = self._products.take(index)
         if found.min() < 0:

@@ -186,7 +186,7 @@ class PreTokenizer:
         return ends
 
     def _continuations(self, text: str) -> Iterator[tuple[str, Continuation]]:
-        """Samples of what may follow, each with the characters it stands for."""
+        """Yield samples of continuations, each with the characters that it stands for."""
         for characters in self._ascii:
             yield min(characters), (characters,)
         for sample in SAMPLES:
@@ -237,8 +237,8 @@ class Following:
     def __init__(
         self, can_follow: Callable[[bytes], bool] | None, may_end: bool, pending: bytes = b""
     ) -> None:
-        """`can_follow` is asked about what comes behind `pending`, which is sure to come first.
-        None: anything may follow."""
+        """`can_follow` answers for texts behind `pending`, a text that is sure to come first; None
+        allows any text."""
         self._can_follow = can_follow
         self._pending = pending
         self._known: dict[bytes, bool] = {}
@@ -266,7 +266,7 @@ class Following:
         return self._allows(continuation, b"")
 
     def joins(self, prefixes: list[bytes]) -> bool:
-        """Whether a text that begins with one of these bytes (two each) may follow."""
+        """Whether a text that begins with one of `prefixes` (two bytes each) may follow."""
         leads = {prefix[:1] for prefix in prefixes}
         allowed = {lead for lead in leads if self(lead)}
         return any(prefix[:1] in allowed and self(prefix) for prefix in prefixes)
@@ -326,9 +326,9 @@ class Merges:
         space: str,
         whole_text: bool,
     ) -> None:
-        """`settings` are those of the model in the tokenizer's JSON, `added` tokens that no merge
-        gives. `space` is the character that stands for a space in the names of tokens; empty if
-        none does."""
+        """`settings` come from the model in the tokenizer's JSON; `added` are tokens that no merge
+        gives. `space` is the character that stands for a space in the names of tokens; empty
+        without one."""
         assert vocabulary.bpe is not None
         self._model = vocabulary.bpe
         self._bytes = vocabulary.token_bytes
@@ -341,7 +341,7 @@ class Merges:
         self._pairs = lru_cache(1 << 18)(self._is_pair)
 
     def piece(self, text: str) -> Tokens:
-        """The tokens of a piece that ends where it ends."""
+        """Return the tokens of a piece that no continuation can lengthen."""
         data = text.encode()
         if self._whole_first:
             token = self._model.token_to_id(self._symbols(data))
@@ -439,7 +439,7 @@ def _byte_alphabet() -> dict[int, str]:
 
 
 def common(left: Tokens, right: Tokens) -> int:
-    """How many first tokens are the same."""
+    """Count the first tokens that are the same in both."""
     count = 0
     for one, other in zip(left, right, strict=False):
         if one != other:

@@ -1,4 +1,4 @@
-"""A tokenizer as constrained decoding sees it: the bytes of each token, and canonical tokens."""
+"""A tokenizer for constrained decoding: the bytes of each token, and canonical tokens."""
 
 from __future__ import annotations
 
@@ -132,10 +132,8 @@ SAMPLES = (
 
 @cache
 def categories_by_first_byte() -> dict[int, frozenset[str]]:
-    """The general categories of the characters whose UTF-8 begins with a byte (0xC2 to 0xF4).
-
-    Characters of four bytes count as being of any category.
-    """
+    """Map a UTF-8 lead byte (0xC2 to 0xF4) to the general categories of its characters. Characters
+    of four bytes count as being of any category."""
     found: dict[int, set[str]] = {}
     for code in range(0x80, 0x10000):
         if not 0xD800 <= code < 0xE000:
@@ -186,8 +184,8 @@ class Composition:
         self.join_prefixes = sorted({join.encode()[:2] for join in joins})
 
     def changes(self, text: str) -> int:
-        """The length of the longest beginning of `text` that stays as it is whatever NFC does to
-        the rest; len(text) where the text is normalized."""
+        """Return the length of the longest prefix of `text` that NFC leaves unchanged with every
+        rest; len(text) where the text is normalized."""
         if unicodedata.is_normalized("NFC", text):
             return len(text)
         end = 0
@@ -211,7 +209,7 @@ def composition() -> Composition:
 
 
 def words_of(vocab_size: int) -> int:
-    """How many words a mask over the vocabulary has."""
+    """Return the number of int32 words in a mask over the vocabulary."""
     return -(-vocab_size // 32)
 
 
@@ -279,15 +277,15 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_json: str, size: int, eos_token_ids: list[int]) -> None:
-        """Raises InvalidConstraint where the tokenizer does not say what bytes its tokens are, or
-        the numbers do not agree with it."""
+        """Raises InvalidConstraint where the tokenizer does not tell the bytes of its tokens, or
+        where vocabulary and merges do not agree."""
         self.size = size
         self.tokenizer_json = zlib.compress(tokenizer_json.encode(), 1)
-        """By zlib, for a compiler in another process."""
+        """The tokenizer's JSON, compressed with zlib, for a compiler in another process."""
         self.eos_token_ids = tuple(eos_token_ids)
         spec = json.loads(tokenizer_json)
         self.bpe = _taken_bpe(spec["model"])
-        """The tokenizer's model if it merges pairs; it remembers no result."""
+        """The tokenizer's model if the model merges pairs; the model caches no result."""
         self.settings = json.dumps(spec)
         """The tokenizer's JSON without the vocabulary and merges of its model. A text: objects that
         stay would be scattered over the memory of those that do not."""
@@ -390,8 +388,8 @@ class Vocabulary:
 
     @lru_cache(maxsize=64)  # noqa: B019 (a vocabulary lives as long as its process)
     def going_on_behind(self, text: bytes, begin: bool = False) -> tuple[int, ...]:
-        """The tokens that hold a text, or `begin` with it, and have something else than white space
-        behind it."""
+        """Return the tokens with `text` (at the start if `begin`) and more than white space behind
+        it."""
         data = self.token_bytes
         if begin:
             found = self.order.beginning_with(text).tolist()
@@ -442,7 +440,7 @@ class Vocabulary:
 
 
 def _taken_bpe(model: dict[str, Any]) -> BPE | None:
-    """The BPE of a tokenizer's JSON, whose vocabulary and merges are taken out; None of another
+    """Take vocabulary and merges out of a tokenizer's JSON and return their BPE; None of another
     model. A tokenizer that reads the JSON itself takes twice the memory afterwards. Raises
     InvalidConstraint where vocabulary and merges do not agree."""
     from tokenizers.models import BPE
@@ -491,6 +489,6 @@ class _Callable:
         return [b"[%d]" % token if token in special else data for token, data in texts]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Some tokens of a text: llguidance asks for the canonical ones only to force them, and
-        that is done here (`forced_tokens`)."""
+        """Return some tokens of a text: llguidance needs canonical tokens only to force text, and
+        `forced_tokens` forces text here."""
         return self._vocabulary.bytewise(text) or []
