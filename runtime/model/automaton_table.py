@@ -1,9 +1,9 @@
 """Hold automata and packed masks for constraints, on the device at fixed places.
 
-A captured graph reads tensors at the addresses of its capture. So there is one tensor per kind of
-table (`AutomatonTables`), allocated at the start, in which automata and masks come and go. An
-automaton is uploaded at its first use; the least recently used one makes room. Copies are queued on
-the device behind the steps launched before, whose tables thus stay valid.
+A captured graph reads tensors at the addresses of its capture. So each kind of table has one tensor
+(`AutomatonTables`), allocated at the start, in which automata and masks come and go. An automaton
+is uploaded at its first use; the least recently used one makes room. Copies are queued on the
+device behind the steps launched before, whose tables thus stay valid.
 """
 
 from __future__ import annotations

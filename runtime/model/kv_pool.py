@@ -117,10 +117,10 @@ def trial_steps(
 ) -> tuple[list[StepPlan], int]:
     """Make trial steps of random tokens; return them, and the number of blocks that they use.
 
-    Together the steps need the most of everything. Prompts have as many tokens as fit, one prompt
-    is scored, and as many rows as may run each sample in the most expensive way. The other steps
-    need less, but kernels are compiled separately for few rows (whose tiles are smaller), for a
-    single row, and for each way to sample. The last two are a first request's first steps.
+    Together the steps need the most of everything. Prompts have as many tokens as fit, and one
+    prompt is scored. As many rows as may run each sample in the most expensive way. The other steps
+    need less, but kernels are compiled separately for each way to sample, for a single row, and for
+    few rows (whose tiles are smaller). The last two are a first request's first steps.
     """
     rng = np.random.default_rng(0)
     cut = SamplingParams(temperature=1.0, top_k=vocab_size // 2, top_p=0.9, seed=0)

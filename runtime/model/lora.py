@@ -165,8 +165,8 @@ class _Read(msgspec.Struct, frozen=True):
     stored: Mapping[str, torch.Tensor]
 
     def targeted(self, part: Part) -> dict[int, str]:
-        """Return the modules of a part that the adapter changes, by their places in the part, with
-        their names in the adapter's model."""
+        """Return the modules of a part that the adapter changes, named as in the adapter's model,
+        by their places in the part."""
         own, other = (one.layer.partition("{}")[0] for one in (self.spec.names, self.names))
         modules = [other + module.removeprefix(own) for module in part.modules]
         return {at: module for at, module in enumerate(modules) if self.config.targets(module)}

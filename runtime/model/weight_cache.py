@@ -42,8 +42,8 @@ from rootlace.runtime.model.decoder.native_weights import PackedWeights
 
 SAMPLE = 4096
 SAMPLES = 64
-"""Number of places of a file that are sampled, `SAMPLE` bytes each, besides the first `BEGINNING`
-bytes with the names and shapes of tensors."""
+"""Number of sampled places of a file, `SAMPLE` bytes each. The first `BEGINNING` bytes, with the
+names and shapes of tensors, are read as well."""
 BEGINNING = 1 << 20
 
 
@@ -110,8 +110,8 @@ BLOCKS = "embedding.blocks"
 LOOKED_UP = (BLOCKS, "embedding", "positions")
 """Tables of which a step reads a row for each token."""
 AT_ONCE = 64 << 20
-"""Bytes written before a flush to the disk, since unflushed data takes memory; and bytes checked
-before the next look for the process's end."""
+"""Bytes written before a flush to the disk, since unflushed data takes memory. Also the bytes
+checked before the next look at the main thread's end."""
 DTYPES: dict[str, np.dtype[Any]] = {
     "u8": np.dtype(np.uint8),
     "i32": np.dtype(np.int32),

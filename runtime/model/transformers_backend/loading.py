@@ -190,7 +190,7 @@ def _most(apart: torch.Tensor, dtype: torch.dtype) -> float:
 
 def _mixed(config: ModelConfig, base: PreTrainedModel, dtype: torch.dtype) -> float:
     """Return the change of hidden states, as a share of their length, if tokens stand elsewhere in
-    a step, beside other tokens, and no token attends to another."""
+    a step, beside other ones. No token attends to another."""
     random = np.random.default_rng(1)
     device = next(base.parameters()).device
     tokens = torch.from_numpy(random.integers(0, config.spec.vocab_size, 2 * COMPANY)).to(device)
