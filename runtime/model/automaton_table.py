@@ -1,9 +1,9 @@
-"""What constraints need on the device, at places that do not change: automata, and packed masks.
+"""Hold automata and packed masks for constraints, on the device at fixed places.
 
-A captured graph reads its tensors where they lay when it was captured. So there is one tensor per
-kind of table (`AutomatonTables`), allocated at the start, in which automata and masks come and go.
-An automaton is brought there when it is first used; what was used longest ago makes room. Copies
-stand in the device's queue behind the steps launched before, which so still find what they use.
+A captured graph reads tensors at the addresses of its capture. So each kind of table has one tensor
+(`AutomatonTables`), allocated at the start, in which automata and masks come and go. An automaton
+is uploaded at its first use; the least recently used one makes room. Copies are queued on the
+device behind the steps launched before, whose tables thus stay valid.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 # Arena space --------------------------------------------------------------------------------------
 #
-# Room in arrays of fixed length.
+# Allocate places in arrays of fixed length.
 
 
 class Runs:
-    """Runs of neighbouring places in `tables`, each from the lowest place where it fits."""
+    """Allocator of neighbouring places in `tables`, each run at the lowest place where it fits."""
 
     def __init__(self, size: int, *tables: str) -> None:
         self.size = size
@@ -36,7 +36,7 @@ class Runs:
         self._free = [(0, size)] if size else []  # ascending, no two touch
 
     def take(self, count: int) -> int | None:
-        """The first of `count` places; None: there is no gap so long."""
+        """Return the first of `count` free places; None: no gap is long enough."""
         for index, (start, stop) in enumerate(self._free):
             if stop - start >= count:
                 if stop - start == count:
@@ -67,25 +67,25 @@ class Runs:
 
 # Host masks ---------------------------------------------------------------------------------------
 #
-# Masks where kernels read main memory: where they lie, and those of a step as one table.
+# Give masks to kernels that read main memory: single ones, or a step's as one table.
 #
-# A row's banned tokens are taken out of its mask, which so says all that is forbidden in it.
+# A row's banned tokens are removed from its mask, which then excludes every forbidden token.
 
 
 Mask = np.ndarray | MaskRow | None
-"""None: everything is allowed."""
+"""Mask of allowed tokens; None: everything is allowed."""
 MAX_BANS = 64
-"""Masks of bans that are kept from step to step."""
+"""Number of masks of bans that are kept from step to step."""
 
 
 class HostMasks:
-    """See `sampler.Constraints`. Rows have no automata: their states are masks already."""
+    """Masks in main memory: see `sampler.Constraints`. Rows have no automata, only masks."""
 
     bans = True
-    """Whether a row's banned tokens are taken out of its mask."""
+    """Whether a row's banned tokens are removed from its mask."""
     generation = 0
     tables: AutomatonTables | None = None
-    """What masks are rows of; None: `arrays` has the table."""
+    """Tables that masks are rows of; None: `arrays` has the table."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -93,14 +93,14 @@ class HostMasks:
         self._bans: dict[tuple[int, ...], Mask] = {}
 
     def of(self, row: SampleRow) -> Mask:
-        """What the row's token is chosen from. The array must not be changed. Raises RuntimeError
-        if a mask that has to be read is not filled."""
+        """Return the mask of the row's token. The array must not be changed. Raises RuntimeError if
+        a mask that has to be read is not filled."""
         banned = row.banned
         if not banned:
             return row.mask
         if row.mask is not None:
             return self._without(row.mask, banned)
-        # The same few tokens (stop tokens) in all steps of a request.
+        # All steps of a request ban the same few tokens (stop tokens).
         found = self._bans.get(banned)
         if found is None:
             if len(self._bans) >= MAX_BANS:
@@ -109,14 +109,14 @@ class HostMasks:
         return found
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
-        """`mask_table`, and for `count` rows, of which those behind the given ones are allowed
-        everything, their places in it: `mask_row`, -1 for no mask. Raises RuntimeError if a row's
-        mask is not filled."""
+        """Return `mask_table`, and `mask_row`: the places in the table for `count` rows, -1 for no
+        mask. Rows behind the given ones allow everything. Raises RuntimeError if a row's mask is
+        not filled."""
         words = self._words
         masks = [self.of(row) if row.banned else row.mask for row in rows]
         table = np.empty((max(len(rows), 1), words), np.int32)
         places = np.full(count, -1, np.int32)
-        first: dict[int, int] = {}  # what several rows share stands in the table once
+        first: dict[int, int] = {}  # rows share a mask's place
         for at, mask in enumerate(masks):
             if mask is None:
                 continue
@@ -128,7 +128,7 @@ class HostMasks:
                 table[at] = found
             else:
                 table[at, : len(found)] = found[:words]
-                table[at, len(found) :] = 0  # nothing is allowed beyond its end
+                table[at, len(found) :] = 0  # tokens beyond the mask are excluded
         return {"mask_table": table, "mask_row": places}
 
     def _without(self, mask: Mask, banned: Sequence[int]) -> Mask:
@@ -148,7 +148,7 @@ class HostMasks:
 
 
 def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:
-    """int32: the mask's words. Raises RuntimeError if it is a row of a table and not filled."""
+    """Return the mask's words, int32. Raises RuntimeError for a table's row that is not filled."""
     if not isinstance(mask, MaskRow):
         return mask
     table = mask.table
@@ -161,15 +161,15 @@ def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:
 
 
 ARENA_BYTES = 128 << 20
-"""Half of it for masks, a quarter for classes of tokens."""
+"""Bytes of the arena: half for masks, a quarter for classes of tokens."""
 DEAD_STATE = 0
 NOTHING = 0
-"""The mask that allows nothing."""
+"""Mask that allows nothing."""
 
 
 @dataclass
 class _Resident:
-    """What one automaton, or one mask, takes: `masks` anywhere, of all else first place and
+    """Places of one automaton, or of one mask: `masks` anywhere; the others by first place and
     count."""
 
     masks: list[int] = field(default_factory=list)
@@ -179,8 +179,8 @@ class _Resident:
 
 
 class AutomatonArena:
-    """See `sampler.Constraints`. Not thread-safe. For each step: `begin_step`, then `state` and
-    `mask` for its rows, then `flush`, on the device's stream, before the step is launched."""
+    """Masks and automata on a device: see `sampler.Constraints`. Not thread-safe. For each step:
+    `begin_step`, then `state` and `mask` for its rows; then `flush` on the device's stream."""
 
     bans = False
 
@@ -206,12 +206,12 @@ class AutomatonArena:
             "masks": self._new(self._masks.size, self._words),
         }
         for space in (self._states, self._steps, self._classes, self._masks):
-            space.take(1)  # of the dead state
-        self._residents: OrderedDict[Hashable, _Resident] = OrderedDict()  # used longest ago first
+            space.take(1)  # for the dead state
+        self._residents: OrderedDict[Hashable, _Resident] = OrderedDict()  # oldest use first
         self._in_use: set[Hashable] = set()
         self._private: list[int] = []
-        # What is to be written: runs of places by their first one, and masks one by one.
-        # The first ones are those of the dead state: on the stream on which they are read.
+        # Data to upload: runs of places by their first one, and masks one by one.
+        # The dead state comes first: it is uploaded on the stream that reads it.
         self._fresh: list[tuple[str, int, np.ndarray]] = [
             (name, 0, np.zeros((1, *tensor.shape[1:]), np.int32))
             for name, tensor in self._tensors.items()
@@ -219,11 +219,11 @@ class AutomatonArena:
         ]
         self._fresh_masks: list[tuple[int, np.ndarray]] = [(NOTHING, np.empty(0, np.int32))]
         self.generation = 0
-        """How often the tables have moved, since one step needed more room than there was."""
+        """Number of times the tables have moved, because a step needed more room."""
         self.uploaded_bytes = 0
 
     def _new(self, *shape: int) -> torch.Tensor:
-        import torch  # only here: what runs in main memory needs none
+        import torch  # only here: masks in main memory need no torch
 
         return torch.empty(shape, dtype=torch.int32, device=self._device)
 
@@ -238,9 +238,9 @@ class AutomatonArena:
     # ------------------------------------------------------------ a step
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
-        """As `HostMasks.arrays`, for `step_automata` and without a table: where the rows' automata
-        stand, whose tokens step them first, and masks of the rest. What they need and is not on the
-        device yet is sent there."""
+        """Return the arrays for `step_automata`, without a table: the states of the rows' automata,
+        the rows whose tokens step them first, and masks of the other rows. Missing automata and
+        masks are uploaded. See `HostMasks.arrays`."""
         state, source, mask = np.full((3, count), -1, np.int32)
         self.begin_step()
         for index, row in enumerate(rows):
@@ -253,14 +253,14 @@ class AutomatonArena:
         return {"state": state, "source": source, "mask_row": mask}
 
     def begin_step(self) -> None:
-        """What the step before used may make room from now on."""
+        """Begin a step: places of the step before may be reused."""
         self._in_use.clear()
         for place in self._private:
             self._masks.give(place, 1)
         self._private = []
 
     def state(self, at: AutomatonState) -> int:
-        """The number of `at` among the states of all automata."""
+        """Return the number of `at` among the states of all automata."""
         if at.state < 0:
             return DEAD_STATE
         automaton = at.automaton
@@ -274,10 +274,10 @@ class AutomatonArena:
         return resident.states[0] + at.state
 
     def mask(self, mask: np.ndarray | MaskRow) -> int:
-        """The row of `tables.masks` that holds `mask`, which must not change before `flush`.
+        """Return the row of `tables.masks` that holds `mask`, which must not change before `flush`.
 
-        A mask of fewer words allows nothing beyond its end. Raises RuntimeError if it is a row of a
-        table and not filled.
+        A mask of fewer words excludes all tokens beyond. Raises RuntimeError for a table's row that
+        is not filled.
         """
         if not isinstance(mask, MaskRow):
             place = self._take(self._masks, 1)
@@ -298,7 +298,7 @@ class AutomatonArena:
         return resident.masks[0]
 
     def flush(self) -> None:
-        """Send what was brought since the last time."""
+        """Upload automata and masks added since the last call."""
         for name, start, values in self._fresh:
             target = self._tensors[name][start : start + len(values)]
             target.copy_(self._staged(values), non_blocking=True)
@@ -309,7 +309,7 @@ class AutomatonArena:
             self._fresh_masks.clear()
 
     def _flush_masks(self) -> None:
-        # A place that was given up and taken anew within one step: the later one counts.
+        # A place freed and taken again within one step: the later mask counts.
         latest = dict(self._fresh_masks)
         words = self._host(len(latest), self._words)
         array = words.numpy()
@@ -331,7 +331,7 @@ class AutomatonArena:
         return host
 
     def _host(self, *shape: int) -> torch.Tensor:
-        """int32 memory that a GPU copies from by itself; torch keeps it until it has."""
+        """Allocate int32 memory that a GPU copies by itself; torch keeps the memory until then."""
         import torch
 
         return torch.empty(shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
@@ -365,21 +365,21 @@ class AutomatonArena:
         return resident
 
     def _per_token(self, token_class: np.ndarray) -> np.ndarray:
-        """int32 [1, vocab_size]; tokens that the automaton does not know are masked anyway."""
+        """Return each token's class, int32 [1, vocab_size]; masks exclude unknown tokens."""
         found = np.zeros((1, self._vocab_size), np.int32)
         count = min(len(token_class), self._vocab_size)
         found[0, :count] = token_class[:count]
         return found
 
     def _take(self, space: Runs, count: int) -> int:
-        """What the space gives; where it has no room, others make some, or it grows."""
+        """Take places from a space; evict others or grow the space if there is no room."""
         while (found := space.take(count)) is None:
             if not self._evict():
                 self._grow(space, count)
         return found
 
     def _evict(self) -> bool:
-        """Give up what was used longest ago, and not by this step."""
+        """Evict the least recently used automaton or mask that this step does not use."""
         key = next((key for key in self._residents if key not in self._in_use), None)
         if key is None:
             return False
@@ -394,7 +394,7 @@ class AutomatonArena:
         self._steps.give(*resident.steps)
 
     def _grow(self, space: Runs, count: int) -> None:
-        """Have room for `count` more, elsewhere: graphs captured with the tables are void."""
+        """Move the space's tables to larger memory: graphs captured with the tables are void."""
         old = space.size
         size = max(2 * old, old + count)
         for name in space.tables:
@@ -409,12 +409,12 @@ class AutomatonArena:
 def arena_for(
     vocab_size: int, max_rows: int, device: torch.device, max_bytes: int = ARENA_BYTES
 ) -> AutomatonArena:
-    """One that has room for twice the masks that a step of `max_rows` may have of its own."""
+    """Build an arena with room for twice the masks that a step of `max_rows` may bring."""
     least = 4 * max_rows * 4 * (-(-vocab_size // 32))
     return AutomatonArena(vocab_size, device, max(max_bytes, least))
 
 
 def _renumbered(next_state: np.ndarray, base: int) -> np.ndarray:
-    """Flat int32, with states numbered among those of all automata."""
+    """Return states numbered among those of all automata, flat int32."""
     flat = next_state.reshape(-1)
     return np.where(flat >= 0, flat + np.int32(base), np.int32(DEAD_STATE))

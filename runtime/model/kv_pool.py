@@ -1,4 +1,4 @@
-"""The KV cache's memory: how much, and one tensor for all of it."""
+"""Size and allocate the KV cache's memory: one tensor for all of it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 # Main memory --------------------------------------------------------------------------------------
 #
-# How much main memory this process may take: what the machine has, or its control groups grant.
+# Find the main memory that this process may take: the machine's, or its control groups' limit.
 
 
 ROOT = Path(os.sep)
 
 
 class MainMemory(msgspec.Struct, frozen=True):
-    """Bytes."""
+    """Main memory, in bytes."""
 
     total: int
     available: int
 
 
 def main_memory(root: Path = ROOT) -> MainMemory:
-    """The machine's memory or, where less is granted, that of the tightest control group around
-    this process (read below `root`): whoever takes more is killed."""
+    """Return the machine's memory or, if smaller, that of the tightest control group around this
+    process (read below `root`): the system kills a process that exceeds it."""
     machine = psutil.virtual_memory()
     found = [MainMemory(machine.total, machine.available), *_granted(root)]
     return MainMemory(min(one.total for one in found), min(one.available for one in found))
@@ -54,7 +54,7 @@ def _granted(root: Path) -> Iterator[MainMemory]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         limit, used = (read_text(group / name) for name in names[:2])
         if limit.isdigit() and used.isdigit():  # a group without a limit says "max"
-            # Files that were read and are not in use count as used, but make room when needed.
+            # Cached pages of files count as used, but make room when needed.
             reclaimable = _statistic(group, names[2])
             free = int(limit) - max(int(used) - reclaimable, 0)
             yield MainMemory(int(limit), max(free, 0))
@@ -72,26 +72,26 @@ def _statistic(group: Path, name: str) -> int:
 
 
 GRAPH_BYTES = 8 << 20
-"""Memory of one captured graph besides what all of them share: its nodes and their arguments."""
+"""Bytes of one captured graph besides memory that graphs share: its nodes and their arguments."""
 SPARE_SHARE = 0.02
 """Share of the device's memory that stays free: the allocator rounds up and splits, libraries load
-things late, and other programs start."""
+late, and other programs start."""
 
 _RANDOM = SamplingParams(temperature=1.0, seed=0)
 _GREEDY = SamplingParams(temperature=0.0, seed=0, logprobs=True)
 
 
 def kv_bytes(free: int, total: int, step_bytes: int, graphs: int) -> int:
-    """Bytes for the KV cache on a device with `free` of `total` bytes left, where a step takes up
-    to `step_bytes` and `graphs` graphs may be captured. Graphs share memory among themselves, but
-    not with steps that are launched kernel by kernel; a decode step needs a quarter of the largest
-    step's memory at most."""
+    """Return the bytes for the KV cache on a device with `free` of `total` bytes left. A step takes
+    up to `step_bytes`, and `graphs` graphs may be captured. Graphs share memory among themselves,
+    but not with steps that are launched kernel by kernel. A decode step needs at most a quarter of
+    the largest step's memory."""
     reserve = graphs * GRAPH_BYTES + (step_bytes // 4 if graphs else 0)
     return int(free - step_bytes - reserve - SPARE_SHARE * total)
 
 
 def measured(run: Callable[[], None], device: torch.device) -> int:
-    """Bytes of GPU memory that the allocator reserves for `run`, at its peak."""
+    """Return the bytes of GPU memory that the allocator reserves for `run`, at its peak."""
     import torch
 
     torch.cuda.synchronize(device)
@@ -104,7 +104,7 @@ def measured(run: Callable[[], None], device: torch.device) -> int:
 
 
 def free_memory(device: torch.device | str) -> tuple[int, int]:
-    """(free, total) bytes of the device, nothing kept for later allocations."""
+    """Return (free, total) bytes of the device, with nothing kept for later allocations."""
     import torch
 
     torch.cuda.synchronize(device)
@@ -115,12 +115,12 @@ def free_memory(device: torch.device | str) -> tuple[int, int]:
 def trial_steps(
     vocab_size: int, max_tokens: int, max_rows: int, context_length: int, block_size: int
 ) -> tuple[list[StepPlan], int]:
-    """Steps of made-up tokens, and how many blocks they name.
+    """Make trial steps of random tokens; return them, and the number of blocks that they use.
 
-    Together they need the most of everything: prompts of as many tokens as fit, one of them scored,
-    and as many rows as may run, each with a token to be sampled in the most expensive way. The
-    others need less, but kernels are compiled separately for few rows (whose tiles are smaller),
-    for a single one, and for each way to sample. The last two are what a first request begins with.
+    Together the steps need the most of everything. Prompts have as many tokens as fit, and one
+    prompt is scored. As many rows as may run each sample in the most expensive way. The other steps
+    need less, but kernels are compiled separately for each way to sample, for a single row, and for
+    few rows (whose tiles are smaller). The last two are a first request's first steps.
     """
     rng = np.random.default_rng(0)
     cut = SamplingParams(temperature=1.0, top_k=vocab_size // 2, top_p=0.9, seed=0)
@@ -147,7 +147,7 @@ def _cut(tokens: int, length: int) -> list[int]:
 
 
 def _spread(tokens: int, rows: int, length: int) -> list[int]:
-    """About as many tokens for each of the rows."""
+    """Spread tokens evenly over rows."""
     each, more = divmod(tokens, rows)
     return [min(each + (row < more), length) for row in range(rows)]
 
@@ -160,7 +160,7 @@ def made_up_plan(
     params: SamplingParams,
     scored: bool = False,
 ) -> StepPlan:
-    """Rows of so many new tokens each, with nothing before them."""
+    """Make a plan of rows of random new tokens, with nothing before them."""
     rows = [rng.integers(0, vocab_size, count, np.int32) for count in lengths]
     samples = [SampleRow(at, params, row, len(row)) for at, row in enumerate(rows)]
     scores = [PromptScoreRow(0, 0, rows[0], 1)] if scored else []
@@ -170,8 +170,8 @@ def made_up_plan(
 def plan_of_rows(
     rows: Sequence[np.ndarray], block_size: int, begin: int = 0, **further: Any
 ) -> StepPlan:
-    """A step of rows of new tokens, each behind `begin` tokens and in blocks of its own, which
-    follow each other. `further`: what else the plan has."""
+    """Plan a step of rows of new tokens, each behind `begin` tokens and in its own consecutive
+    blocks. `further`: the plan's further fields."""
     counts = np.array([len(row) for row in rows], np.int32)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     widths = -(-(begin + counts) // block_size)
@@ -199,10 +199,10 @@ def plan_of_rows(
 
 GIB = 1 << 30
 CPU_SHARE = 0.25
-"""Share of the available main memory that the cache takes at most, unless told."""
+"""Largest share of the available main memory that the cache takes by default."""
 CPU_LIMIT = 4 * GIB
 FULL_CONTEXTS = 64
-"""A CPU pool that holds this many full contexts is big enough."""
+"""Number of full contexts that suffice for a CPU pool."""
 
 
 DType = np.dtype[Any]
@@ -213,18 +213,18 @@ BITS = {BYTES: 8, UINT4: 4}
 
 
 def storage_dtype(kv_dtype: KVDtype, dtype: DType) -> DType:
-    """How keys and values of a model of `dtype` are stored."""
+    """Return the dtype of the stored keys and values of a model of `dtype`."""
     return STORED.get(kv_dtype, dtype)
 
 
 def codes(attention: Attention, dtype: DType) -> KVCodes | None:
-    """The integers that a cache of `dtype` holds; None: the cache holds floats."""
+    """Return the integers that a cache of `dtype` holds; None: the cache holds floats."""
     bits = BITS.get(dtype)
     return None if bits is None else KVCodes(bits, attention.num_kv_heads)
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: DType) -> int:
-    """Memory of one block over all layers, keys and values."""
+    """Return the bytes of one block over all layers, keys and values."""
     attention = config.spec.attention
     slot, element = _slot(attention, dtype)
     return (
@@ -233,13 +233,13 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: DType) -> int:
 
 
 def bytes_per_number(attention: Attention, dtype: DType) -> float:
-    """Bytes of one number of a key or value in a cache of `dtype`, its share of scales included."""
+    """Return the bytes of one cached number of a key or value, with its share of scales."""
     slot, element = _slot(attention, dtype)
     return math.prod(slot) * element.itemsize / (attention.num_kv_heads * attention.head_dim)
 
 
 def _slot(attention: Attention, dtype: DType) -> tuple[tuple[int, int], DType]:
-    """A slot's keys, or values, in a layer: axes and their elements' type."""
+    """Return axes and elements' dtype of a slot's keys, or values, in a layer."""
     heads, dim = attention.num_kv_heads, attention.head_dim
     if dtype in BITS:
         return (1, slot_bytes(BITS[dtype], heads, dim)), BYTES
@@ -247,13 +247,13 @@ def _slot(attention: Attention, dtype: DType) -> tuple[tuple[int, int], DType]:
 
 
 def allocate(config: ModelConfig, num_blocks: int, block_size: int, dtype: DType) -> np.ndarray:
-    """The cache in main memory, of the `shape_of` it, uninitialised.
+    """Allocate the cache in main memory, in its `shape_of`, uninitialised.
 
-    Not cleared on purpose: slots are read only after they were written, and pages that are never
-    written cost no memory. Its pages are huge where the system has such: blocks lie all over the
-    cache, and attention would otherwise look up a page for each. The first blocks have small ones:
-    a huge page for each layer's keys and values would be committed by one token. Raises OSError if
-    the system has no room for it.
+    The memory is not cleared on purpose: slots are read only after they were written, and pages
+    that are never written cost no memory. Pages are huge if the system has huge pages: blocks lie
+    all over the cache, and attention would otherwise look up a page for each. The first blocks have
+    small pages: one token would commit a huge page for each layer's keys and values. Raises OSError
+    if memory is too small.
     """
     shape, element = shape_of(config, num_blocks, block_size, dtype)
     memory = mapped(math.prod(shape) * element.itemsize, math.prod(shape[:2]))
@@ -263,9 +263,9 @@ def allocate(config: ModelConfig, num_blocks: int, block_size: int, dtype: DType
 def shape_of(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: DType
 ) -> tuple[tuple[int, ...], DType]:
-    """[layers, 2, num_blocks, block_size, kv_heads, head_dim]; without room for values, where these
-    are a part of the keys: [layers, 1, ...]. Of integers: bytes, in rows, [layers, 2, num_blocks,
-    block_size, 1, row] (`kernels/reference/kv_cache.py`)."""
+    """Return shape and dtype of the cache: [layers, 2, num_blocks, block_size, kv_heads, head_dim],
+    or [layers, 1, ...] if values are a part of the keys. Integers are rows of bytes, [layers, 2,
+    num_blocks, block_size, 1, row] (`kernels/reference/kv_cache.py`)."""
     attention = config.spec.attention
     slot, element = _slot(attention, dtype)
     return (config.spec.num_layers, attention.cached, num_blocks, block_size, *slot), element

@@ -1,4 +1,4 @@
-"""The matrices of adapters, joined as the decoder's weights are."""
+"""Load the matrices of adapters, joined as the decoder's weights are."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 
 FIXED = ("kv_up", "k_up", "v_up")
-"""The products of a layer that adapters may not change: no token is multiplied by them."""
+"""Products of a layer that adapters may not change: no token is multiplied by them."""
 ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
-"""Whether a module is of one expert: where they are stacked, they are no modules."""
+"""Pattern of a module of one expert; stacked experts are no modules."""
 STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
-"""What stacked experts' parameters are called by transformers from version 5 on, where a layer's
-mixture is called `MIXTURE` in every family."""
+"""Names of stacked experts' parameters in transformers from version 5 on, where every family calls
+a layer's mixture `MIXTURE`."""
 MIXTURE = "mlp"
 STACKED_SINCE = (0, 19, 1)
-"""The version of PEFT from which on A has the inputs of stacked experts in every family."""
+"""First version of PEFT whose A has the inputs of stacked experts in every family."""
 PREFIX = "base_model.model."
-"""The prefix of module names in PEFT's files."""
+"""Prefix of module names in PEFT's files."""
 A, B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -43,16 +43,15 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """What is added to a product of x: (x a^T) b^T; the adapter's scale is in `b`. A part of
-    several modules has the ranks of all of them side by side."""
+    """Low-rank addition to a product of x: (x a^T) b^T, with the adapter's scale in `b`. A part of
+    several modules has all their ranks side by side."""
 
     a: torch.Tensor  # [rank, inputs]
     b: torch.Tensor  # [outputs, rank]
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """By layer, what is added to the products that it changes: names of `layer_parts`, with those
-    of each expert."""
+    """Adapter: additions to products, by layer and name of `layer_parts`, experts included."""
 
     name: str
     layers: Sequence[Mapping[str, LowRank]]
@@ -61,7 +60,7 @@ class Adapter(msgspec.Struct, frozen=True):
 def load_adapters(
     configs: Sequence[AdapterConfig], spec: ModelSpec, dtype: np.dtype[Any], device: str
 ) -> list[Adapter]:
-    """See `load_adapter`, of each."""
+    """Load each adapter; see `load_adapter`."""
     there = torch_dtype(dtype), torch.device(device)
     return [load_adapter(one, spec, *there) for one in configs]
 
@@ -69,7 +68,7 @@ def load_adapters(
 def load_adapter(
     config: AdapterConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device
 ) -> Adapter:
-    """Strict: raises `UnsupportedModel` where the tensors are not those of the modules that the
+    """Load an adapter. Raises `UnsupportedModel` if tensors are not those of the modules that the
     configuration names, or have other shapes."""
     stored = _tensors(config)
     names = _as_named(spec, stored)
@@ -111,7 +110,7 @@ def load_adapter(
         raise config.refuse(f"target_modules {config.chosen!r} names no product of a layer")
     for module in sorted(name.removesuffix(A) for name in expected if name.endswith(A)):
         if len({*config.alphas_of(module)}) > 1:
-            # PEFT sorts the patterns when it saves them; in training another may have been first.
+            # PEFT sorts patterns when it saves them; training may have used another order.
             log.warning(
                 "adapter %r: several of alpha_pattern match %s; the first counts, alpha %g, as "
                 "where PEFT loads the adapter, and may not be the one it was trained with",
@@ -147,8 +146,8 @@ def _tensors(config: AdapterConfig) -> dict[str, torch.Tensor]:
 
 
 def _as_named(spec: ModelSpec, stored: Mapping[str, torch.Tensor]) -> WeightNames:
-    """Those of the spec's names that the adapter's modules begin with: it may have been made for
-    the model without its head."""
+    """Return the spec's set of names that fits the adapter's modules best: the adapter may have
+    been made for the model without its head."""
 
     def found(names: WeightNames) -> int:
         start = names.layer.partition("{}")[0]
@@ -158,7 +157,7 @@ def _as_named(spec: ModelSpec, stored: Mapping[str, torch.Tensor]) -> WeightName
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """An adapter that is read: its tensors, and the names that its modules begin with."""
+    """Reader of an adapter: its tensors, and the names of its modules."""
 
     config: AdapterConfig
     spec: ModelSpec
@@ -166,14 +165,14 @@ class _Read(msgspec.Struct, frozen=True):
     stored: Mapping[str, torch.Tensor]
 
     def targeted(self, part: Part) -> dict[int, str]:
-        """The modules of a part that the adapter changes, by their places in it, as they are named
-        in the adapter's model."""
+        """Return the modules of a part that the adapter changes, named as in the adapter's model,
+        by their places in the part."""
         own, other = (one.layer.partition("{}")[0] for one in (self.spec.names, self.names))
         modules = [other + module.removeprefix(own) for module in part.modules]
         return {at: module for at, module in enumerate(modules) if self.config.targets(module)}
 
     def pairs(self, part: Part, modules: Mapping[int, str]) -> dict[int, Pair]:
-        """A and the scaled B of each module, float32."""
+        """Return A and the scaled B of each module, float32."""
         pairs = {}
         for at, module in modules.items():
             rank = self.config.rank_of(module)
@@ -182,7 +181,7 @@ class _Read(msgspec.Struct, frozen=True):
         return pairs
 
     def pair(self, module: str, of_a: tuple[int, int], of_b: tuple[int, int]) -> Pair:
-        """A and B of a module, of these shapes, float32."""
+        """Return A and B of a module, of these shapes, float32."""
         config = self.config
         for end, shape in ((A, of_a), (B, of_b)):
             tensor = self.stored.get(module + end)
@@ -196,12 +195,12 @@ class _Read(msgspec.Struct, frozen=True):
         return self.stored[module + A].float(), self.stored[module + B].float()
 
     def of_parameters(self, index: int) -> Iterator[tuple[str, str, Pair]]:
-        """What is added to a layer's parameters that are no modules' weights (PEFT's
+        """Yield additions to a layer's parameters that are no modules' weights (PEFT's
         `target_parameters`): a name of `layer_parts`, the adapter's module, and a and b.
 
-        PEFT wraps the module that has such parameters, once for each of them: of two, what belongs
-        to the first one is inside of the other's ("base_layer"). Of E stacked experts A has E times
-        `rank` rows, expert by expert, and B as many columns, rank by rank (peft's `ParamWrapper`).
+        PEFT wraps the module once for each such parameter; the first parameter's wrapper is inside
+        the second's ("base_layer"). For E stacked experts A has E times `rank` rows, expert by
+        expert, and B as many columns, rank by rank (peft's `ParamWrapper`).
         """
         config, spec = self.config, self.spec
         experts = spec.experts

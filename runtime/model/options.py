@@ -1,7 +1,5 @@
-"""Whether options and adapters fit a model, by what files say.
-
-Imports no torch, so that an option that does not fit is refused at once.
-"""
+"""Check that options and adapters fit a model, by its files. Importing this module imports no
+torch, so that an unfit option is refused at once."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
 def check_options(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig) -> None:
-    """Raises `InvalidRequest`, or `UnsupportedModel` for a cache of few bits, where an option does
-    not fit the model."""
+    """Raise `InvalidRequest` if an option does not fit the model; `UnsupportedModel` for a cache of
+    few bits that does not."""
     spec, modules = config.spec, config.spec.transformers
     if modules is not None:
         asked = {
@@ -81,7 +79,7 @@ def check_options(config: ModelConfig, executor: ExecutorConfig, cache: CacheCon
 
 
 def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
-    """Raises `UnsupportedModel` for a cache that this model's keys and values cannot be kept in."""
+    """Raise `UnsupportedModel` if a cache of the `asked` type cannot hold this model's keys."""
     attention = config.spec.attention
     if asked != "auto" and attention.latent is not None:
         raise UnsupportedModel(
@@ -99,15 +97,15 @@ def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
 
 
 def names_head(given: str | Path) -> bool:
-    """Whether `given` is the folder of a head that reads a model's hidden states. Raises
-    `UnsupportedModel` where it is no model either."""
+    """Tell whether `given` is the folder of a head that reads a model's hidden states. Raises
+    `UnsupportedModel` if it is neither a head nor a model."""
     return gguf_file(given) is None and is_head(FolderSource(model_folder(given)).config())
 
 
 def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig) -> ModelConfig:
-    """The configuration of `executor.draft_model`, a `HeadConfig` of a head. Raises
-    `InvalidRequest` where it does not go with the model and the other options, `UnsupportedModel`
-    for a model or a head that is not run."""
+    """Return the configuration of `executor.draft_model`; a `HeadConfig` for a head. Raises
+    `InvalidRequest` if it does not fit the model and the other options, `UnsupportedModel` for an
+    unsupported model or head."""
     path, ignored = executor.draft_model, executor.ignore_config_keys
     draft: ModelConfig | None
     if names_head(path):
@@ -137,7 +135,7 @@ def read_draft(config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig
 
 
 def draft_executor(executor: ExecutorConfig, draft: ModelConfig) -> ExecutorConfig:
-    """How the draft model is loaded: as the model, where that fits it."""
+    """Return the options of a draft model: the model's, as far as they fit."""
     quantised = draft.quantisation is not None
     return dataclasses.replace(
         executor,
@@ -150,8 +148,8 @@ def draft_executor(executor: ExecutorConfig, draft: ModelConfig) -> ExecutorConf
 
 
 def check_same_tokens(config: ModelConfig, draft: ModelConfig) -> None:
-    """Raises `InvalidRequest` unless both tokenizers have the same token for every id. One may be
-    padded behind the last token of the other. A head has none."""
+    """Raise `InvalidRequest` unless both tokenizers have the same token for every id. Either may be
+    padded behind the last token of the other. A head has no tokenizer."""
     if isinstance(draft, HeadConfig):
         return
     texts = config.source.tokenizer_json(), draft.source.tokenizer_json()
@@ -170,10 +168,10 @@ def check_same_tokens(config: ModelConfig, draft: ModelConfig) -> None:
 
 
 def _tokens(tokenizer_json: str) -> dict[int, str]:
-    """The token of each id."""
+    """Return the token of each id."""
     found = json.loads(tokenizer_json)
     listed = found["model"]["vocab"]
-    if isinstance(listed, list):  # of pieces and their scores
+    if isinstance(listed, list):  # pieces and their scores
         tokens = {at: piece for at, (piece, _) in enumerate(listed)}
     else:
         tokens = {at: token for token, at in listed.items()}
@@ -196,20 +194,20 @@ SCALES = Kind("an object of numbers", lambda v: TABLE.fits(v) and all(map(NUMBER
 
 
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Ways in which training began that left the model's own weights as they were."""
+"""Starts of training that left the model's own weights unchanged."""
 IGNORED = names(
     "peft_type task_type auto_mapping base_model_name_or_path revision inference_mode "
     "lora_dropout fan_in_fan_out megatron_core runtime_config loftq_config eva_config "
     "qalora_group_size ensure_weight_tying"
 )
-"""Keys that say nothing about what an adapter computes."""
+"""Keys that do not change an adapter's computation."""
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
-    """An adapter called `name`, of the folder that `file` is in.
+    """Configuration of the adapter `name`, in the folder of `file`.
 
     A module's rank and alpha are those of the first pattern that matches the end of its name, or
-    `rank` and `alpha`; what it adds is multiplied by alpha / rank, or, if `rank_stabilised`, by
+    `rank` and `alpha`. Its addition is multiplied by alpha / rank or, if `rank_stabilised`, by
     alpha / sqrt(rank).
     """
 
@@ -226,25 +224,25 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     layers: Sequence[int] | None
     layer_patterns: Sequence[str]
     version: tuple[int, ...]
-    """Version of the PEFT that wrote the adapter; empty where unknown."""
+    """Version of the PEFT that wrote the adapter; empty if unknown."""
 
     @property
     def folder(self) -> Path:
         return self.file.parent
 
     def targets(self, module: str, *, linear_layer: bool = True) -> bool:
-        """Whether the adapter changes the module of this name in the whole model. "all-linear"
+        """Tell whether the adapter changes the module of this name in the whole model. "all-linear"
         means the linear modules of the layers."""
         if self.excluded and _matches(self.excluded, module):
             return False
         if self.chosen == ALL_LINEAR:
             return linear_layer and self._has_layer(module)
         if not isinstance(self.chosen, str) and module in self.chosen:
-            return True  # a whole name says its layer itself, as PEFT reads it
+            return True  # PEFT, too, ignores `layers` for a whole name
         return _matches(self.chosen, module) and self._has_layer(module)
 
     def targets_parameter(self, name: str) -> bool:
-        """Whether the adapter changes the parameter of this name, which is no module's weight."""
+        """Tell whether the adapter changes this parameter, which is no module's weight."""
         return _matches(self.parameters, name)
 
     def _has_layer(self, module: str) -> bool:
@@ -260,7 +258,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         return [*_matching(self.ranks, module), self.rank][0]
 
     def alphas_of(self, module: str) -> list[float]:
-        """The alphas of all patterns that match the module, of which the first one counts."""
+        """Return the alphas of all patterns that match the module; the first one counts."""
         return _matching(self.alphas, module)
 
     def scale_of(self, module: str) -> float:
@@ -273,8 +271,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 
 
 def read_adapters(given: Sequence[str]) -> list[AdapterConfig]:
-    """The adapters of an option's values, each `NAME=PATH`. Raises `InvalidRequest` for values that
-    are not, `UnsupportedModel` for what is not computed as it is meant, naming file and key."""
+    """Read the adapters of an option's values, each `NAME=PATH`. Raises `InvalidRequest` for other
+    values, `UnsupportedModel` for unsupported settings, naming file and key."""
     found: dict[str, AdapterConfig] = {}
     for one in given:
         name, equals, path = one.partition("=")
@@ -293,7 +291,7 @@ def read_adapters(given: Sequence[str]) -> list[AdapterConfig]:
 
 def _read(name: str, folder: Path) -> AdapterConfig:
     file = folder / FILE
-    # What has no value asks for nothing.
+    # Keys without a value have no effect.
     raw = {key: value for key, value in read_json(file, {}).items() if value is not None}
     if not raw:
         raise UnsupportedModel(
@@ -358,13 +356,13 @@ def _listed(names: str | Sequence[str] | None) -> Sequence[str]:
 
 
 def _matches(wanted: str | Sequence[str], module: str) -> bool:
-    """A text is a pattern of the whole name, a list has names or their ends."""
+    """Match a module: a text is a pattern of the whole name, a list has names or their ends."""
     if isinstance(wanted, str):
         return re.fullmatch(wanted, module) is not None
     return any(module == one or module.endswith(f".{one}") for one in wanted)
 
 
 def _matching(patterns: Mapping[str, Any], module: str) -> list[Any]:
-    """The values of the patterns that match the end of a name, in their order."""
+    """Return the values of the patterns that match the end of a name, in their order."""
     found = patterns.items()
     return [value for one, value in found if re.match(rf"(.*\.)?({one})$", module)]

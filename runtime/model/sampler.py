@@ -1,11 +1,11 @@
-"""The sampler: what a step's rows ask for becomes arrays, which a set of kernels samples by.
+"""Turn the rows' sampling parameters into arrays, and sample with a set of kernels.
 
 Host work and launches are apart. `plan` makes the arrays; `run` only applies operations of the
 kernels (`edit_logits`, `pick_tokens`, `token_logprobs`, all specified in `kernels/reference`). On a
-device that runs beside the host, nothing in `run` waits: what depends on a token yet to be found
-(`SampleRow.source`) is worked out there, the step of the row's automaton among it; and steps
-without lists are launched alike for all rows of a kind, so that a captured graph serves them. On
-the host, `sample` does both at once.
+device beside the host, nothing in `run` waits. Work that depends on a token not found yet
+(`SampleRow.source`) runs on the device, the automaton's step included. Steps without lists are
+launched alike for all rows of a kind, so that a captured graph serves them. On the host, `sample`
+does both at once.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from rootlace.runtime.model.automaton_table import AutomatonArena, HostMasks
 
-# Which tokens a sequence has, and how often in its output: what penalties ask at every step.
+# Count a sequence's tokens, and their repetitions in its output: penalties need both at every step.
 #
-# Counting a sequence anew takes as long as sorting it. Sequences grow, so counts are kept and what
-# is new is added; that they are still those of the same sequence is looked at every time.
+# Counting a sequence anew takes as long as sorting it. Sequences grow, so counts are kept and new
+# tokens are added; each call checks that the sequence still begins with the counted tokens.
 
 MAX_SEQUENCES = 1024
 
@@ -54,7 +54,7 @@ class _Counted:
 
 
 class SeenTokens:
-    """Not thread-safe."""
+    """Counts of the tokens in sequences. Not thread-safe."""
 
     def __init__(self, vocab_size: int, max_sequences: int = MAX_SEQUENCES) -> None:
         self._vocab_size = vocab_size
@@ -64,8 +64,8 @@ class SeenTokens:
     def count(
         self, owner: object, token_ids: np.ndarray, prompt_len: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(distinct tokens of the vocabulary, ascending, how often each is behind `prompt_len`),
-        int32. `owner`, an object of the sequence's own, is what it is known by."""
+        """Return (distinct tokens of the vocabulary, ascending; count of each behind `prompt_len`),
+        int32. `owner`: an object that identifies the sequence."""
         known = self._known.get(id(owner))
         if known is None or not _begins(known, owner, token_ids, prompt_len):
             known = _Counted(owner, token_ids[:0].copy(), prompt_len, *(np.empty(0, np.int32),) * 2)
@@ -98,7 +98,7 @@ class SeenTokens:
 
 
 def _begins(known: _Counted, owner: object, token_ids: np.ndarray, prompt_len: int) -> bool:
-    """Whether the sequence begins with what was counted."""
+    """Tell whether the sequence begins with the counted tokens."""
     done = len(known.tokens)
     return (
         known.owner is owner
@@ -110,11 +110,11 @@ def _begins(known: _Counted, owner: object, token_ids: np.ndarray, prompt_len: i
 
 # Row arrays ---------------------------------------------------------------------------------------
 #
-# What rows ask for, as arrays: how their tokens are drawn, and what changes their logits first.
+# Build arrays of the rows' parameters: for drawing tokens, and for changing logits before.
 #
 # The arrays are those of `PickRows` and `LogitEdits`, for every set of kernels alike. A sampling
 # parameter that acts on logits by a number (`rootlace.wire.sampling` describes each) becomes an
-# array of its name. Masks are apart (`sampler.Constraints`): where they lie depends
+# array of its name. Masks are separate (`sampler.Constraints`): their place depends
 # on what the kernels read.
 
 
@@ -124,8 +124,8 @@ _UNSEEN: Entries = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start int32 [count + 1], tokens, values) of the rows' entries, for `count` rows, of which
-    those behind the given ones have none."""
+    """Join the rows' entries: (start int32 [count + 1], tokens, values). Rows up to `count` behind
+    the given ones have no entries."""
     start = np.zeros(count + 1, np.int32)
     lengths = [len(tokens) for tokens, _ in entries]
     start[1 : len(entries) + 1] = np.cumsum(lengths)
@@ -135,14 +135,14 @@ def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray,
 
 
 DRAWN, CUT, BIASED, PENALISED, LOGPROBS = 1, 2, 4, 8, 16
-"""What a request asks for, as bits of `flags`."""
+"""Bits of `flags`: a request's kinds of sampling work."""
 MAX_REQUESTS = 4096
 
 
 _TUNED = [PARAMETERS[name] for name in TUNED]
 DRAWS = tuple(p for p in _TUNED if not p.history)
 PENALTIES = tuple(p for p in _TUNED if p.history)
-"""Neutral at their defaults, but for the temperature, which is neutral (greedy) at 0."""
+"""Neutral at their defaults, except the temperature, which is neutral (greedy) at 0."""
 
 _RECORD = np.dtype(
     [
@@ -155,8 +155,8 @@ _RECORD = np.dtype(
 
 
 class SamplingPlan(msgspec.Struct, frozen=True):
-    """Host work of sampling the rows of one step. `arrays` are what is read on the device, whose
-    contents differ from step to step; all else says what is launched."""
+    """Host work of sampling the rows of one step. `arrays` are read on the device, and their
+    contents differ from step to step; all other fields decide the launches."""
 
     arrays: dict[str, np.ndarray]
     choice: Choice
@@ -169,15 +169,15 @@ class SamplingPlan(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> Hashable | None:
-        """Plans of one kind, and for one number of rows, are launched alike on arrays of equal
-        shapes: what was captured for one serves the others. None: not to be captured."""
+        """Kind of the plan: plans of one kind and number of rows are launched alike on arrays of
+        equal shapes, so that one capture serves all. None: not to be captured."""
         if self.lists:
-            return None  # their lengths differ from step to step
+            return None  # lengths of lists differ from step to step
         return self.choice, self.logprobs, self.generation if self.masked else None
 
 
 class RowArrays:
-    """Makes these arrays. Not thread-safe."""
+    """Builder of the sampling arrays. Not thread-safe."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -186,8 +186,8 @@ class RowArrays:
         self._known: dict[int, tuple[SamplingParams, bytes, int]] = {}
 
     def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> SamplingPlan:
-        """For `count` rows, of which those behind the given ones are empty: greedy, and with their
-        logits as they are; without masks. `bans`: banned tokens are listed, not in the masks."""
+        """Build the arrays for `count` rows, without masks. Rows behind the given ones are empty:
+        greedy, with unchanged logits. `bans`: banned tokens are listed, not in the masks."""
         records, flags = self._records(rows, count)
         arrays = {p.name: records[p.name] for p in DRAWS}
         arrays["seed"] = records["seed"]
@@ -212,8 +212,8 @@ class RowArrays:
         return SamplingPlan(arrays, choice, bool(flags & LOGPROBS), lists)
 
     def _biases(self, row: SampleRow, bans: bool) -> Entries:
-        """A row's biases, and its bans if they are to be listed. Ids outside the vocabulary are
-        left out."""
+        """Return a row's biases, and its bans if they are to be listed. Ids outside the vocabulary
+        are left out."""
         entries = dict(row.params.logit_bias)
         if bans:
             entries.update(dict.fromkeys(row.banned, -np.inf))
@@ -223,8 +223,8 @@ class RowArrays:
         return np.array(tokens, np.int32), np.array([entries[t] for t in tokens], np.float32)
 
     def _records(self, rows: Sequence[SampleRow], count: int) -> tuple[np.ndarray, int]:
-        """([count]: each row's parameters, by name, and its `flags`; what any of them asks for).
-        They are worked out once per request, not per step."""
+        """Return each row's parameters by name, with its `flags` ([count]), and all flags together.
+        Parameters are encoded once per request, not per step."""
         parts, asked = [self._neutral] * count, 0
         for i, row in enumerate(rows):
             _, parts[i], flags = self._of(row.params)
@@ -232,7 +232,7 @@ class RowArrays:
         return np.frombuffer(bytearray().join(parts), _RECORD), asked
 
     def flags(self, params: SamplingParams) -> int:
-        """What a request asks for."""
+        """Return the flags of a request."""
         return self._of(params)[2]
 
     def _of(self, params: SamplingParams) -> tuple[SamplingParams, bytes, int]:
@@ -245,7 +245,7 @@ class RowArrays:
         return found
 
     def _record(self, params: SamplingParams) -> tuple[bytes, int]:
-        """(the request's record, its flags)"""
+        """Return (the request's record, its flags)."""
         draws = [self._value(p, getattr(params, p.name)) for p in DRAWS]
         penalties = [self._value(p, getattr(params, p.name)) for p in PENALTIES]
         flags = 0
@@ -265,7 +265,7 @@ class RowArrays:
         return np.array([(*draws, *penalties, seed, flags)], _RECORD).tobytes(), flags
 
     def _value(self, parameter: Parameter, value: float) -> float:
-        """What kernels are told: of a number of tokens, at most how many there are (off)."""
+        """Return a value for kernels: a number of tokens is at most the vocabulary (off)."""
         if parameter.type is not int:
             return value
         return min(value, self._vocab_size) if value > 0 else self._vocab_size
@@ -273,15 +273,14 @@ class RowArrays:
 
 # Scores -------------------------------------------------------------------------------------------
 #
-# Log-probabilities of given tokens and of the best alternatives, from raw logits.
+# Compute log-probabilities of given tokens and of the best alternatives, from raw logits.
 
 
 LOGITS_BYTES = 64 << 20
-"""Logits of scored tokens held at once; more tokens are scored in parts of this size."""
+"""Bytes of logits of scored tokens held at once; more tokens are scored in several parts."""
 PART_TOKENS = 256
-"""With a large vocabulary, parts have as many tokens as this, unless their logits take more than
-four times `LOGITS_BYTES`: each part reads the whole output head again, which counts where tokens
-are few."""
+"""Tokens of a part, unless their logits take over four times `LOGITS_BYTES`. Each part reads the
+whole output head again, which matters for few tokens."""
 
 
 def score_in_parts(
@@ -292,8 +291,8 @@ def score_in_parts(
     vocab_size: int,
     join: Callable[[list[Any]], Any] = np.concatenate,
 ) -> tuple[Any, Any, Any]:
-    """`score` of N > 0 tokens, of whose logits it asks for a part at a time, so that memory does
-    not grow with N. `join`: puts parts of its arrays together."""
+    """Apply `score` to N > 0 tokens, in parts of their logits, so that memory does not grow with N.
+    `join`: joins the parts of an array."""
     row = 4 * vocab_size
     size = max(LOGITS_BYTES // row, min(PART_TOKENS, 4 * LOGITS_BYTES // row), 1)
     count = len(tokens)
@@ -311,7 +310,7 @@ def of_samples(
     top_ids: np.ndarray,
     top_logprobs: np.ndarray,
 ) -> list[TokenScores | None]:
-    """The scores of those rows that ask for them, of arrays that have all rows'."""
+    """Pick the scores of the rows that ask for scores, from arrays of all rows."""
     return [
         _part(logprobs, top_ids, top_logprobs, slice(i, i + 1), row.params.top_logprobs)
         if row.params.logprobs
@@ -326,7 +325,7 @@ def of_prompts(
     top_ids: np.ndarray,
     top_logprobs: np.ndarray,
 ) -> list[TokenScores]:
-    """The scores of each row's targets, of arrays that have all rows' one behind the other."""
+    """Cut the scores of each row's targets from the joined arrays of all rows."""
     scores = []
     start = 0
     for row in rows:
@@ -349,12 +348,12 @@ _LISTS = ("bias_start", "bias_token", "bias", "seen_start", "seen_token", "seen_
 
 
 Constraints: TypeAlias = "HostMasks | AutomatonArena"
-"""Where masks lie that kernels read: in main memory, where a step's masks are one table, or on a
-device, where they stay between steps together with the automata that it steps by itself."""
+"""Holder of the masks that kernels read. `HostMasks`: in main memory, one table for a step's masks.
+`AutomatonArena`: on a device, kept between steps, with the automata that the device steps."""
 
 
 class Sampler:
-    """Samples one token per row. Not thread-safe."""
+    """Sampler of one token per row. Not thread-safe."""
 
     def __init__(
         self, vocab_size: int, kernels: KernelSet | HostSampling, constraints: Constraints
@@ -364,8 +363,8 @@ class Sampler:
         self._rows = RowArrays(vocab_size)
 
     def plan(self, rows: Sequence[SampleRow], count: int) -> SamplingPlan:
-        """For `count` rows, of which those behind the given ones are empty. To be called where the
-        step is launched: masks and automata that are not on the device yet are sent there.
+        """Plan `count` rows, of which those behind the given ones are empty. Call in the context of
+        the launch: missing masks and automata are sent to the device.
 
         Raises RuntimeError if a row's mask is not filled.
         """
@@ -382,7 +381,7 @@ class Sampler:
         )
 
     def plan_like(self, plan: SamplingPlan, count: int) -> SamplingPlan:
-        """For `count` empty rows, launched as `plan` is, which is of a kind."""
+        """Plan `count` empty rows, launched like `plan`, which has a kind."""
         arrays = self._rows.of([], count, bans=False).arrays
         if plan.masked:
             arrays |= self._constraints.arrays([], count)
@@ -396,11 +395,11 @@ class Sampler:
         tokens: Array,
         logprobs: torch.Tensor | None = None,
     ) -> None:
-        """logits float32 or bfloat16 [count, V], not changed -> the first `count` of `tokens` int32
-        (-1: the row has no distribution) and, where a row asks for it, of `logprobs` float32.
+        """Sample from logits, float32 or bfloat16 [count, V], not changed, into the first `count`
+        of `tokens`, int32 (-1: no distribution); if requested, write `logprobs`, float32.
 
-        Before, `tokens` holds what the step before found: `SampleRow.source` is an index into it.
-        Only launches: may be captured.
+        Before, `tokens` holds the tokens of the step before: `SampleRow.source` indexes them. Only
+        launches: may be captured.
         """
         count = len(logits)
         table, rows = self._masks(plan, arrays, tokens)
@@ -421,7 +420,7 @@ class Sampler:
     def _masks(
         self, plan: SamplingPlan, arrays: dict[str, Array], tokens: Array
     ) -> tuple[Array | None, Array | None]:
-        """(table of masks, each row's place in it)."""
+        """Return (table of masks, each row's place in the table)."""
         if not plan.masked:
             return None, None
         if plan.tables is None:
@@ -435,16 +434,14 @@ class Sampler:
     # ------------------------------------------------------------ on the host
 
     def takes_best(self, rows: Sequence[SampleRow]) -> bool:
-        """Whether each row asks for nothing but the best token that its mask and its bans leave,
-        and for no score of it."""
+        """Tell whether each row only needs the best token that its mask and its bans allow, without
+        scores."""
         flags = self._rows.flags
         return all(not row.params.logprobs if row.simple else not flags(row.params) for row in rows)
 
     def sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
-        """`plan` and `run` at once: logits float32 [len(rows), V], not changed -> int32.
-
-        Logits that a row's mask excludes may be anything.
-        """
+        """Plan and run at once: logits float32 [len(rows), V], not changed -> tokens int32. Logits
+        that a row's mask excludes may have any value."""
         plan = self.plan(rows, len(rows))
         tokens = np.empty(len(rows), np.int32)
         self.run(plan, logits, plan.arrays, tokens)

@@ -1,7 +1,5 @@
-"""One model's packed weights in a file that can be mapped.
-
-Arrays, each at a multiple of `LINE` bytes; then a table of them; then what checks both, `TRAILER`.
-"""
+"""Keep one model's packed weights in a file that can be mapped. The file has arrays, each at a
+multiple of `LINE` bytes; then a table of them; then `TRAILER`, which checks both."""
 
 from __future__ import annotations
 
@@ -39,13 +37,13 @@ from rootlace.runtime.model.decoder.native_weights import PackedWeights
 
 # Key ----------------------------------------------------------------------------------------------
 #
-# What packed weights depend on.
+# Derive the key of packed weights from everything that decides their bytes.
 
 
 SAMPLE = 4096
 SAMPLES = 64
-"""So many places of a file are looked at, of `SAMPLE` bytes each, and its first `BEGINNING`, which
-has the names and shapes of tensors."""
+"""Number of sampled places of a file, `SAMPLE` bytes each. The first `BEGINNING` bytes, with the
+names and shapes of tensors, are read as well."""
 BEGINNING = 1 << 20
 
 
@@ -56,15 +54,15 @@ def cache_key(
     dtype: np.dtype[Any],
     *asked: str,
 ) -> str:
-    """A digest of everything that the bytes of packed weights follow from: the configuration; of
-    each of the weights' `files` its name, size, times of change, beginning and samples; the native
-    library and its instruction set, if it is used; this package's code that reads, rounds and
-    packs, and the versions of torch and NumPy, which it does so with; `dtype` and the options that
-    were `asked` for. Raises OSError for a file that cannot be read.
+    """Return a digest of everything that decides the bytes of packed weights. It covers the
+    configuration; name, size, times of change, beginning and samples of each of the weights'
+    `files`; the native library and its instruction set, if used; this package's code, and the
+    versions of torch and NumPy; `dtype` and the `asked` options. Raises OSError for a file that
+    cannot be read.
 
     The times are those of the bytes, which programs can set, and of the file (`st_ctime`), which
-    they cannot: weights that are changed in place have another key. So have weights that are only
-    copied, or given other rights.
+    programs cannot set. So weights that are changed in place have another key; so have weights that
+    are only copied, or given other rights.
     """
     digest = hashlib.sha256()
 
@@ -90,14 +88,14 @@ def cache_key(
 
 
 def _torch_version() -> bytes:
-    """Of the torch that would be imported. (`importlib.metadata` takes 20 ms and a megabyte.)"""
+    """Return torch's version file, unimported. (`importlib.metadata` takes 20 ms and a MB.)"""
     torch = find_spec("torch")
     places = torch and torch.submodule_search_locations
     return (Path(places[0]) / "version.py").read_bytes() if places else b""
 
 
 def samples(size: int, read: Callable[[int], bytes]) -> Iterable[bytes]:
-    """What `read` finds at `SAMPLES` places of `size` bytes, the last of them at the end."""
+    """Read at `SAMPLES` places of `size` bytes, the last of them at the end."""
     for place in range(SAMPLES):
         yield read(max(size - SAMPLE, 0) * place // (SAMPLES - 1))
 
@@ -112,8 +110,8 @@ BLOCKS = "embedding.blocks"
 LOOKED_UP = (BLOCKS, "embedding", "positions")
 """Tables of which a step reads a row for each token."""
 AT_ONCE = 64 << 20
-"""Bytes that are written before they are sent to the disk, since what waits there takes memory; and
-that are checked before anybody asks whether that is still wanted."""
+"""Bytes written before a flush to the disk, since unflushed data takes memory. Also the bytes
+checked before the next look at the main thread's end."""
 DTYPES: dict[str, np.dtype[Any]] = {
     "u8": np.dtype(np.uint8),
     "i32": np.dtype(np.int32),
@@ -124,7 +122,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class DamagedEntry(Exception):
-    """A file is not what was written."""
+    """Error of a file that is not as written."""
 
 
 class Array(msgspec.Struct, array_like=True):
@@ -132,7 +130,7 @@ class Array(msgspec.Struct, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     crc: int
-    """CRC-32 of its bytes: more than twice as fast as the cryptographic digests of `hashlib`."""
+    """CRC-32 of the bytes: more than twice as fast as the cryptographic digests of `hashlib`."""
 
     @property
     def size(self) -> int:
@@ -140,7 +138,7 @@ class Array(msgspec.Struct, array_like=True):
 
 
 class Linear(msgspec.Struct, array_like=True):
-    """A `Packed`."""
+    """Stored `Packed`."""
 
     memory: Array
     outputs: int
@@ -158,9 +156,9 @@ class Linear(msgspec.Struct, array_like=True):
 class Table(msgspec.Struct, array_like=True):
     model: str
     embedding: str | None
-    """The tensor of the checkpoint's file that the embedding is; None: it is among `tensors`."""
+    """Checkpoint's tensor that is the embedding; None: the embedding is among `tensors`."""
     blocks: str | None
-    """The type of GGUF's blocks that the embedding is looked up in, which are among `tensors`."""
+    """Type of the embedding's GGUF blocks among `tensors`; None: no blocks."""
     in_head: bool
     """Whether the embedding is looked up in the head."""
     arrays: int
@@ -171,25 +169,25 @@ class Table(msgspec.Struct, array_like=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A file that was mapped to be read only: it may be deleted, but not be written to."""
+    """File mapped read-only: it may be deleted, but not be written to."""
 
     path: Path
     table: Table
     memory: mmap.mmap
     damage: threading.Event = msgspec.field(default_factory=threading.Event)
-    """Set when `verify` finds that an array is not what was written."""
+    """Set when `verify` finds an array that is not as written."""
 
     @classmethod
     def read(cls, path: Path) -> Entry:
-        """Raises OSError where there is none, `DamagedEntry` for one that was not written whole."""
+        """Map a file. Raises OSError if none exists, `DamagedEntry` if it is not whole."""
         with path.open("rb") as file:
             try:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:
                 raise DamagedEntry(f"{path}: {error}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a system without them
-                memory.madvise(mmap.MADV_HUGEPAGE)  # first: small pages that were read stay small
+            with suppress(OSError):  # a system without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)  # before the first read: small pages stay small
         try:
             digest, size, magic = TRAILER.unpack(memory[-TRAILER.size :])
             end = len(memory) - TRAILER.size
@@ -202,7 +200,7 @@ class Entry(msgspec.Struct, frozen=True):
         return cls(path, found, memory)
 
     def packed(self, checkpoint: Checkpoint) -> PackedWeights:
-        """With what the table names in the `checkpoint`."""
+        """Return the weights, with the tensor that the table names in the `checkpoint`."""
         stored, kind, blocks = self.table.embedding, self.table.blocks, None
         tensors = {name: self._array(array) for name, array in self.table.tensors.items()}
         if kind is not None:
@@ -219,11 +217,10 @@ class Entry(msgspec.Struct, frozen=True):
         )
 
     def verify(self) -> None:
-        """Compare all arrays with their checksums, which also has the system read what is not in
-        memory yet. Ends with the main thread. Others may use the interpreter meanwhile. Raises
-        `DamagedEntry`, with `damage` set.
-
-        What rows are looked up in is let go of again: steps need few of its pages."""
+        """Compare all arrays with their checksums, which also brings the file into memory. Ends
+        with the main thread. Other threads may use the interpreter meanwhile. Raises
+        `DamagedEntry`, with `damage` set. Pages of lookup tables are released again: steps need
+        few."""
         looked_up = [self.table.tensors[name] for name in LOOKED_UP if name in self.table.tensors]
         arrays = list(self.table.tensors.values())
         for parts in self.table.linears.values():
@@ -242,7 +239,7 @@ class Entry(msgspec.Struct, frozen=True):
                 if array in looked_up and hasattr(mmap, "MADV_DONTNEED"):
                     begin = -(-array.begin // mmap.PAGESIZE) * mmap.PAGESIZE
                     if length := max(end - begin, 0) // mmap.PAGESIZE * mmap.PAGESIZE:
-                        with suppress(OSError):  # pages that the process has locked
+                        with suppress(OSError):  # locked pages
                             self.memory.madvise(mmap.MADV_DONTNEED, begin, length)
 
     def _linear(self, linear: Linear) -> Packed:
@@ -263,8 +260,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: str | None) -> None:
-    """Write all of `packed`, but no embedding that the checkpoint has under the name `embedding`,
-    and have it sent to the disk. `file` is empty and not buffered."""
+    """Write all of `packed`, except an embedding that is the checkpoint's tensor `embedding`, and
+    flush to the disk. `file` is empty and not buffered."""
     writer = _Writer(file)
     tensors = {
         name: writer.array(tensor)
@@ -274,7 +271,7 @@ def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: st
     linears = {name: tuple(map(writer.linear, parts)) for name, parts in packed.linears.items()}
     kind = None
     if packed.embedding_blocks is not None:
-        # A GGUF file may be written over while it is served: what steps read lies here.
+        # A GGUF file may be overwritten while served: keep the blocks that steps read here.
         kind, tensors[BLOCKS] = (
             packed.embedding_blocks.type,
             writer.array(packed.embedding_blocks.data),
@@ -292,7 +289,7 @@ def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: st
 
 
 def entry_bytes(packed: PackedWeights) -> int:
-    """About the size of the file."""
+    """Return the approximate size of the file in bytes."""
     linears = [part for parts in packed.linears.values() for part in parts]
     biases = [part.bias for part in linears if part.bias is not None]
     arrays = [*packed.tensors.values(), *biases, *(part.memory for part in linears)]
@@ -308,8 +305,8 @@ def _digest(memory: mmap.mmap, table: Table, data: bytes) -> bytes:
 
 
 class _Writer:
-    """Writes whole huge pages: Linux keeps what was written at once in one (ext4, since 6.16), and
-    maps it as one. With small ones a step of one row waits for addresses."""
+    """Writer of whole huge pages: Linux keeps data written at once in one huge page (ext4, since
+    6.16), and maps it as one. With small pages a step of one row waits for addresses."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -350,7 +347,7 @@ class _Writer:
                 self.send()
 
     def send(self) -> None:
-        """Write what is left of a page."""
+        """Write the rest of a page."""
         with memoryview(self._page) as page:
             sent = 0
             while sent < len(page):
@@ -364,20 +361,20 @@ class _Writer:
 
 # Folder -------------------------------------------------------------------------------------------
 #
-# A folder of packed weights: found, kept, and deleted where there are too many.
+# Manage a folder of packed weights: find and keep entries, and delete the oldest.
 
 
 SUFFIX, PART = ".packed", ".packed.part"
-"""Of what is whole, and of what somebody writes, who holds a lock on it. Both are names that nobody
-else uses: the folder may hold other files, too."""
+"""Endings of complete files, and of files that a process writes under a lock. Both are unique
+names: the folder may hold other files, too."""
 SHARE = 4
-"""Unless told, the folder takes this part of the disk space that would be free without it."""
+"""Part of the disk space (free without the folder) that the folder takes by default."""
 
 log = logging.getLogger(__name__)
 
 
 class CacheFile(msgspec.Struct, frozen=True):
-    """A file of the folder. `used`: when a start last mapped it, in seconds since 1970."""
+    """File of the folder. `used`: last time a start mapped it, in seconds since 1970."""
 
     path: Path
     size: int
@@ -385,8 +382,8 @@ class CacheFile(msgspec.Struct, frozen=True):
 
 
 class WeightCache(msgspec.Struct, frozen=True):
-    """Files of packed weights, by their keys. `most_bytes`: what all of them may take; None: a
-    share of the disk. `least_bytes`: checkpoints of fewer are packed at each start."""
+    """Folder of packed weights, by their keys. `most_bytes`: limit of all files; None: a share of
+    the disk. `least_bytes`: smaller checkpoints are packed at each start."""
 
     folder: Path
     most_bytes: int | None = None
@@ -394,20 +391,20 @@ class WeightCache(msgspec.Struct, frozen=True):
 
     @classmethod
     def chosen(cls, folder: str, most_bytes: int | None = None) -> WeightCache | None:
-        """The cache that the options ask for; None where nothing is to be kept."""
+        """Return the cache that the options request; None if nothing is to be kept."""
         if folder == "off":
             return None
         path = Path(folder).expanduser() if folder else user_cache() / "weights"
         return cls(path, most_bytes)
 
     def find(self, key: str) -> Entry | None:
-        """The weights of this key. They are used now: others are deleted before them. A file that
-        is damaged is deleted, also if that is only found later, by the thread that reads all of it.
-        So is what a process left half written that is gone."""
+        """Return the weights of this key, and mark them as used: less recently used files are
+        deleted first. A damaged file is deleted, even if a thread that reads all bytes finds the
+        damage later. Partial files of ended processes are deleted, too."""
         path = self._path(key)
         try:
             self._delete_parts()
-            if path.stat().st_uid not in (os.getuid(), 0):  # who may write to it
+            if path.stat().st_uid not in (os.getuid(), 0):  # only a trusted user's file
                 log.warning(
                     "packed weights are neither used nor kept: %s is another user's; "
                     "--weight-cache names a folder of your own",
@@ -416,7 +413,7 @@ class WeightCache(msgspec.Struct, frozen=True):
                 return None
             found = Entry.read(path)
             with suppress(OSError):
-                os.utime(path)  # many systems do not note reading
+                os.utime(path)  # many systems do not record reads
         except DamagedEntry as error:
             log.warning("packed weights are made again: %s", error)
             with suppress(OSError):
@@ -424,15 +421,15 @@ class WeightCache(msgspec.Struct, frozen=True):
             return None
         except OSError:
             return None
-        # No daemon: it ends by itself, with the main thread, and not in the middle of C code.
+        # No daemon: the thread ends by itself, with the main thread, and not inside C code.
         threading.Thread(target=_verify, args=(found,), name="weights").start()
         return found
 
     def keep(
         self, key: str, packed: PackedWeights, model: str, embedding: str | None
     ) -> threading.Thread:
-        """Write weights for later starts, on a thread that ends with the process. A file that was
-        not written to its end is never seen. What goes wrong is logged."""
+        """Write weights for later starts, on a thread that ends with the process. An incomplete
+        file is never visible. Failures are logged."""
 
         def write() -> None:
             try:
@@ -454,8 +451,7 @@ class WeightCache(msgspec.Struct, frozen=True):
         return sorted(found, key=lambda one: (one.used, one.path))
 
     def clear(self) -> int:
-        """Delete all of it, and say how many bytes that were. Engines that run keep what they
-        have."""
+        """Delete all entries, and return their bytes. Running engines keep their mapped weights."""
         return sum(self._delete(one) for one in self.kept())
 
     def _write(self, key: str, packed: PackedWeights, model: str, embedding: str | None) -> None:
@@ -476,12 +472,12 @@ class WeightCache(msgspec.Struct, frozen=True):
 
     def _delete_parts(self) -> None:
         for path in [*self.folder.glob(f"*{PART}")]:
-            with suppress(OSError), _locked(path) as left:  # by a process that is gone
+            with suppress(OSError), _locked(path) as left:  # left by an ended process
                 if left is not None:
                     path.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> bool:
-        """Delete what was not used for longest until there is room; False where there is none."""
+        """Delete the least recently used files until there is room; False: `size` is too large."""
         kept = self.kept()
         taken, most = sum(one.size for one in kept), self.most_bytes
         if most is None:
@@ -499,10 +495,10 @@ class WeightCache(msgspec.Struct, frozen=True):
         return True
 
     def _delete(self, one: CacheFile) -> int:
-        """How many bytes that made free."""
+        """Delete a file; return the freed bytes."""
         try:
             one.path.unlink(missing_ok=True)
-        except PermissionError:  # another user's
+        except PermissionError:  # another user's file
             return 0
         return one.size
 
@@ -527,13 +523,13 @@ def _verify(entry: Entry) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO | None]:
-    """The file, empty, for this process alone; None where another one has it. Raises OSError for a
-    link: what it leads to is not emptied."""
+    """Open and lock a file for this process, and empty it; None if another process has the lock.
+    Raises OSError for a link, whose target is not emptied."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o644), "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # It may have been renamed or deleted between the two.
+            # The file may have been renamed or deleted between open and lock.
             mine = os.fstat(file.fileno()).st_ino == path.stat().st_ino
         except (BlockingIOError, FileNotFoundError):
             mine = False

@@ -10,7 +10,7 @@ A head drafts for one model, from hidden states of three of the model's layers. 
  midlayer.*   or layers.0.*: a layer of Llama, whose attention reads 2 H numbers
  norm, lm_head [draft vocabulary, H], d2t (token = id + d2t[id]), embed_tokens (else the model's)
 
-Importing this module imports no torch and no reader of weights: a head is refused at once.
+Importing this module imports no torch and no reader of weights: a bad head is refused at once.
 """
 
 from __future__ import annotations

@@ -458,7 +458,7 @@ def _log(opened: OpenedCheckpoint) -> None:
 
 
 LEAST_ROW = 2.0**-12
-"""Magnitude of a row below which a scale of one 255th of it is too coarse in float16."""
+"""Largest magnitude of a row below which its 255th part is too coarse a scale in float16."""
 
 
 def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:

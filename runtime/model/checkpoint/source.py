@@ -383,8 +383,8 @@ class FolderSource(msgspec.Struct, frozen=True, dict=True):
 
 
 ModelSource = FolderSource | GgufSource
-"""All of a model but its weights, which `checkpoint.loader` reads. Where something is not there or
-cannot be read, `UnsupportedModel` or `InvalidRequest` says so."""
+"""Source of all of a model but its weights, which `checkpoint.loader` reads. Methods raise
+`UnsupportedModel` or `InvalidRequest` if something is missing or unreadable."""
 
 
 def model_source(given: str | Path) -> ModelSource:

@@ -50,8 +50,8 @@ SUPPORT: Support = {**BOTH_SUPPORT}
 def why_not(
     spec: ModelSpec, kv_dtype: np.dtype[Any], block_size: int, ranks: int = 1
 ) -> str | None:
-    """Explain why the native decoder cannot run a model with a KV cache of `kv_dtype`, in blocks of
-    `block_size` tokens, divided among `ranks`; None if it can."""
+    """Explain why the native decoder cannot run a model; None if it can. Checks a KV cache of
+    `kv_dtype` in blocks of `block_size` tokens, and a division among `ranks`."""
     if ranks > 1 and spec.attention.joint_norm:
         return "a norm of all heads together is not divided among ranks"
     dim, latent = spec.attention.head_dim, spec.attention.latent

@@ -117,9 +117,9 @@ and b in the parts of the product's weights."""
 class NativeWeights:
     """`RlModel` of a checkpoint, and the memory that `RlModel` points to.
 
-    Products read packed weights. The embedding is read by row. It is the checkpoint's mapped file
-    if the dtype fits, so that only used rows take memory, or `stored_rows`, which each step must
-    ask for its rows.
+    Products read packed weights. The embedding is read by row: from the checkpoint's mapped file if
+    the dtype fits, so that only used rows take memory. Otherwise each step asks `stored_rows` for
+    its rows.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ from rootlace.runtime.model.families.spec import Rope
 
 
 def frequencies(rope: Rope, dim: int, context: int) -> tuple[torch.Tensor, float]:
-    """Return the radians per position of the pairs of a head of `dim` numbers, float32 [dim / 2],
-    and a factor for cos and sin. `context`: the longest context in tokens."""
+    """Return the radians per position of the pairs of a head, float32 [dim / 2], and a factor for
+    cos and sin. `dim`: numbers of a head. `context`: the longest context in tokens."""
     given = rope.parameters
     theta = float(given["rope_theta"])
     powers = theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)

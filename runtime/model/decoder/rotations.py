@@ -24,10 +24,10 @@ def chosen_context(config: ModelConfig, requested: int | None) -> int:
     valid. Two scalings of transformers depend on the length of the running batch. Both are
     therefore fixed when the model is loaded:
 
-        - `dynamic` (NTK) changes its base beyond `max_position_embeddings`; the context ends there.
-        - `longrope` has a short and a long set of factors. The context ends at
-          `original_max_position_embeddings` (short set), unless a longer one is requested: then the
-          long set serves all positions. If both sets are possible, the log names the chosen one.
+    - `dynamic` (NTK) changes its base beyond `max_position_embeddings`; the context ends there.
+    - `longrope` has a short and a long set of factors. The context ends at
+      `original_max_position_embeddings` (short set), unless a longer one is requested: then the
+      long set serves all positions. If both sets are possible, the log names the chosen one.
     """
     rope, most = config.spec.rope, config.spec.max_context
     chosen = min(requested or most, most)

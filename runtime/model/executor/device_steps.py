@@ -248,8 +248,7 @@ class DeviceSteps(Steps):
     # ------------------------------------------------------------ parts of a step
 
     def _begin(self, step: DeviceStep) -> None:
-        """Copy blocks and run the forward pass up to logits; sample decode rows too, unless the
-        plan is late or waits for masks."""
+        """Copy blocks, and run the forward pass up to logits; sample decode rows if possible."""
         plan = step.plan
         at_once = not step.late and plan.wait_for_masks is None
         rows = None if self._decode is None else self._decode.rows_for(plan)

@@ -296,7 +296,7 @@ class HeadDecoder(DraftDecoder):
         return self._first_unlike(token_ids, table, begin), skipped
 
     def launched(self, plan: StepPlan) -> None:
-        """Take the states that a step of the model has left, and make features of them."""
+        """Take the hidden states of a computed step, and make features of the states."""
         super().launched(plan)
         states, features, captured = self._decoder.take_states(), self._features, self._captured
         sources, targets = copied_slots(plan, self._size)

@@ -113,9 +113,9 @@ class _Chunk:
 class DraftDecoder:
     """Decoder of drafts: see `contracts.plan.DraftModel`. Not thread-safe.
 
-    When the model writes to a slot, the draft model's content there is forgotten, unless the draft
-    model computed the same token for the same step. Nothing is copied between blocks: copied rows
-    are few, and a draft that needs them computes them again.
+    A write by the model to a slot makes the draft model's content there invalid. The content stays
+    valid only if the draft model computed the same token for the same step. Nothing is copied
+    between blocks: copied rows are few, and a draft that needs them computes them again.
     """
 
     first = 0

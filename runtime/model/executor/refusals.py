@@ -53,8 +53,8 @@ def take_share(executor: ExecutorConfig, replica: int, replicas: int) -> Executo
 def cores_of(cores: Sequence[Core], replica: int, replicas: int) -> list[Core]:
     """Return an engine's cores, as many for each, on one node if possible; empty if too few.
 
-    If the number of engines is a multiple of the number of nodes, or the reverse, and nodes are
-    equally large, no engine has cores of two nodes.
+    No engine has cores of two nodes if nodes are equally large, and if the number of engines
+    divides the number of nodes or is a multiple of it.
     """
     if len(cores) < replicas:
         return []
@@ -128,8 +128,9 @@ def check_gpu_kernels(asked: str, device: object) -> None:
 
 
 def check_memory(setup: ModelSetup, available: int, *, head_apart: bool) -> None:
-    """Raise `InvalidRequest`, with choices that would fit, if `available` bytes are too few for the
-    weights and the requested cache (by default one block). `head_apart`: see `weight_bytes`."""
+    """Raise `InvalidRequest` if `available` bytes are too few for the weights and the requested
+    cache (by default one block). The message has choices that would fit. `head_apart`: see
+    `weight_bytes`."""
     weights, asked = _weight_bytes(setup, head_apart), _cache_bytes(setup)
     if weights + asked <= available:
         return

@@ -312,8 +312,8 @@ def load_drafting(
 
 
 def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfig) -> bytes:
-    """Return 32 bytes that identify configuration, weights, code and kernels of the model, the
-    device, and the layout of a block. Raises OSError for a file that cannot be read."""
+    """Return 32 bytes that identify the cached blocks' origin: configuration, weights, code,
+    kernels, device and the layout of a block. Raises OSError for a file that cannot be read."""
     config = runner.config
     name, transformers = runner.device, ""
     if name != "cpu":

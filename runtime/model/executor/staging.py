@@ -99,10 +99,10 @@ class CudaDevice:
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture that failed: stream and allocator must leave the capturing state.
 
-        If the capture was invalidated, `capture_end` raises before it tells the allocator, which
-        then refuses every later capture into the pool. And torch does not revive a pool whose only
-        graph failed. So later graphs get another pool. The graph is kept, as the allocator may
-        refer to it.
+        If the capture was invalidated, `capture_end` raises before it tells the allocator. The
+        allocator then refuses every later capture into the pool. And torch does not revive a pool
+        whose only graph failed. So later graphs get another pool. The graph is kept, as the
+        allocator may refer to it.
         """
         with contextlib.suppress(RuntimeError):  # the reason is the error under way
             graph.capture_end()

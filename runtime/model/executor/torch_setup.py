@@ -42,7 +42,7 @@ def decoder_of(setup: ModelSetup, kernels: KernelSet) -> StepDecoder:
 
 
 def inputs_of(setup: ModelSetup, kernels: KernelSet) -> StepInputBuilder:
-    """Build the maker of decoder inputs."""
+    """Return the builder of decoder inputs."""
     return StepInputBuilder(
         *(setup.config.spec, kernels, setup.rotary, setup.cache.block_size),
         *(torch_dtype(setup.dtype), torch.device(setup.device)),
@@ -118,8 +118,8 @@ def kv_scaling(setup: ModelSetup, weights: ModelWeights) -> Sequence[KVScaling] 
     """Return the scaling of each layer of the cache; None if the cache has the model's dtype. fp8
     scales, float32 [Nk] on the model's device, are the checkpoint's, else calibrated.
 
-    Raises `UnsupportedModel`, naming the tensor, for scales in the checkpoint that are incomplete,
-    not positive numbers, or neither one per layer nor one per KV head.
+    Raises `UnsupportedModel`, naming the tensor, if stored scales are incomplete or not positive.
+    Likewise for scales that are neither one per layer nor one per KV head.
     """
     spec = setup.config.spec
     if setup.kv_dtype.name != "float8_e4m3fn":

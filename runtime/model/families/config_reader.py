@@ -113,7 +113,7 @@ class Kind(msgspec.Struct, frozen=True):
     fits: Callable[[Any], bool]
 
     def or_none(self) -> Kind:
-        """Return the kind of these values or null."""
+        """Return a kind of the same values or null."""
         return Kind(f"{self.words} or null", lambda value: value is None or self.fits(value))
 
 

@@ -221,8 +221,8 @@ FALCON_TWO_NORMS = FALCON_NAMES.with_parts(input_norm="ln_attn", post_norm="ln_m
 def falcon(file: ConfigReader) -> ModelSpec:
     """Falcon: few heads of keys, or one.
 
-    The later form (40B, 180B, Falcon 2) has groups of queries, and attention and MLP in parallel,
-    each behind its own norm. The first form has both in parallel behind one norm, or in sequence.
+    The later form (40B, 180B, Falcon 2) has groups of queries; attention and MLP are parallel, each
+    behind its own norm. The first form has both in parallel behind one norm, or in sequence.
     """
     config = file.renamed(FALCON_KEYS, max_position_embeddings=2048)
     config.only("alibi", False)

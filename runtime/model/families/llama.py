@@ -173,8 +173,8 @@ _MINISTRAL_YARN: dict[str, Any] = {
 def ministral3(config: ConfigReader) -> ModelSpec:
     """Ministral 3: Mistral with YaRN, whose queries grow with the position.
 
-    A query is multiplied by 1 + beta * ln(1 + floor(position / original)), which is 1 within the
-    length before YaRN.
+    A query is multiplied by 1 + beta * ln(1 + floor(position / original)). The factor is 1 within
+    the length before YaRN.
     """
     attention = grouped_attention(config, same_windows(config), kv_heads=8, head_dim=128)
     rope = _ministral_rope(config)

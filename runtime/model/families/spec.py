@@ -81,11 +81,11 @@ class Norm(msgspec.Struct, frozen=True):
 
 
 class Latent(msgspec.Struct, frozen=True):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). A token's cached vector has
-    `rank` numbers, from which all heads' keys and values follow, then the rotated numbers that all
-    heads' keys share. A head's key has `plain` numbers before the rotated ones, its value `values`.
-    With a `query_rank`, queries are made of that many numbers. The query's numbers and the `rank`
-    numbers are normed by RMSNorm with `eps`."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). A token's cached vector begins
+    with `rank` numbers, from which all heads' keys and values follow. Behind them are the rotated
+    numbers that all heads' keys share. A head's key has `plain` numbers before the rotated ones,
+    its value `values`. With a `query_rank`, queries are made of that many numbers. These numbers
+    and the `rank` numbers are normed by RMSNorm with `eps`."""
 
     rank: int
     plain: int

@@ -171,8 +171,8 @@ WHOLES: dict[str, Mapping[str, TextModel]] = {
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": _QWEN3_VL},
     "SmolVLMForConditionalGeneration": _IDEFICS,
 }
-"""Text models of multimodal architectures, by the `model_type` of `text_config`, or by the file's
-own where keys of texts and images are not apart."""
+"""Text models of multimodal architectures, by the `model_type` of `text_config`. Files that do not
+separate keys of texts and images are known by their own `model_type`."""
 
 TIED = names("Gemma3ForConditionalGeneration Mistral3ForConditionalGeneration")
 """Architectures with a tied head unless the file states otherwise; a stored head counts more."""

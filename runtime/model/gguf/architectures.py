@@ -158,8 +158,8 @@ def _biases(metadata: Metadata, keys: Keys) -> None:
 
 
 def _llama(metadata: Metadata, keys: Keys) -> None:
-    """Read a Llama, or one of Mistral's first models (with a stated window) or Mixtral (with
-    experts), whose files say `llama`, too."""
+    """Read a Llama, one of Mistral's first models (with a stated window), or Mixtral (with
+    experts): all their files say `llama`."""
     window = metadata.get("attention.sliding_window", COUNT, 0)
     if metadata.get("expert_count", COUNT, 0):
         keys |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}

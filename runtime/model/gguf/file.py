@@ -185,7 +185,7 @@ TYPES: dict[int, TensorType] = {
     40: TensorType("NVFP4", 64, 36),
     41: TensorType("Q1_0", 128, 18),
 }
-"""Tensor types by their number in a file; `CODES` lists those that products can use."""
+"""Tensor types by their number in a file; `CODES` lists types that products can use."""
 
 
 # Values -------------------------------------------------------------------------------------------

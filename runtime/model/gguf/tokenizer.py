@@ -193,8 +193,8 @@ class _Keys:
         return found
 
     def token(self, key: str, count: int, default: int | None = None) -> int | None:
-        """Return a token's id; None without one. An id beyond the tokens, such as 2^32 - 1, which
-        converters made of -1, counts as none, as in llama.cpp."""
+        """Return a token's id; None without one. An id beyond the tokens counts as none, as in
+        llama.cpp: for example 2^32 - 1, which converters made of -1."""
         found: int | None = self(key, int, default)
         if found is not None and not 0 <= found < count:
             self.remarks.append(
@@ -280,7 +280,7 @@ def _words(digits: str) -> str:
 
 
 def _cased(ending: str, digits: str) -> str:
-    """Build a pattern of words, cut where a small letter is followed by a large one."""
+    """Build a pattern of words, cut where an upper-case letter follows a lower-case one."""
     large, small = r"(?=\p{L})[^a-z]", r"(?=\p{L})[^A-Z]"
     before = r"[^\r\n\p{L}\p{N}]?"
     return (

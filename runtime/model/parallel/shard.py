@@ -56,8 +56,8 @@ class Shard(msgspec.Struct, frozen=True):
         return self._share(self.spec.attention.num_heads)
 
     def rows(self, name: str, total: int) -> list[int] | None:
-        """Return this rank's rows of a part, a name of `layer_parts` with `total` rows, by their
-        places in the kernels' order (`row_order`). None: all."""
+        """Return this rank's rows of a part, by their places in the kernels' order (`row_order`).
+        `name`: of `layer_parts`, with `total` rows. None: all."""
         attention, kind = self.spec.attention, name.rpartition(".")[2]
         if kind == "gate_up":
             half = total // 2 if self.spec.mlp.gated else total

@@ -1,7 +1,7 @@
-"""Models of other families, run by transformers' own modules with our cache and attention.
+"""Run models of other families by transformers' own modules, with Rootlace's cache and attention.
 
-`checkpoint.config` finds out, without importing transformers, whether there are such modules.
-`config` runs a model without weights to see what its layers ask of attention, and makes a spec of
-that. `loading` gets the weights, computes steps, and checks before the first request that these
-steps compute what transformers does.
+`checkpoint.config` finds such modules without importing transformers. `config` runs a model without
+weights to record its layers' attention, and makes a spec of the records. `loading` reads the
+weights and computes steps. Before the first request `loading` compares steps with transformers'
+results.
 """

@@ -1,4 +1,4 @@
-"""From a model folder that transformers can run to a spec: its layers are run without weights."""
+"""Make a spec of a model folder that transformers can run: its layers run without weights."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Attention ----------------------------------------------------------------------------------------
 #
-# What stands behind transformers' `AttentionInterface` and `AttentionMaskInterface` for us.
+# Implement transformers' `AttentionInterface` and `AttentionMaskInterface`.
 #
-# What they are given is a function, one for all models. Whoever attends in a forward pass is found
+# Both interfaces take one function for all models. The attention of a forward pass is found
 # in a context variable, which is set for that pass alone: not all layers hand keywords on to
 # attention.
 
 
 ATTENTION = "rootlace"
-"""The name of the implementation, to transformers."""
+"""Name of the attention implementation in transformers."""
 RECORDED = "rootlace_recorded"
-"""The same, with masks that say which window they have."""
+"""Name of the same implementation, with masks that state their window."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One layer's attention: queries [T, Nq, D], keys [T, Nk, D] and values [T, Nk, Dv] of all
-    tokens of a step. `others` is everything else that the layer says."""
+    """Call of one layer's attention: queries [T, Nq, D], keys [T, Nk, D] and values [T, Nk, Dv] of
+    all tokens of a step. `others`: all further arguments of the layer."""
 
     layer: torch.nn.Module
     queries: torch.Tensor
@@ -64,19 +64,19 @@ class Call(msgspec.Struct, frozen=True):
 
 
 Attends = Callable[[Call], torch.Tensor]
-"""A call -> [T, Nq, Dv]. It is asked once for each layer, in their order."""
+"""Function from a call to [T, Nq, Dv], called once for each layer, in the layers' order."""
 
 
 _attending: ContextVar[Attends] = ContextVar("attending")
 
 
 class UnsupportedAttention(Exception):
-    """Why attention cannot be computed as a layer asks for it."""
+    """Error of an attention that cannot be computed; the text has the reason."""
 
 
 @contextmanager
 def attending(attends: Attends) -> Iterator[None]:
-    """Forward passes in here have their layers' attention from `attends`."""
+    """Return a context whose forward passes get their layers' attention from `attends`."""
     token = _attending.set(attends)
     try:
         yield
@@ -95,7 +95,7 @@ def _attend(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, Nq, T, D], key and value [1, Nk, T, D] -> [1, T, Nq, D] and no weights."""
+    """Map query [1, Nq, T, D], key and value [1, Nk, T, D] to [1, T, Nq, D] and no weights."""
     call = Call(
         layer=module,
         queries=query[0].transpose(0, 1),
@@ -111,21 +111,21 @@ def _attend(
 
 
 POSITIONS = (0, 1, 7, 4095, 4096, 70001, (1 << 20) + 3)
-"""Where masks are asked which tokens they allow. A window that is larger than the last one is
-taken for none."""
+"""Positions at which masks are probed for allowed tokens. A window larger than the last one counts
+as none."""
 
 
 def _mask(
     q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], **others: Any
 ) -> torch.Tensor:
-    """Nothing in the shape of a mask, with the `window` that it says."""
+    """Return an empty mask of the right shape, with its `window`."""
     found = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
     found.window = _window(mask_function)  # type: ignore[attr-defined]
     return found
 
 
 def window_of(call: Call) -> int | None:
-    """The window of a recorded call; None: full attention. Raises `UnsupportedAttention`."""
+    """Return the window of a recorded call; None: full attention. Raises `UnsupportedAttention`."""
     if call.mask is None:
         raise UnsupportedAttention("it makes masks of its own, or none")
     if not hasattr(call.mask, "window"):
@@ -135,7 +135,7 @@ def window_of(call: Call) -> int | None:
 
 
 def _window(mask_function: Callable[..., torch.Tensor]) -> int | None:
-    """How many tokens each one sees, itself among them; None: all before it."""
+    """Return the number of tokens that each token sees, itself included; None: all before it."""
     zero, seen = torch.tensor(0), []
     for position in POSITIONS:
         keys = torch.arange(position + 2)
@@ -167,12 +167,12 @@ AttentionMaskInterface.register(RECORDED, _mask)
 
 # Head ---------------------------------------------------------------------------------------------
 #
-# A model of transformers without what comes before its head.
+# Run the head of a transformers model without its layers.
 
 
 class Head:
-    """Whatever a model does to hidden states to get logits, computed by its own code: what it takes
-    for its layers hands them over. Takes the model's layers away from it."""
+    """Head of a transformers model: computes logits of hidden states by the model's own code, which
+    gets the states in place of its layers' output. Takes the layers away from the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._layers = _GivenHidden()
@@ -180,7 +180,7 @@ class Head:
         self._model = model
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, H] -> [N, V]."""
+        """Map hidden [N, H] to [N, V]."""
         self._layers.hidden = hidden.unsqueeze(0)
         logits: torch.Tensor = self._model(
             inputs_embeds=self._layers.hidden, use_cache=False
@@ -213,17 +213,17 @@ class _GivenHidden(torch.nn.Module):
 
 
 TOKENS = 7
-"""Length of the trial text: a number that is no other size of a model."""
+"""Length of the trial text in tokens: a number that is no other size of a model."""
 HARMLESS = names(
     "dropout position_ids position_embeddings cache_position use_cache output_attentions "
     "output_hidden_states output_router_logits return_dict logits_to_keep is_causal "
     "past_key_values sliding_window"
 )
-"""Keywords of attention that say nothing, or that are looked at here."""
+"""Keywords of attention that change nothing, or that are checked elsewhere in this module."""
 
 
 class LayerAttention(msgspec.Struct, frozen=True):
-    """The attention that a layer asks for: sizes and options, no numbers."""
+    """Attention that a layer asks for: sizes and options, no numbers."""
 
     heads: int
     kv_heads: int
@@ -236,7 +236,7 @@ class LayerAttention(msgspec.Struct, frozen=True):
 
 
 def layer_attention(call: Call) -> LayerAttention:
-    """What a layer of the trial asks for. Raises `UnsupportedAttention`."""
+    """Return the attention of a trial layer. Raises `UnsupportedAttention`."""
     tokens, heads, size = call.queries.shape
     if tokens != TOKENS or len(call.keys) != TOKENS or len(call.values) != TOKENS:
         raise UnsupportedAttention("it attends to other tokens than those of the text")
@@ -258,8 +258,8 @@ def layer_attention(call: Call) -> LayerAttention:
 
 
 class _NothingFound(TorchDispatchMode):
-    """On the device `meta` there are no numbers. Code that asks for one gets 0, and code that looks
-    for those that are not 0 finds none."""
+    """Mode for the device `meta`, which has no numbers: code that reads a number gets 0, and code
+    that looks for nonzero numbers finds none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -272,7 +272,7 @@ class _NothingFound(TorchDispatchMode):
 
 
 def record(model: PreTrainedModel) -> tuple[list[LayerAttention], int, int]:
-    """Try a model out on the device `meta` -> the attention of its layers, its hidden size and its
+    """Run a model on the device `meta`; return the attention of its layers, its hidden size and its
     vocabulary size. Raises `UnsupportedAttention`."""
     asked: list[LayerAttention] = []
 
@@ -304,31 +304,31 @@ def record(model: PreTrainedModel) -> tuple[list[LayerAttention], int, int]:
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 # Reading ------------------------------------------------------------------------------------------
 #
-# From a model folder that transformers can run to a spec.
+# Read a model folder that transformers can run, and make its spec.
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """The configuration by its own `model_type`: that of the modules would read it by other names
-    of keys, and with other defaults."""
+    """Read the configuration by its own `model_type`: the modules' configuration class has other
+    names of keys, and other defaults."""
     return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def read_model(
     folder: Path, architecture: str
 ) -> tuple[ModelSpec, int | None, int | list[int] | None]:
-    """Read a model that transformers can run -> its spec, and the tokens that begin and end a text.
-    Raises `UnsupportedModel`, saying why, for a model whose layers ask for more than we have."""
+    """Read a model that transformers can run; return its spec, and the tokens that begin and end a
+    text. Raises `UnsupportedModel`, with the reason, if layers need unsupported attention."""
     file = folder / "config.json"
     try:
         kind = getattr(transformers, architecture)
         config = read_config(folder)
-        # Some configurations have no modules of their own.
+        # Some configurations share another's modules.
         if (
             not isinstance(config, kind.config_class)
             and MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is not kind
@@ -337,7 +337,7 @@ def read_model(
                 f"{file}: architectures: model_type {config.model_type!r} is not that of "
                 f"{architecture}"
             )
-        # The type is that in which more can be tried out without numbers.
+        # In bfloat16 more models can be tried out without numbers.
         with torch.device("meta"):
             model = kind._from_config(config, attn_implementation=RECORDED, dtype=torch.bfloat16)
     except UnsupportedModel:
@@ -393,8 +393,8 @@ def _spec(architecture: str, config: PreTrainedConfig, model: PreTrainedModel) -
 
 
 def _context(config: PreTrainedConfig) -> int:
-    """The most positions. Those of `longrope` end where the second of its two sets of factors
-    begins: the longest text of a step would choose it for all."""
+    """Return the most positions. With `longrope` they end where the second of its two sets of
+    factors begins: a step's longest text would choose the set for all texts."""
     most: Any = getattr(config, "max_position_embeddings", None)
     if type(most) is not int or most < 1:
         raise UnsupportedAttention("config.json has no max_position_embeddings")

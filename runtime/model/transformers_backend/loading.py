@@ -1,4 +1,4 @@
-"""A model that transformers runs: its weights, its decoder, and the check of its steps."""
+"""Load a model that transformers runs: its weights, its decoder, and a check of its steps."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from rootlace.wire.errors import UnsupportedModel
 
 # Decoder ------------------------------------------------------------------------------------------
 #
-# A decoder of transformers' modules: tokens of all rows as one sequence, attention by rows.
+# Decode with transformers' modules: tokens of all rows as one sequence, attention by rows.
 
 
 class TransformersDecoder(msgspec.Struct, frozen=True):
-    """See `StepDecoder`. `base` is the model without its head; `codes`, what integers a cache holds
-    that does not hold the model's own numbers."""
+    """Decoder of transformers' modules: see `StepDecoder`. `base`: the model without its head.
+    `codes`: the integers of a cache that does not hold the model's own dtype."""
 
     spec: ModelSpec
     modules: TransformersModules
@@ -74,7 +74,7 @@ class TransformersDecoder(msgspec.Struct, frozen=True):
 
 
 class _CachedAttention:
-    """The attention of one step, whose layers ask in their order."""
+    """Attention of one step, called by the layers in their order."""
 
     def __init__(self, decoder: TransformersDecoder, step: StepInput, cache: torch.Tensor) -> None:
         self._decoder = decoder
@@ -86,7 +86,7 @@ class _CachedAttention:
         index, self._layer = self._layer, self._layer + 1
         attention, modules = self._decoder.spec.attention, self._decoder.modules
         kernels, step, codes = self._decoder.kernels, self._step, self._decoder.codes
-        # What is shorter than the cache's heads has zeros behind it, which add nothing.
+        # Heads shorter than the cache's are padded with zeros, which add nothing.
         q, k, v = (
             torch.nn.functional.pad(part, (0, attention.head_dim - part.shape[2]))
             if part.shape[2] < attention.head_dim
@@ -117,11 +117,11 @@ class _CachedAttention:
 
 # Parity check -------------------------------------------------------------------------------------
 #
-# Whether steps of our decoder compute what transformers' own attention does.
+# Compare steps of this decoder with transformers' own attention.
 #
-# What layers ask of attention is known (`recording`), but not whether something else mixes tokens.
+# The layers' attention is known (`record`), but not whether other code mixes tokens.
 # So a model is run on a few tokens without any attention, where no token may change another, and
-# then by steps of ours and by transformers alone.
+# then by steps of this decoder and by transformers alone.
 
 
 LENGTHS = (11, 7)
@@ -130,11 +130,10 @@ CUTS = (0, 4, 6, 7, 11)
 """Token positions at which the trial texts are cut into steps."""
 BLOCK_SIZE = 16
 MOST_APART = {torch.float32: 0.01, torch.bfloat16: 0.15}
-"""How far hidden states may be apart, as a share of their length. What mixes texts up changes them
-altogether. In bfloat16 that of the median counts: a token that goes to other experts than before
-changes much, too."""
+"""Largest difference of hidden states, as a share of their length; mixed texts differ altogether.
+In bfloat16 the median counts: a token that goes to other experts changes much, too."""
 MOST_MIXED = 0.01
-"""The same, where nothing is attended to: then only the rounding of products may differ."""
+"""Largest difference without attention, as a share: only the rounding of products may differ."""
 COMPANY = 12
 """Tokens of a trial step without attention."""
 
@@ -147,8 +146,8 @@ def check_parity(
     rotary: RotaryEmbedding,
     kernels: KernelSet,
 ) -> None:
-    """Raises `UnsupportedModel` where tokens are mixed by anything but attention, or steps of
-    several texts differ from each text alone. `base` is the model without its head."""
+    """Raise `UnsupportedModel` if tokens are mixed by anything but attention, or if steps of
+    several texts differ from each text alone. `base`: the model without its head."""
     mixed = _mixed(config, base, decoder.dtype)
     if not mixed <= MOST_MIXED:
         raise UnsupportedModel(
@@ -190,8 +189,8 @@ def _most(apart: torch.Tensor, dtype: torch.dtype) -> float:
 
 
 def _mixed(config: ModelConfig, base: PreTrainedModel, dtype: torch.dtype) -> float:
-    """How much hidden states change, as a share of their length, where tokens stand elsewhere in a
-    step, beside others, and nobody attends to another token."""
+    """Return the change of hidden states, as a share of their length, if tokens stand elsewhere in
+    a step, beside other ones. No token attends to another."""
     random = np.random.default_rng(1)
     device = next(base.parameters()).device
     tokens = torch.from_numpy(random.integers(0, config.spec.vocab_size, 2 * COMPANY)).to(device)
@@ -208,7 +207,7 @@ def _mixed(config: ModelConfig, base: PreTrainedModel, dtype: torch.dtype) -> fl
             ).last_hidden_state[0]
         return found.float()
 
-    # Every second token of the other step is of the first one, in another order.
+    # Every second token of the other step is from the first step, in another order.
     same = random.permutation(COMPANY)[: COMPANY // 2]
     other = np.stack([same, COMPANY + np.arange(COMPANY // 2)], axis=1).ravel()
     before, after = hidden(np.arange(COMPANY))[same], hidden(other)[::2]
@@ -216,7 +215,7 @@ def _mixed(config: ModelConfig, base: PreTrainedModel, dtype: torch.dtype) -> fl
 
 
 def _own_value(call: Call) -> torch.Tensor:
-    """Each token's own value, by a factor that depends on its query and key."""
+    """Return each token's own value, times a factor that depends on its query and key."""
     heads = call.queries.shape[1]
     keys, values = (
         part.repeat_interleave(heads // part.shape[1], dim=1) for part in (call.keys, call.values)
@@ -227,7 +226,7 @@ def _own_value(call: Call) -> torch.Tensor:
 def _alone(
     base: PreTrainedModel, texts: Sequence[np.ndarray], device: torch.device
 ) -> list[torch.Tensor]:
-    """Hidden states of each text [len, H], by transformers alone."""
+    """Return the hidden states of each text [len, H], by transformers alone."""
     base.set_attn_implementation("sdpa" if base._supports_sdpa else "eager")
     try:
         return [
@@ -249,8 +248,7 @@ log = logging.getLogger(__name__)
 def load_transformers(
     setup: ModelSetup, modules: TransformersModules, kernels: KernelSet
 ) -> TransformersDecoder:
-    """Read the weights, and compare a few steps with transformers' own. Raises
-    `UnsupportedModel`."""
+    """Read the weights, and compare steps with transformers' own. Raises `UnsupportedModel`."""
     config = setup.config
     log.info(
         "%s: %s is run by transformers' own modules (%s), with our cache and attention",
@@ -276,7 +274,7 @@ def load_transformers(
 
 
 def _load(config: ModelConfig, modules: TransformersModules, dtype: torch.dtype) -> PreTrainedModel:
-    """Strict, where transformers would go on with random numbers."""
+    """Load the weights. Raises `UnsupportedModel` instead of making up missing ones."""
     transformers.utils.logging.disable_progress_bar()
     try:
         model, found = getattr(transformers, modules.architecture).from_pretrained(

@@ -140,8 +140,8 @@ def _q6_k(blocks: RawBlocks) -> BlockCodes:
 
 
 def _k_scales(blocks: RawBlocks) -> tuple[np.ndarray, ...]:
-    """Return scales and minima of the eight groups of a Q4_K or Q5_K block (six bits each, in
-    twelve bytes), and the two float16 units that multiply scales and minima."""
+    """Return scales and minima of the eight groups of a Q4_K or Q5_K block, six bits each in twelve
+    bytes. Return also the two float16 units that multiply scales and minima."""
     first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate((first & 63, (third & 15) | ((first >> 2) & 48)), axis=-1)
     minima = np.concatenate((second & 63, (third >> 4) | ((second >> 2) & 48)), axis=-1)

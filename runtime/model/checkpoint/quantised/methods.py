@@ -194,7 +194,7 @@ def _dynamic(config: ConfigReader, stored: Callable[[ConfigReader], Layout]) -> 
 
 
 GEMM = ("gemm", "exllama")
-"""Versions of the same files."""
+"""Names of the same layout."""
 
 
 def read_awq(config: ConfigReader) -> Quantisation:
