@@ -411,7 +411,7 @@ class WaitingQueue:
         """By priority: heap of (arrival, number, client), with some requests that left."""
         self._others: list[ClientQueue] | None = None
         """Clients in order of their turns, the first one last, from the client with requests to
-        offer on; None if a request has come, gone or been offered again since."""
+        offer on; None after a request came, left or was offered again."""
         self.count = 0
         self._deadlines: list[tuple[float, int, RequestState]] = []
         """Heap of deadlines of waiting requests, and of some that left the queue."""
