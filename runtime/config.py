@@ -36,7 +36,7 @@ class Option:
 
 
 def option(default: Any, help: str = "", **details: Any) -> Any:
-    """A dataclass field that is an option. `details` are those of `Option`."""
+    """Return a dataclass field that is an option. `details` are those of `Option`."""
     return field(default=default, metadata={"option": Option(help, **details)})
 
 

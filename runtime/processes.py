@@ -41,15 +41,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def read_config(stream: BinaryIO, config_type: type[T]) -> T:
-    """The configuration a parent wrote as the first line of `stream`.
-
-    Raises msgspec.DecodeError or msgspec.ValidationError where it is not one.
-    """
+    """Return the configuration a parent wrote as the first line of `stream`. Raises
+    msgspec.DecodeError or msgspec.ValidationError where it is not one."""
     return msgspec.json.decode(stream.readline(), type=config_type)
 
 
 def write_config(config: object) -> bytes:
-    """The line that `read_config` reads."""
+    """Return the line that `read_config` reads."""
     return msgspec.json.encode(config) + b"\n"
 
 
@@ -113,12 +111,12 @@ def descriptors() -> int:
 
 
 def child_command(module: str) -> list[str]:
-    """The command line of a child that runs `module`."""
+    """Return the command line of a child that runs `module`."""
     return [sys.executable, "-m", module]
 
 
 def compute_environment() -> dict[str, str]:
-    """The environment of a child that computes on many threads.
+    """Return the environment of a child that computes on many threads.
 
     Threads of an OpenMP team that wait spin for a while, in case work comes soon. Where another
     program wants a core, spinning threads keep the working ones from it: with a busy neighbour a

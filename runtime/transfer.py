@@ -192,7 +192,7 @@ class _Giver:
             raise BlockLost(f"{at} bytes came instead of {len(into)}")
 
     def _next(self, end: float) -> list[zmq.Frame]:
-        """The next slot that comes, and the pieces of its block."""
+        """Return the next slot that comes, and the pieces of its block."""
         while not self._socket.poll(0):
             left = end - time.monotonic()
             ready = zmq.select([self._socket, self._closed], [], [], max(left, 0.0))[0]

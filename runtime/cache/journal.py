@@ -61,10 +61,8 @@ class PrefixDigests:
         self._factors = np.empty(0, np.uint64)
 
     def of_node(self, node: Node) -> int:
-        """The digest of the tokens up to the end of `node`, cached as `Node.digest`.
-
-        The cached digest spares the node's descendants the way up.
-        """
+        """Return the digest of the tokens up to the end of `node`, cached as `Node.digest`. The
+        cached digest spares the node's descendants the way up."""
         below = []
         while node.digest is None and node.parent is not None:
             below.append(node)
@@ -113,7 +111,7 @@ class PrefixDigests:
         return np.random.Generator(np.random.PCG64(_hash(b"factors", self._key)))
 
     def _upto(self, count: int) -> np.ndarray:
-        """The factors of the first `count` positions."""
+        """Return the factors of the first `count` positions."""
         missing = count - len(self._factors)
         if missing > 0:
             more = self._random.integers(2**64, size=max(missing, 1024), dtype=np.uint64)
@@ -158,7 +156,7 @@ class LazyKeys:
         """Token bytes hashed -> hash state."""
 
     def item(self, at: int) -> int:
-        """The key of the prefix that ends with block `at`."""
+        """Return the key of the prefix that ends with block `at`."""
         end = (at + 1) * self._step
         if end not in self._hashes:
             start = max(known for known in self._hashes if known < end)
@@ -232,7 +230,7 @@ class Journal:
         )
 
     def snapshot(self, roots: Iterable[Node]) -> Change:
-        """All prefixes in the tree, for a listener that missed a change."""
+        """Return all prefixes in the tree, for a listener that missed a change."""
         digests = [_NONE]
         nodes = list(roots)
         for node in nodes:  # the list grows meanwhile

@@ -61,7 +61,7 @@ class Node:
         return self.alive and not self.locks and not self.children and not self.is_root
 
     def nearest_live(self) -> Node:
-        """The node that holds the remainder of this node's path."""
+        """Return the node that holds the remainder of this node's path."""
         node = self
         while not node.alive and node.parent is not None:
             node = node.parent
@@ -110,10 +110,8 @@ class Programs:
         return tuple(name for name, number in self._open.items() if number in node.programs)
 
     def open(self, name: str) -> int:
-        """The id of the program `name` in nodes; 0 for the empty name: no program.
-
-        A program opened again after a close gets a new id; its old nodes stay closed.
-        """
+        """Return the id of the program `name` in nodes; 0 for the empty name: no program. A program
+        opened again after a close gets a new id; its old nodes stay closed."""
         if not name:
             return 0
         program = self._open.get(name)

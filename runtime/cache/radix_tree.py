@@ -240,7 +240,7 @@ class RadixTree:
     # ------------------------------------------------------------ handles
 
     def enter(self, namespace: Hashable) -> Node:
-        """A handle on the namespace's root."""
+        """Return a handle on the namespace's root."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Node.root(next(self._uids), namespace)

@@ -147,7 +147,7 @@ class Pins:
         return sum(pin.holder == holder for pin in self._pins.values())
 
     def all(self) -> list[Pin]:
-        """All current pins, in no order."""
+        """Return all current pins, in no order."""
         return list(self._pins.values())
 
     def nodes(self) -> list[Node]:

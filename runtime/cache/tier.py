@@ -108,15 +108,15 @@ class Tier:
         return key in self._entries
 
     def entries(self) -> Iterator[Entry]:
-        """All entries in order of eviction."""
+        """Yield all entries in order of eviction."""
         return iter(self._entries.values())
 
     def get(self, key: bytes) -> Entry | None:
-        """The block of `key`, perhaps not readable yet."""
+        """Return the block of `key`, perhaps not readable yet."""
         return self._entries.get(key)
 
     def find(self, key: bytes) -> Entry | None:
-        """The block of `key`, if readable."""
+        """Return the block of `key`, if readable."""
         entry = self._entries.get(key)
         return entry if entry is not None and entry.whole else None
 
@@ -132,7 +132,7 @@ class Tier:
                 self._entries.move_to_end(key)
 
     def keep_longer(self, key: bytes) -> bool:
-        """Whether the tier has the block that the pool evicts; moves the block to the end of
+        """Return whether the tier has the block that the pool evicts; moves the block to the end of
         eviction."""
         if key not in self._entries:
             return False
@@ -140,20 +140,18 @@ class Tier:
         return True
 
     def takes(self, key: bytes) -> bool:
-        """Whether a missing block of `key` is worth the write, and the tier has room."""
+        """Return whether a missing block of `key` is worth the write, and the tier has room."""
         return key not in self.unwanted and bool(self._has_free or self.next_dropped())
 
     def next_dropped(self) -> Entry | None:
-        """The block that the next `add` drops; None if none must be dropped, or none can."""
+        """Return the block that the next `add` drops; None if none must be dropped, or none can."""
         if self._has_free:
             return None
         return next((entry for entry in self.entries() if entry.whole and not entry.readers), None)
 
     def add(self, label: Label) -> Entry | None:
-        """A slot for a missing block; None if all slots are being written or read.
-
-        The block is readable after `written` and `prove`.
-        """
+        """Return a slot for a missing block; None if all slots are being written or read. The block
+        is readable after `written` and `prove`."""
         if not self._has_free:
             entry = self.next_dropped()
             if entry is None:
@@ -238,7 +236,7 @@ class Tier:
                 self.journal[entry.label.key] = False
 
     def _readable(self, entry: Entry) -> bool:
-        """Whether the entry has just become readable."""
+        """Return whether the entry has just become readable."""
         if entry.whole and self.journal is not None:
             self.journal[entry.label.key] = True
         return entry.whole

@@ -158,7 +158,7 @@ class StoreMemory(Protocol):
         """Note that the buffer of `slot` is filled."""
 
     def fetched(self, slot: int) -> np.ndarray:
-        """The content of a fetched slot."""
+        """Return the content of a fetched slot."""
 
     def loaded(self, slot: int) -> None:
         """Note that a fetched slot was copied: `release`."""

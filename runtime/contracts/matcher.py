@@ -64,11 +64,8 @@ class Matcher(Protocol):
         """
 
     def mask_row(self) -> MaskRow | None:
-        """The row of a shared table with this state's packed mask, filled by `prepare_mask` at the
-        latest.
-
-        None if the mask must be filled for this request alone.
-        """
+        """Return the row of a shared table with this state's packed mask, filled by `prepare_mask`
+        at the latest. None if the mask must be filled for this request alone."""
         return None
 
     def prepare_mask(self) -> None:
@@ -79,7 +76,7 @@ class Matcher(Protocol):
         return
 
     def automaton(self) -> AutomatonState | None:
-        """The text's state in an automaton that a device can advance by itself.
+        """Return the text's state in an automaton that a device can advance by itself.
 
         Masks and steps equal those of `fill_bitmask` and `advance`, except that the end of the
         sequence leads to a dead state. None without an automaton, or before it is built: the first
@@ -96,14 +93,14 @@ class Matcher(Protocol):
         """
 
     def ignores(self, token_id: int) -> bool:
-        """Whether this stop token would end nothing here, within thoughts."""
+        """Return whether this stop token would end nothing here, within thoughts."""
         return False
 
     def is_accepting(self) -> bool:
-        """Whether the text is complete."""
+        """Return whether the text is complete."""
 
     def is_finished(self) -> bool:
-        """Whether the text is complete and only the end of the sequence can follow."""
+        """Return whether the text is complete and only the end of the sequence can follow."""
 
     def forced_text(self) -> bytes:
         """The bytes that every complete text goes on with (empty where the text may end here).
@@ -112,7 +109,7 @@ class Matcher(Protocol):
         """
 
     def forced_tokens(self) -> list[int]:
-        """The next tokens of the canonical tokenization of every complete text.
+        """Return the next tokens of the canonical tokenization of every complete text.
 
         Special tokens are included. The list ends where texts differ; see `canonical`. The tokens
         are not taken in.
@@ -155,4 +152,4 @@ class Grammar(Protocol):
         """Approximate memory in bytes."""
 
     def matcher(self) -> Matcher:
-        """A matcher at the beginning of the text."""
+        """Return a matcher at the beginning of the text."""

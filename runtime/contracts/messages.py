@@ -36,7 +36,7 @@ of a classifier's head for the last token.
 
 
 def kv_namespace(namespace: str, adapter: str) -> Hashable:
-    """The namespace of shareable KV: the tenant's, for one adapter."""
+    """Return the namespace of shareable KV: the tenant's, for one adapter."""
     return (adapter, namespace) if adapter else namespace
 
 
@@ -59,7 +59,7 @@ def kv_space(kv: Hashable, contents: Mapping[str, bytes] | None = None) -> bytes
 
 
 def pin_id(kv: Hashable, token_ids: np.ndarray) -> str:
-    """The id of a pin: the same for the same tokens (int32) of the same KV."""
+    """Return the id of a pin: the same for the same tokens (int32) of the same KV."""
     digest = hashlib.blake2b(ascii(kv).encode() + b"\0", digest_size=8)
     digest.update(token_ids.astype("<i4").tobytes())
     return digest.hexdigest()
@@ -606,14 +606,14 @@ _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<
 
 
 def _pack(value: Any) -> Any:
-    """An array as its dtype, shape and bytes; other types are msgspec's."""
+    """Return an array as its dtype, shape and bytes; other types are msgspec's."""
     if not isinstance(value, np.ndarray) or value.dtype.str not in _DTYPES:
         raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
     return value.dtype.str, value.shape, value.tobytes()
 
 
 def _unpack(kind: type, value: Any) -> Any:
-    """A read-only view of a received array. Raises ValueError if it is no array."""
+    """Return a read-only view of a received array. Raises ValueError if it is no array."""
     if kind is not np.ndarray:
         raise NotImplementedError(f"{kind} is not received")
     try:

@@ -83,7 +83,7 @@ class MaskTable(Protocol):
         """int32 [capacity, words]."""
 
     def filled(self, row: int) -> bool:
-        """Whether `row` has its mask."""
+        """Return whether `row` has its mask."""
 
 
 @dataclass(frozen=True, slots=True)

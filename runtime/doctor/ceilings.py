@@ -86,13 +86,13 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWork:
-    """The work of a step that samples a token for each row.
+    """Return the work of a step that samples a token for each row.
 
     A product takes two flops per weight and token, and of experts a token has those that it
-    chooses; attention takes, for each token that a token
-    attends to, four per number of a query head (its score, and the value that is added). A step
-    reads all weights but the embedding (of which it takes a few rows) and the experts that no token
-    chooses (as many as if all were alike), and each row's cached keys and values.
+    chooses; attention takes, for each token that a token attends to, four per number of a query
+    head (its score, and the value that is added). A step reads all weights but the embedding (of
+    which it takes a few rows) and the experts that no token chooses (as many as if all were alike),
+    and each row's cached keys and values.
     """
     tokens = sum(row.new for row in rows)
     weights, in_experts = product_numbers(spec), expert_numbers(spec)
@@ -151,7 +151,7 @@ class Ceilings(msgspec.Struct, frozen=True):
 
 
 def best_seconds(work: Callable[[], object], seconds: float) -> float:
-    """The shortest of the calls that fit into `seconds`, of at least `TRIES`."""
+    """Return the shortest of the calls that fit into `seconds`, of at least `TRIES`."""
     work()
     best, tries, end = float("inf"), 0, time.perf_counter() + seconds
     while tries < TRIES or time.perf_counter() < end:

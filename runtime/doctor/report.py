@@ -126,8 +126,8 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room) -> Forecast:
-    """The forecast for all of `PROMPTS` and `REQUESTS` that there is room for. The model's longest
-    prompt takes the place of longer ones.
+    """Return the forecast for all of `PROMPTS` and `REQUESTS` that there is room for. The model's
+    longest prompt takes the place of longer ones.
 
     A step takes as long as its products and its attention at their rates, or as its reading at the
     bandwidth, whichever is longer. A real one takes longer: what lies between products and
@@ -420,7 +420,7 @@ def _read_config(executor: ExecutorConfig) -> ModelConfig:
 
 
 def _has_tokens(config: ModelConfig) -> bool:
-    """Whether the tokenizer is there: the hub's description of a model may lack it."""
+    """Return whether the tokenizer is there: the hub's description of a model may lack it."""
     try:
         config.source.tokenizer_json()
     except InvalidRequest:
@@ -484,7 +484,7 @@ def _ceilings(
     library: ctypes.CDLL | None,
     weights: int | None,
 ) -> Ceilings | None:
-    """The ceilings for a model that computes with `library` (None: with torch). Attention is
+    """Return the ceilings for a model that computes with `library` (None: with torch). Attention is
     measured where it is native, and counts as a product elsewhere. `weights`: their bytes, None on
     a GPU. Few weights may stay in a cache, so that reading is measured with as many bytes. None
     where one of the ceilings could not be measured."""

@@ -94,7 +94,7 @@ def serve(config: EngineProcessConfig) -> None:
 
 
 def _told_loading(config: EngineProcessConfig) -> Callable[[str, float], None]:
-    """A progress bar if the engine alone has a terminal and no machine-readable log."""
+    """Return a progress bar if the engine alone has a terminal and no machine-readable log."""
     alone = config.replicas == 1 and processes.format_in_force() == "text"
     return loading_bar(sys.stderr) if alone and sys.stderr.isatty() else loading_log()
 

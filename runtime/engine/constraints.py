@@ -107,7 +107,7 @@ def _follow(
 
 
 def _compiler(runner: ModelRunner, config: ConstraintConfig) -> GrammarCompiler:
-    """A compiler for the tokens of the runner's model. The first constraint waits until the
+    """Return a compiler for the tokens of the runner's model. The first constraint waits until the
     vocabulary is read (half a second; `--warm-up` has it read at the start)."""
     from rootlace.runtime.structured import GrammarCompiler
     from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary

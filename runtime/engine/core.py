@@ -372,7 +372,7 @@ class Pipes:
         self._outbox = connect(context, zmq.PUSH, outbox)
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
-        """The messages that have come; waits at most so long for the first."""
+        """Return the messages that have come; waits at most so long for the first."""
         received: list[ToEngine] = []
         while self._inbox.poll(0 if received else timeout_ms):
             try:
@@ -668,7 +668,7 @@ class EngineLoop:
 
 
 def _matcher(make: Callable[[], Matcher], request: EngineRequest) -> Matcher | None:
-    """The request's matcher; None if the constraint need not be enforced, and cannot."""
+    """Return the request's matcher; None if the constraint need not be enforced, and cannot."""
     try:
         return make()
     except Exception as error:

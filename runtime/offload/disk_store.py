@@ -118,7 +118,7 @@ def _tidy(root: Path, own: list[str], most_bytes: int) -> int:
 
 
 def _locked(path: Path) -> int | None:
-    """The lock of a folder; None if another process has the lock."""
+    """Return the lock of a folder; None if another process has the lock."""
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,7 +285,7 @@ class SlotFile:
             raise DamagedBlock(f"{self.path}: slot {slot} does not hold what was written")
 
     def holds(self, slot: int) -> bool:
-        """Whether the slot is indexed."""
+        """Return whether the slot is indexed."""
         return bool(self._records["filled"][slot])
 
     def forget_pages(self) -> None:
@@ -319,7 +319,7 @@ class SlotFile:
 
 
 def new_record(key: bytes, owner: bytes, crc: int = 0) -> np.ndarray:
-    """The record of a block used now, [1]."""
+    """Return the record of a block used now, [1]."""
     record = np.zeros(1, RECORD)
     record["key"], record["owner"] = np.void(key), np.void(owner)
     record["used"], record["crc"], record["filled"] = time.time(), crc, 1

@@ -489,7 +489,7 @@ class HandedBlocks:
         """Do nothing: only offered blocks are found."""
 
     def holds(self, slot: int) -> bool:
-        """Whether a block was offered as this slot."""
+        """Return whether a block was offered as this slot."""
         return slot in self._offered
 
     def close(self, wanted: dict[int, bool] | None = None) -> None:

@@ -138,7 +138,7 @@ class Dispatch:
         }
 
     def place(self, request: EngineRequest, prefill: bool = False) -> int:
-        """The engine for a request, which counts there from now on; one that moves counts no
+        """Return the engine for a request, which counts there from now on; one that moves counts no
         longer where it was. `prefill`: its prompt alone is to be computed."""
         rid, program = request.rid, request.program
         if len(self._down) == self._count:  # it waits for one that is started again
@@ -166,12 +166,12 @@ class Dispatch:
         return at
 
     def where(self, rid: int) -> int | None:
-        """The engine that has a request; None if it is over."""
+        """Return the engine that has a request; None if it is over."""
         running = self._running.get(rid)
         return None if running is None else running.replica
 
     def holds(self, at: int) -> bool:
-        """Whether an engine has a request, or gets one when the engine is up."""
+        """Return whether an engine has a request, or gets one when the engine is up."""
         return any(running.replica == at for running in self._running.values())
 
     def hear(self, update: EngineOutput) -> None:
@@ -261,7 +261,7 @@ class Dispatch:
 
 
 def _tokens(request: EngineRequest) -> np.ndarray:
-    """All that is given of a request (int32)."""
+    """Return all that is given of a request (int32)."""
     if not len(request.output_ids):
         return request.token_ids
     return np.concatenate((request.token_ids, request.output_ids))

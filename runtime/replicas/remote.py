@@ -76,7 +76,7 @@ class Line:
         on_message: Callable[[Any], None],
         on_lost: Callable[[], None],
     ) -> tuple[Line, LineAddress]:
-        """The gateway's end, at two free ports of the interface `host`."""
+        """Return the gateway's end, at two free ports of the interface `host`."""
         public, secret = zmq.curve_keypair()
         push, pull = new_pair(context)
         there, back = (sockets.bind(socket, host, secret) for socket in (push, pull))
@@ -91,7 +91,7 @@ class Line:
         on_message: Callable[[Any], None],
         on_lost: Callable[[], None],
     ) -> Line:
-        """The engine's end."""
+        """Return the engine's end."""
         push, pull = new_pair(context)
         # First of all its monitor: a handshake that is over before is told to nobody.
         line = cls(push, Pipes(push, pull, on_message, encode, decode_to_engine), on_lost)
@@ -177,7 +177,7 @@ class Host:
             self._serving.result()
 
     async def stats(self) -> dict[str, Any]:
-        """The engine's counters."""
+        """Return the engine's counters."""
         if self._stats is None or self._stats.done():
             self._stats = asyncio.get_running_loop().create_future()
         if self._engine is not None:

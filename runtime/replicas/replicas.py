@@ -99,7 +99,7 @@ class NodeIds:
         self._replicas = replicas
 
     def whose(self, number: int) -> tuple[int, int]:
-        """The engine, and the id there."""
+        """Return the engine, and the id there."""
         return number % self._replicas, number // self._replicas
 
     def page(self, pages: Mapping[int, TreePage], whole: bool) -> TreePage:
@@ -309,8 +309,8 @@ class Replicas:
         await all_answers(self._up, lambda engine: engine.flush())
 
     async def stats(self) -> dict[str, Any]:
-        """The sums of all counters, and each engine's own as `replicas`. Raises ServerUnavailable
-        if none answers."""
+        """Return the sums of all counters, and each engine's own as `replicas`. Raises
+        ServerUnavailable if none answers."""
         assert self._dispatch is not None
         engines = self._up
         found = await all_answers(engines, lambda engine: engine.stats())

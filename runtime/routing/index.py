@@ -40,7 +40,7 @@ class HolderSets:
         return len(self._numbers)
 
     def number_of(self, bits: int) -> int | None:
-        """The number of a set, to be counted at once; None if there are too many sets."""
+        """Return the number of a set, to be counted at once; None if there are too many sets."""
         number = self._numbers.get(bits)
         if number is None:
             if self._free:
@@ -147,7 +147,7 @@ class PrefixIndex:
         return self._known
 
     def entries(self) -> dict[int, int]:
-        """All entries: digest -> replicas (bits). O(size of the table)."""
+        """Return all entries: digest -> replicas (bits). O(size of the table)."""
         self._settle()
         slots = self._sets.nonzero()[0]
         sets = self._sets[slots].tolist()

@@ -307,7 +307,7 @@ class Router:
         prefer: int | None = None,
         avoid: Sequence[int] = (),
     ) -> int:
-        """The replica for a prompt (int32), with about `output` tokens to generate.
+        """Return the replica for a prompt (int32), with about `output` tokens to generate.
 
         The caller reports the first token and the end. Ties go to `prefer`. Replicas of `avoid`,
         which are not all replicas, are excluded. Raises ValueError when all replicas are lost.
@@ -502,7 +502,7 @@ class Router:
 
 
 def _members(replicas: int) -> int | np.ndarray:
-    """The numbers of the set bits, of which there is at least one."""
+    """Return the numbers of the set bits, of which there is at least one."""
     if not replicas & (replicas - 1):
         return replicas.bit_length() - 1
     if replicas.bit_count() > 8:

@@ -200,7 +200,7 @@ class RunningSet:
     # ------------------------------------------------------------ headroom
 
     def _ahead(self, sequence: RequestState) -> int:
-        """The length up to which `sequence` is promised blocks."""
+        """Return the length up to which `sequence` is promised blocks."""
         outputs = 0 if sequence.ending is not None else sequence.max_tokens - sequence.outputs
         return sequence.target() + min(outputs, int(self.reserve))
 
@@ -213,7 +213,7 @@ class RunningSet:
         return sum(map(self.promise, self.sequences))
 
     def fits(self, sequence: RequestState, promises: int) -> bool:
-        """Whether `sequence` may be admitted beside the `promises` to running sequences."""
+        """Return whether `sequence` may be admitted beside the `promises` to running sequences."""
         return self.wanted(sequence) + promises <= self._kv.pool.available
 
     def wanted(self, sequence: RequestState) -> int:
@@ -252,10 +252,8 @@ class Turns:
     """Admission number of the row that decoded last."""
 
     def part(self, rows: list[RequestState], prompts: bool) -> list[RequestState]:
-        """The rows of the next step, of all in order of admission, the first in turn first.
-
-        Where there are `prompts` to compute, too, a part of each step is left for these.
-        """
+        """Return the rows of the next step, of all in order of admission, the first in turn first.
+        Where there are `prompts` to compute, too, a part of each step is left for these."""
         cost = self.measured.cost
         limit = self.limit * (1 - _LEAST if prompts else 1) / self.measured.levels[prompts]
         decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
@@ -642,8 +640,8 @@ class Prefill:
             self.kv.retention.pin(sequence)
 
     def _may_pin(self, sequence: RequestState, count: int) -> bool:
-        """Whether the prompt can be pinned if `count` more tokens complete the prompt. A pin can
-        become impossible after the request was accepted; the request then ends."""
+        """Return whether the prompt can be pinned if `count` more tokens complete the prompt. A pin
+        can become impossible after the request was accepted; the request then ends."""
         if sequence.pinned or sequence.computed + count < sequence.prompt_len:
             return True
         try:
@@ -667,5 +665,5 @@ class Prefill:
         sequence.report = msgspec.structs.replace(report, saved_seconds=saved, from_disk=restored)
 
     def _awaits(self, sequence: RequestState) -> bool:
-        """Whether planned steps still return something for `sequence`."""
+        """Return whether planned steps still return something for `sequence`."""
         return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self.flights)

@@ -131,7 +131,7 @@ class DecodeRows:
         return following
 
     def _following(self) -> DecodeLayout | None:
-        """The layout of the following step; None if the tables have no room."""
+        """Return the layout of the following step; None if the tables have no room."""
         last = self._last
         positions, slots = last.positions + 1, last.slots + 1
         if self._inside:
@@ -165,7 +165,7 @@ class DecodeRows:
 
 
 def _layout(sequences: list[RequestState], size: int) -> DecodeLayout:
-    """The layout computed from the sequences alone."""
+    """Return the layout computed from the sequences alone."""
     count = len(sequences)
     positions = np.fromiter(map(_COMPUTED, sequences), np.int32, count)
     positions -= 1
@@ -501,7 +501,7 @@ class PlanBuilder:
 
 
 def _feeds(sequences: list[RequestState], flats: Iterable[int]) -> np.ndarray:
-    """The `feeds` of decode rows at the flat tokens `flats`."""
+    """Return the `feeds` of decode rows at the flat tokens `flats`."""
     feeds = [
         (flat, sequence.sampled_at)
         for flat, sequence in zip(flats, sequences, strict=True)

@@ -110,7 +110,7 @@ class Recalled:
         self._rates: WeakKeyDictionary[Owner, dict[int, Rates]] = WeakKeyDictionary()
 
     def rates(self, owner: Owner) -> dict[int, Rates]:
-        """The rates of the sources `TREE` and `OUTPUT`."""
+        """Return the rates of the sources `TREE` and `OUTPUT`."""
         found = self._rates.get(owner)
         if found is None:
             found = self._rates[owner] = {
@@ -221,7 +221,7 @@ class Drafter:
             self.until = end + (pause if self.at < 0 else 1)
 
     def draft(self, count: int) -> list[int]:
-        """The next expected tokens, at most `count`."""
+        """Return the next expected tokens, at most `count`."""
         text = self._text
         if self.at < 0 or text is None:
             return []
@@ -229,7 +229,7 @@ class Drafter:
         return expected
 
     def worth(self, price: float) -> tuple[int, float]:
-        """The best draft length, and the tokens saved by the draft beyond its cost.
+        """Return the best draft length, and the tokens saved by the draft beyond its cost.
 
         `price`: the cost of a drafted token, as a part of what a right one saves. The draft ends
         where the last token's chance of being right falls below `price`.
@@ -257,8 +257,8 @@ class Drafter:
         self.missed = 0
 
     def _find(self, sequence: np.ndarray, end: int) -> int:
-        """The place behind the suffix of `sequence[:end]` in the text of the best source, -1 if
-        absent."""
+        """Return the place behind the suffix of `sequence[:end]` in the text of the best source, -1
+        if absent."""
         place, recalled = -1, self._recalled
         if self._predicted is not None:
             place = self._find_predicted(sequence[max(end - _GRAM, 0) : end].tolist())
@@ -277,7 +277,7 @@ class Drafter:
         return place
 
     def _find_predicted(self, lately: list[int]) -> int:
-        """The place behind the output's suffix in the prediction, -1 if absent."""
+        """Return the place behind the output's suffix in the prediction, -1 if absent."""
         text, anchor = self._predicted, self._anchor
         assert text is not None
         ids, place, longest = text.ids, -1, 1

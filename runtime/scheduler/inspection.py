@@ -43,7 +43,7 @@ def _push(heap: list[_Entry], node: Node, name: tuple[str, str], limit: int) -> 
 
 
 def _path(node: Node | None) -> Iterator[Node]:
-    """The node and its ancestors without the root."""
+    """Yield the node and its ancestors without the root."""
     while node is not None and not node.is_root:
         yield node
         node = node.parent
@@ -109,8 +109,8 @@ class CacheView:
         return msgspec.structs.replace(report, saved_seconds=saved)
 
     def tree_page(self, namespace: str | None, under: int, limit: int) -> TreePage:
-        """At most `limit` nodes of one namespace (None: all), or below node `under` (0: from the
-        roots). An empty page if `under` was evicted.
+        """Return at most `limit` nodes of one namespace (None: all), or below node `under` (0: from
+        the roots). An empty page if `under` was evicted.
 
         Costs O(limit log limit), one look at each child of the nodes shown, and one at every node
         to find `under`. About 5 us for each node shown.

@@ -191,7 +191,7 @@ def _instead(node: Node | None, position: int) -> tuple[tuple[int, ...], int]:
 
 
 def _elsewhere(tree: RadixTree, namespace: Hashable, tokens: np.ndarray, limit: int) -> int:
-    """The longest prefix of `tokens` that another namespace holds, in tokens."""
+    """Return the longest prefix of `tokens` that another namespace holds, in tokens."""
     others = [name for name in tree.roots if name != namespace][:_NAMESPACES]
     return max((tree.descend(name, tokens, limit)[1] for name in others), default=0)
 
@@ -447,11 +447,11 @@ class KVStore:
     # ------------------------------------------------------------ inside
 
     def _held(self, sequence: RequestState) -> np.ndarray:
-        """The blocks that the sequence itself refers to."""
+        """Return the blocks that the sequence itself refers to."""
         return sequence.table[sequence.tree_len // self.block_size : sequence.table_len]
 
     def _can_adopt(self, sequence: RequestState) -> bool:
-        """Whether no other request holds the tree block that the sequence continues in."""
+        """Return whether no other request holds the tree block that the sequence continues in."""
         node = sequence.node
         return node is not None and not node.children and int(self.pool.refs[node.blocks[-1]]) == 1
 

@@ -258,10 +258,8 @@ class StepMasks:
     def start(
         self, matchers: Sequence[Matcher]
     ) -> tuple[list[np.ndarray | MaskRow], Callable[[], None] | None]:
-        """A mask per matcher, and a function to call before reading the masks (None: no wait).
-
-        No matcher may be used before the masks were waited for.
-        """
+        """Return a mask per matcher, and a function to call before reading the masks (None: no
+        wait). No matcher may be used before the masks were waited for."""
         rows: list[MaskRow | None] = []
         filled: list[bool] = []
         for matcher in matchers:
@@ -301,11 +299,8 @@ class StepMasks:
         self._spent = 0.0
 
     def at_hand(self, matcher: Matcher, begun: float) -> np.ndarray | MaskRow | None:
-        """A mask that exists or is made on the spot; None where it may be slow.
-
-        None, too, once the step has spent its time, with the time since `begun`
-        (`time.perf_counter`).
-        """
+        """Return a mask that exists or is made on the spot; None where it may be slow. None, too,
+        once the step has spent its time, with the time since `begun` (`time.perf_counter`)."""
         if self._spent + time.perf_counter() - begun >= self._spot_seconds:
             return None
         row = matcher.mask_row()
@@ -326,7 +321,7 @@ class StepMasks:
         first: int,
         failed: Callable[[BaseException], None],
     ) -> list[np.ndarray]:
-        """The masks of a `DraftJob`, readable when the step's masks are."""
+        """Return the masks of a `DraftJob`, readable when the step's masks are."""
         outs = np.zeros((len(draft) + 1 - first, self._words), np.int32)
         self.drafts.append(DraftJob(matcher, draft, first, outs, failed))
         return list(outs)
@@ -461,7 +456,7 @@ class SampleRows:
     def drafted(
         self, row: int, sequence: RequestState, constraints: list[Constraint | None]
     ) -> list[SampleRow]:
-        """The samples of a row with a draft, with the constraints of `along`."""
+        """Return the samples of a row with a draft, with the constraints of `along`."""
         last = len(constraints) - 1
         return [
             _row(row, sequence, 0, constraint, drafted=at, back=last - at)
@@ -471,10 +466,8 @@ class SampleRows:
     def _constraints(
         self, sequences: list[RequestState], *, known: bool = False
     ) -> tuple[dict[RequestState, Constraint], Callable[[], None] | None]:
-        """The constraints of `sequences` that are not late; all have a matcher.
-
-        `known`: no token is pending.
-        """
+        """Return the constraints of `sequences` that are not late; all have a matcher. `known`: no
+        token is pending."""
         constraints: dict[RequestState, Constraint] = {}
         masked: dict[RequestState, Matcher] = {}
         for sequence in sequences:
@@ -513,10 +506,8 @@ def _row(
     drafted: int = 0,
     back: int = 0,
 ) -> SampleRow:
-    """The sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled one.
-
-    `drafted`: tokens of a draft before that one. `back`: see `SampleRow`.
-    """
+    """Return the sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled
+    one. `drafted`: tokens of a draft before that one. `back`: see `SampleRow`."""
     params, before = sequence.params, sequence.outputs + pending + drafted
     banned = params.stop_token_ids if before < params.min_tokens else ()
     tokens = sequence.tokens[: sequence.length + drafted]

@@ -26,7 +26,7 @@ from rootlace.wire.protocol import RequestFacts
 def next_update(
     sequence: RequestState, now: float, spacing: float = 0.0, *, held_back: bool = False
 ) -> EngineOutput | None:
-    """The next update of a request that goes on; None if nothing is due.
+    """Return the next update of a request that goes on; None if nothing is due.
 
     The first token is due at once, later ones by `emit_every` and `emit_seconds`. With many
     streams, each stream emits at most every `spacing` seconds; the next multiple of `emit_seconds`
@@ -68,7 +68,7 @@ def next_update(
 
 
 def last_update(sequence: RequestState, ending: Ending) -> EngineOutput:
-    """The last update; with an error, tokens not yet emitted are dropped."""
+    """Return the last update; with an error, tokens not yet emitted are dropped."""
     failed = ending.finish == "error"
     update = EngineOutput(sequence.rid) if failed else _tokens(sequence, sequence.length)
     update.finish, update.matched = ending.finish, ending.matched
@@ -116,7 +116,7 @@ def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
 
 
 def _tokens(sequence: RequestState, stop: int) -> EngineOutput:
-    """An update with the tokens up to `stop`, which count as emitted from now on."""
+    """Return an update with the tokens up to `stop`, which count as emitted from now on."""
     start = sequence.emitted
     if stop == start + 1 == sequence.length:
         update = EngineOutput(sequence.rid, (sequence.last,))
@@ -193,9 +193,9 @@ class Suspects:
         return None
 
     def turn(self, alone: RequestState, running: list[RequestState]) -> bool:
-        """Whether the next step decodes for all running requests but `alone`: one of `TURNS` steps
-        does. The other requests have passed the token where their step failed, and need not wait
-        for `alone`."""
+        """Return whether the next step decodes for all running requests but `alone`: one of `TURNS`
+        steps does. The other requests have passed the token where their step failed, and need not
+        wait for `alone`."""
         others = any(one.decoding for one in running if one is not alone)
         self._turns = (self._turns + 1) % TURNS if others else 0
         return others and not self._turns

@@ -46,7 +46,7 @@ def work_of(length: int, cached: int) -> int:
 
 
 def first_victim(running: list[RequestState]) -> RequestState | None:
-    """The running request to preempt first; None if there is only the oldest, `running[0]`.
+    """Return the running request to preempt first; None if there is only the oldest, `running[0]`.
 
     The one of the lowest priority with the fewest tokens to compute again; of equals, the youngest.
     Preempting a request helps if it holds blocks of its own or wants one.
@@ -194,10 +194,8 @@ class ClientQueue:
                     self._renew(number, shared)
 
     def peek(self) -> RequestState | None:
-        """The request to admit next.
-
-        None if only deferred requests remain, and requests that may not overtake deferred ones.
-        """
+        """Return the request to admit next. None if only deferred requests remain, and requests
+        that may not overtake deferred ones."""
         if self.held:
             return None
         number, first = next(iter(self.requests.items()))
@@ -411,7 +409,7 @@ class WaitingQueue:
         """By priority: heap of (arrival, number, client), with some requests that left."""
         self._others: list[ClientQueue] | None = None
         """Clients in order of their turns, the first one last, from the client with requests to
-        offer on; None if a request has come, gone or been offered again since."""
+        offer on; None after a request came, left or was offered again."""
         self.count = 0
         self._deadlines: list[tuple[float, int, RequestState]] = []
         """Heap of deadlines of waiting requests, and of some that left the queue."""
@@ -452,7 +450,7 @@ class WaitingQueue:
                 heapq.heapify(self._deadlines)
 
     def peek(self) -> RequestState | None:
-        """The request to admit next; None if none can be."""
+        """Return the request to admit next; None if none can be."""
         if len(self._queues) == 1:
             (queue,) = self._queues.values()
             return queue.peek()
@@ -498,7 +496,7 @@ class WaitingQueue:
         return [queue for _, _, _, queue in sorted(found)]
 
     def _rank(self, priority: int, place: Place) -> list[float]:
-        """The place of a client in the order that is next, level by level."""
+        """Return the place of a client in the order that is next, level by level."""
         return [turns.places[turns.by_end[priority], name] for turns, name in self._path(place)]
 
     def _by_turn(self) -> list[int]:
@@ -519,7 +517,7 @@ class WaitingQueue:
         return queue is not None and arrival[1] in queue.requests
 
     def _path(self, place: Place) -> Iterator[tuple[_Turns, str]]:
-        """The levels of a client, with its name in each; ends where nobody waits."""
+        """Yield the levels of a client, with its name in each; ends where nobody waits."""
         turns: _Turns | None = self._turns
         for name in place:
             if turns is None:

@@ -61,7 +61,7 @@ class Pool:
         self.count += len(states)
 
     def vector(self) -> np.ndarray:
-        """The pooled vector, float32 [size]."""
+        """Return the pooled vector, float32 [size]."""
         assert self._sum is not None and self.next == self.length
         return (self._sum / self.count).astype(np.float32)
 
@@ -125,7 +125,7 @@ class Agreement:
         self.tried = kept * self.tried + right + wrong
 
     def chance(self, usual: float) -> float:
-        """The chance of the next one to be right, with `usual` before any was tried."""
+        """Return the chance of the next one to be right, with `usual` before any was tried."""
         wrong = self.wrong + _USUAL_TRIED * (1 - usual)
         return 1 - wrong / (self.tried + _USUAL_TRIED)
 
@@ -455,7 +455,7 @@ class Limits(msgspec.Struct, frozen=True):
         return min(self.context_length, self.capacity - self.pinned + 1)
 
     def beside(self, pinned: int) -> Limits:
-        """The limits while `pinned` more tokens of the pool are unavailable."""
+        """Return the limits while `pinned` more tokens of the pool are unavailable."""
         return replace(self, pinned=self.pinned + pinned) if pinned else self
 
     def longest(self, request: EngineRequest, block_size: int) -> int:
@@ -550,7 +550,7 @@ class InFlightStep:
     """The step's work, for the forecast of its cost and for learning the cost."""
 
     def wanted(self) -> list[tuple[int, RequestState]]:
-        """The samples that count, as (index, sequence)."""
+        """Return the samples that count, as (index, sequence)."""
         return [
             (at, sequence)
             for at, (sequence, epoch) in enumerate(self.sampled)
@@ -558,7 +558,7 @@ class InFlightStep:
         ]
 
     def awaits(self, sequence: RequestState) -> bool:
-        """Whether the step returns something other than a sample for `sequence`."""
+        """Return whether the step returns something other than a sample for `sequence`."""
         sequences = [s for s, _, _ in self.scored] + [s for s, _ in self.pooled]
         return sequence in self.complete or any(s is sequence for s in sequences)
 

@@ -257,7 +257,7 @@ class Scheduler:
     # ------------------------------------------------------------ the step
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if no step is possible, or none before the step in flight is
+        """Return the next step; None if no step is possible, or none before the step in flight is
         committed."""
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
@@ -330,10 +330,8 @@ class Scheduler:
         return flight.plan
 
     def late_samples(self, plan: StepPlan) -> list[SampleRow]:
-        """The samples of a late plan after the commit of the step before: none is late any more.
-
-        Waits for their masks. Samples no longer needed are included.
-        """
+        """Return the samples of a late plan after the commit of the step before: none is late any
+        more. Waits for their masks. Samples no longer needed are included."""
         for flight in self._flights:
             if flight.plan is plan:
                 live = {at: s for at, s in flight.wanted() if plan.samples[at].late}
@@ -561,7 +559,7 @@ class Scheduler:
         return MARGIN * (pace.seconds(prompts) + max(pace.seconds(sequence.length), seconds))
 
     def _longest(self, except_for: RequestState | None = None) -> int:
-        """The maximum length of any unfinished sequence, except `but`."""
+        """Return the maximum length of any unfinished sequence, except `but`."""
         return max((one.full for one in self.by_rid.values() if one is not except_for), default=0)
 
     def _check_if_asked(self) -> None:

@@ -98,7 +98,7 @@ class DraftPace:
         return 1.0
 
     def wants_none(self) -> bool:
-        """Whether the next step should have no drafts, to measure its time.
+        """Return whether the next step should have no drafts, to measure its time.
 
         True once per request: a step with prefill measures nothing, and drafts must not wait for
         the end of a prefill.
@@ -389,10 +389,8 @@ class Drafting:
         self._recalled.index.learn(own, sequence.tokens[own.known : sequence.length])
 
     def _should_stand_by(self, drafter: Drafter) -> bool:
-        """Whether to skip a step, to be drafted for once the last token is known.
-
-        True if the expected saving exceeds the skipped token.
-        """
+        """Return whether to skip a step, to be drafted for once the last token is known. True if
+        the expected saving exceeds the skipped token."""
         saves = drafter.worth(self._price)[1] if drafter.sure else 0.0
         return saves - self._fixed / self._drafters > 1
 

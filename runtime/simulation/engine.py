@@ -159,10 +159,8 @@ def known_costs() -> list[str]:
 
 
 def read_cost(given: str) -> StepCost:
-    """The cost model of a name (`known_costs`) or of a JSON file; further keys are ignored.
-
-    Raises BadCost, or OSError if the file cannot be read.
-    """
+    """Return the cost model of a name (`known_costs`) or of a JSON file; further keys are ignored.
+    Raises BadCost, or OSError if the file cannot be read."""
     path = Path(given)
     if given in known_costs():
         path = _FOLDER / f"{given}.json"
@@ -195,7 +193,7 @@ def time_step(
     row_tokens: np.ndarray,
     row_contexts: np.ndarray,
 ) -> StepTimes:
-    """A simulated step: a run of as many engine steps as it takes.
+    """Return a simulated step: a run of as many engine steps as it takes.
 
     Chunks of `chunk_tokens` that end at position `chunk_ends` are computed one after the other in
     what decode rows leave of the budget; decode row i takes part in the first `row_tokens[i]` steps

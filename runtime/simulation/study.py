@@ -41,7 +41,7 @@ def infinite_bound(workload: Workload, served: np.ndarray | None = None) -> floa
 def clairvoyant_bound(
     workload: Workload, cache_units: int, served: np.ndarray | None = None
 ) -> float:
-    """The best hit rate of `cache_units` units for a cache that knows the future.
+    """Return the best hit rate of `cache_units` units for a cache that knows the future.
 
     Requests are served in the order of `served` (by default that of arrival, without those that do
     not fit), one prompt after the other.

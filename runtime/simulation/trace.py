@@ -301,8 +301,8 @@ class Workload:
         return units
 
     def all_blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The blocks of all requests in one array, their sizes in units (both int32: there are
-        many), and where each request starts there."""
+        """Return the blocks of all requests in one array, their sizes in units (both int32: there
+        are many), and where each request starts there."""
         trace, size = self.trace, len(self.trace)
         counts = np.diff(trace.starts)
         units = np.full(len(trace.blocks), self._block_units, np.int32)
@@ -334,7 +334,7 @@ Texts = list[tuple[np.ndarray, int]]
 
 
 def is_recorded(path: Path) -> bool:
-    """Whether the first line of a file has texts. Raises OSError, BadTrace."""
+    """Return whether the first line of a file has texts. Raises OSError, BadTrace."""
     first = next((line for line in lines_of(path) if line.strip()), "")
     try:
         return "output_ids" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])

@@ -87,10 +87,8 @@ class GrammarCache:
             return grammar
 
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
-        """The grammar of `key`, built once however many threads ask at the same time.
-
-        Raises what `build` raises, in all of these threads; a later call builds again.
-        """
+        """Return the grammar of `key`, built once however many threads ask at the same time. Raises
+        what `build` raises, in all of these threads; a later call builds again."""
         with self._lock:
             grammar = self.get(key)
             if grammar is not None:
@@ -170,7 +168,7 @@ class GrammarCompiler:
         strict: bool = False,
         **sources: Unpack[ConstraintKeywords],
     ) -> Grammar:
-        """The grammar of a `Constraint`, or of exactly one of the `sources`.
+        """Return the grammar of a `Constraint`, or of exactly one of the `sources`.
 
         `json_schema` is a schema (dict, bool or JSON text) or a Python type. Raises
         InvalidConstraint with the reason (for a schema: the place in it) if it cannot hold.
@@ -213,7 +211,7 @@ class GrammarCompiler:
 
 
 def _constraint_of(given: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
-    """The constraint of the one source that is given. Raises InvalidConstraint."""
+    """Return the constraint of the one source that is given. Raises InvalidConstraint."""
     if len(given) != 1:
         found = ", ".join(given) or "none"
         raise InvalidConstraint(f"a constraint has exactly one of {', '.join(KINDS)}, not {found}")
@@ -313,7 +311,7 @@ def _require_llguidance(compiler: GrammarCompiler, constraint: Constraint) -> No
 
 
 def _lark(compiler: GrammarCompiler, constraint: Constraint, lark: str) -> Grammar:
-    """The grammar of a Lark text, in which `%json` embeds schemas."""
+    """Return the grammar of a Lark text, in which `%json` embeds schemas."""
     masks: list[dict[str, Any]] = []
     take = partial(_schema_in_grammar, compiler, constraint.whitespace, masks)
     lark = with_exact_schemas(lark, take)
@@ -438,7 +436,7 @@ def _with_constants(lark: str, masks: list[dict[str, Any]], whitespace: str) -> 
 
 
 def _is_followed(mask: dict[str, Any]) -> bool:
-    """Whether llguidance's mask lets a key come twice, or a number go on for ever."""
+    """Return whether llguidance's mask lets a key come twice, or a number go on for ever."""
     return has_open_keys(mask) or has_numbers(mask)
 
 
@@ -489,7 +487,7 @@ def _embedded(
     inside: str,
     lenient: bool = False,
 ) -> dict[str, Any]:
-    """The mask of a schema at a place where nothing can be checked."""
+    """Return the mask of a schema at a place where nothing can be checked."""
     try:
         prepared = PreparedSchema(schema, compiler.documents)
         if not lenient:

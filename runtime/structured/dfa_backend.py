@@ -125,7 +125,7 @@ class DfaGrammar:
     # ------------------------------------------------------------ answers for matchers
 
     def row(self, state: int) -> MaskRow | None:
-        """The row of the table that has, or will have, the mask of `state`."""
+        """Return the row of the table that has, or will have, the mask of `state`."""
         return self.table.row(state)
 
     def write(self, state: int, out: np.ndarray | None) -> bool:
@@ -142,7 +142,7 @@ class DfaGrammar:
         """Take in the mask of `state` that another matcher made, or failed to."""
 
     def step(self, state: int, token_id: int) -> int | None:
-        """The state after a token of the vocabulary; `DEAD` where it is forbidden."""
+        """Return the state after a token of the vocabulary; `DEAD` where it is forbidden."""
         raise NotImplementedError
 
     def after(self, state: int, token_id: int) -> int:
@@ -154,14 +154,14 @@ class DfaGrammar:
         return BEYOND if found is None or found == DEAD else found
 
     def run(self, state: int, data: bytes) -> int | None:
-        """The state after `data`; None where the automaton gets too large to know it."""
+        """Return the state after `data`; None where the automaton gets too large to know it."""
         try:
             return self.dfa.run(state, data)
         except TooLarge:
             return None
 
     def is_final(self, state: int) -> bool | None:
-        """Whether the text is complete and nothing can follow."""
+        """Return whether the text is complete and nothing can follow."""
         known = self._final.get(state)
         if known is None:
             try:
@@ -173,14 +173,14 @@ class DfaGrammar:
         return known
 
     def forced_text(self, state: int) -> bytes | None:
-        """The bytes that every text goes on with."""
+        """Return the bytes that every text goes on with."""
         try:
             return self.dfa.forced(state)[0]
         except TooLarge:
             return self.texts.get(state)
 
     def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
-        """The tokens that are forced behind a text that ends with `tail`."""
+        """Return the tokens that are forced behind a text that ends with `tail`."""
         try:
             text, end = self.dfa.forced(state)
         except TooLarge:
@@ -191,11 +191,11 @@ class DfaGrammar:
         )
 
     def stepped(self) -> SteppedAutomaton | None:
-        """The whole automaton for a device. Never waits."""
+        """Return the whole automaton for a device. Never waits."""
         return None
 
     def other(self) -> Matcher:
-        """A new matcher for the questions that the automaton cannot answer. Raises
+        """Return a new matcher for the questions that the automaton cannot answer. Raises
         InvalidConstraint."""
         raise InvalidConstraint("the automaton got too large")
 
@@ -566,7 +566,7 @@ class AutomatonGrammar(DfaGrammar):
     # ------------------------------------------------------------ answers for matchers
 
     def stepped(self) -> SteppedAutomaton | None:
-        """The device's automaton; the first call has another thread make it."""
+        """Return the device's automaton; the first call has another thread make it."""
         if self._builds is not None:
             with self._lock:
                 builds, self._builds = self._builds, None

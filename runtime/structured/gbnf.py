@@ -477,8 +477,8 @@ _DECODER = json.JSONDecoder()
 def with_exact_schemas(
     lark: str, exact: Callable[[int, dict[str, Any]], dict[str, Any] | str]
 ) -> str:
-    """The grammar with each schema replaced by `exact(line, schema)`, another schema or the name of
-    a rule; lines stay where they are.
+    """Return the grammar with each schema replaced by `exact(line, schema)`, another schema or the
+    name of a rule; lines stay where they are.
 
     Text that is no JSON is left for llguidance to refuse.
     """
@@ -503,7 +503,7 @@ def with_exact_schemas(
 
 
 def schemas_of_grammar(lark: str) -> list[str]:
-    """The schemas in a grammar, each as JSON text."""
+    """Return the schemas in a grammar, each as JSON text."""
     found: list[str] = []
 
     def note(line: int, schema: dict[str, Any]) -> dict[str, Any]:

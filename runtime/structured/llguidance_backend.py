@@ -57,7 +57,7 @@ class SharedLexer:
         self._prototype: LLMatcher | None = None
 
     def prototype(self, worn: LLMatcher | None = None) -> LLMatcher:
-        """The matcher to copy; a new one where it would be `worn`."""
+        """Return the matcher to copy; a new one where it would be `worn`."""
         with self._lock:
             if self._prototype is None or self._prototype is worn:
                 self._prototype = self._build()
@@ -202,10 +202,8 @@ class LLGuidanceGrammar:
         return LLGuidanceMatcher(self)
 
     def forced_after(self, tail: bytes, text: bytes, following: _Following) -> list[int]:
-        """The canonicalizer's tokens.
-
-        They depend only on the answers to its questions, so equal answers give equal tokens.
-        """
+        """Return the canonicalizer's tokens. They depend only on the answers to its questions, so
+        equal answers give equal tokens."""
         key = (tail, text, following.may_end, following.digest())
         known = self._forced.get(key)
         if known is not None and following.agrees(known.answers):
@@ -278,7 +276,7 @@ class _Following:
         self.answers: dict[bytes, bool] = {}
 
     def digest(self) -> bytes:
-        """A digest of the mask."""
+        """Return a digest of the mask."""
         return hashlib.blake2b(self._bits, digest_size=16).digest()
 
     def __call__(self, text: bytes) -> bool:
@@ -291,11 +289,11 @@ class _Following:
         return found
 
     def asked(self) -> list[tuple[list[int] | None, bool]]:
-        """The answers so far, to compare with `agrees` at other places."""
+        """Return the answers so far, to compare with `agrees` at other places."""
         return [(self._vocabulary.bytewise(text), was) for text, was in self.answers.items()]
 
     def agrees(self, answers: list[tuple[list[int] | None, bool]]) -> bool:
-        """Whether the answers are the same here."""
+        """Return whether the answers are the same here."""
         return all(self._may_take(path) == was for path, was in answers)
 
     def _may_take(self, path: list[int] | None) -> bool:
@@ -397,8 +395,8 @@ class LLGuidanceMatcher(Matcher):
         return tokens
 
     def _last_forced(self, tail: bytes, runs: list[_Run]) -> list[int]:
-        """The forced tokens of the last text, which may go on. The runs are taken in for that, and
-        undone."""
+        """Return the forced tokens of the last text, which may go on. The runs are taken in for
+        that, and undone."""
         path = _path(runs, self._vocabulary)
         if path is None:
             return []
@@ -559,7 +557,7 @@ class HybridGrammar(DfaGrammar):
         return not (missing | words & ~(any_ | declared)).any()
 
     def run(self, state: int, data: bytes) -> int | None:
-        """The state after `data`; `DEAD` where the text is, or may be, that of a mark."""
+        """Return the state after `data`; `DEAD` where the text is, or may be, that of a mark."""
         try:
             for byte in data:
                 if state == DEAD or self._marks.may_begin(state)[byte]:

@@ -42,7 +42,7 @@ from rootlace.wire.protocol import Constraint
 
 
 def is_suspicious(constraint: Constraint) -> bool:
-    """Whether compiling `constraint` may take long or much memory (see `source`)."""
+    """Return whether compiling `constraint` may take long or much memory (see `source`)."""
     return KINDS[constraint.kind].is_suspicious(constraint.source)
 
 
@@ -289,7 +289,7 @@ class _Lane:
 
 
 def _thread_time(thread: threading.Thread) -> float:
-    """The value of `time.thread_time` in a running thread, in seconds."""
+    """Return the value of `time.thread_time` in a running thread, in seconds."""
     assert thread.ident is not None
     if not hasattr(time, "pthread_getcpuclockid"):
         return 0.0  # such a system does not say: nothing is ever overdue
@@ -339,7 +339,7 @@ class CompileService:
         return self._sandbox.pid
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
-        """The grammar, soon.
+        """Return the grammar, soon.
 
         Clients take turns. Clients that ask for the same constraint share one future, and none
         waits longer than alone. The future fails with InvalidConstraint where the constraint cannot

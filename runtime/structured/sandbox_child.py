@@ -67,10 +67,8 @@ class Verdict(msgspec.Struct, frozen=True):
 def compiled(
     compile: Callable[[Constraint], Grammar], constraint: Constraint, config: ConstraintConfig
 ) -> Grammar:
-    """The grammar, with its first mask: that may take longer than all before.
-
-    Raises InvalidConstraint.
-    """
+    """Return the grammar, with its first mask: that may take longer than all before. Raises
+    InvalidConstraint."""
     try:
         grammar = compile(constraint)
         matcher = grammar.matcher()

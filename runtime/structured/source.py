@@ -13,7 +13,7 @@ MAX_CHOICES = 65536
 
 
 def parsed(kind: str, source: str) -> Any:
-    """The value that a JSON source spells. Raises InvalidConstraint."""
+    """Return the value that a JSON source spells. Raises InvalidConstraint."""
     try:
         return json.loads(source, parse_constant=_not_json)
     except RecursionError:
@@ -27,12 +27,12 @@ def _not_json(name: str) -> None:
 
 
 def is_text(value: str) -> bool:
-    """Whether `value` has no lone surrogate."""
+    """Return whether `value` has no lone surrogate."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def parsed_choices(source: str) -> list[str]:
-    """The texts of a `choices` constraint, each once. Raises InvalidConstraint."""
+    """Return the texts of a `choices` constraint, each once. Raises InvalidConstraint."""
     choices = parsed("choices", source)
     if not isinstance(choices, list) or not 0 < len(choices) <= MAX_CHOICES:
         raise InvalidConstraint(f"choices: must be a JSON array of 1 to {MAX_CHOICES} strings")
@@ -45,7 +45,7 @@ def parsed_choices(source: str) -> list[str]:
 
 
 def parsed_schema(source: str) -> dict[str, Any] | bool:
-    """The schema of a `json_schema` constraint. Raises InvalidConstraint."""
+    """Return the schema of a `json_schema` constraint. Raises InvalidConstraint."""
     schema = parsed("json_schema", source)
     if not isinstance(schema, dict | bool):
         raise InvalidConstraint("json_schema: must be a JSON object or boolean")
@@ -130,7 +130,7 @@ def schema_is_suspicious(source: str) -> bool:
 
 
 def value_is_suspicious(schema: Any) -> bool:
-    """Whether a schema, read from its JSON text, is suspicious."""
+    """Return whether a schema, read from its JSON text, is suspicious."""
     references, combinations, combines = 0, 1, False
     stack = [(schema, 0)]
     while stack:
@@ -160,7 +160,7 @@ def value_is_suspicious(schema: Any) -> bool:
 
 
 def _is_large_multiple(number: Any) -> bool:
-    """Whether an automaton for its multiples has very many states: one per remainder."""
+    """Return whether an automaton for its multiples has very many states: one per remainder."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return False
     try:

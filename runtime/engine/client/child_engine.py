@@ -59,7 +59,7 @@ class Children:
         )
 
     def open(self, hear: Callable[[FromEngine], None]) -> ChildEngine:
-        """A new engine to start; `hear` receives its messages except `Ready`."""
+        """Return a new engine to start; `hear` receives its messages except `Ready`."""
         generation, self._opened = self._opened, self._opened + 1
         config = msgspec.structs.replace(
             self._config,
@@ -127,7 +127,7 @@ class ChildEngine:
                 ended.cancel()
 
     async def ended(self) -> int:
-        """The exit status, once the process has ended."""
+        """Return the exit status, once the process has ended."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -179,7 +179,7 @@ class DiedAtStart(ServerUnavailable):
 
 
 async def _output_of(process: Process) -> bytes:
-    """All of the child's standard output; complete once the child has ended."""
+    """Return all of the child's standard output; complete once the child has ended."""
     assert process.stdout is not None
     data = await process.stdout.read()
     await process.wait()
@@ -187,7 +187,7 @@ async def _output_of(process: Process) -> bytes:
 
 
 def _reason(output: bytes, code: int | None) -> Exception:
-    """The typed error that an engine printed as its last line before a failed start."""
+    """Return the typed error that an engine printed as its last line before a failed start."""
     try:
         said = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
         return from_code(said["error"], said["message"])

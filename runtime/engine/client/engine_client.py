@@ -83,16 +83,14 @@ class Questions:
             raise self._gone
 
     def open(self) -> int:
-        """A new ticket."""
+        """Return a new ticket."""
         self._last += 1
         self._open[self._last] = asyncio.get_running_loop().create_future()
         return self._last
 
     async def answer_to(self, ticket: int, patience: float | None) -> Any:
-        """The answer to a ticket.
-
-        Raises ServerUnavailable after `patience` seconds, or if no answer can come.
-        """
+        """Return the answer to a ticket. Raises ServerUnavailable after `patience` seconds, or if
+        no answer can come."""
         try:
             return await asyncio.wait_for(self._open[ticket], patience)
         except TimeoutError:
@@ -216,7 +214,7 @@ class EngineHandle(Protocol):
         ...
 
     async def ended(self) -> int | None:
-        """The exit status, once the engine has ended; None if unknown."""
+        """Return the exit status, once the engine has ended; None if unknown."""
         ...
 
     def kill(self) -> None: ...
@@ -244,7 +242,7 @@ class EngineLauncher(Protocol):
         ...
 
     def open(self, hear: Callable[[FromEngine], None]) -> EngineHandle:
-        """The next engine; `hear` receives its messages, before `Ready` too."""
+        """Return the next engine; `hear` receives its messages, before `Ready` too."""
         ...
 
     def close(self) -> None: ...
@@ -430,7 +428,7 @@ class EngineClient:
         *fields: Any,
         patient: bool = False,
     ) -> Any:
-        """The answer to `kind(ticket, *fields)`, a message of `contracts.messages`.
+        """Return the answer to `kind(ticket, *fields)`, a message of `contracts.messages`.
 
         Waits at most `STALL_SECONDS` or, if `patient`, as long as the engine lives. A known pin is
         released without waiting for an engine, which may be down.

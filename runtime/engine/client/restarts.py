@@ -96,7 +96,7 @@ class PendingRequest:
     """Whether the request may not continue at another replica."""
 
     def resumed(self) -> EngineRequest:
-        """The request as sent to the next engine, which continues after the known tokens."""
+        """Return the request as sent to the next engine, which continues after the known tokens."""
         request = self.request
         output_ids = np.concatenate((request.output_ids, np.array(self.output_ids, np.int32)))
         return msgspec.structs.replace(
@@ -231,7 +231,7 @@ class RestartPolicy:
         return request
 
     def _end_suspended(self, rid: int) -> bool:
-        """Whether a request belonged to a suspended client, and was ended."""
+        """Return whether a request belonged to a suspended client, and was ended."""
         error = self._suspensions.refusal(self.requests[rid].request.client)
         if error is not None:
             self._end(rid, error)
@@ -254,7 +254,7 @@ MOST_ORDERED = 1024
 
 
 def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
-    """The order in which requests, computed one after another, begin soonest in the mean.
+    """Return the order in which requests, computed one after another, begin soonest in the mean.
 
     A prefix that several share is computed once, by the first of these. So the tokens between two
     branching points of the prompts are a job, which must follow the job before it; its weight is

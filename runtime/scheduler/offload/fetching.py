@@ -97,7 +97,7 @@ class Fetching:
             self._seek(sequence)
 
     def holds_back(self, sequence: RequestState) -> bool:
-        """Whether the sequence, offered by the queue, waits for blocks being read."""
+        """Return whether the sequence, offered by the queue, waits for blocks being read."""
         fetch = self._fetches.get(sequence.rid)
         if fetch is not None:
             return not fetch.finished

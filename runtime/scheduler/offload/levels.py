@@ -94,11 +94,11 @@ class Tiers(msgspec.Struct, frozen=True):
         return any(level.store.working for level in self.levels)
 
     def pays(self, level: Level, block_size: int) -> bool:
-        """Whether one more block of a longer read is read faster than computed."""
+        """Return whether one more block of a longer read is read faster than computed."""
         return level.block_seconds < self.prefill_seconds(block_size)
 
     def find(self, key: bytes) -> tuple[int, Entry] | None:
-        """The first level with the block, and the entry there."""
+        """Return the first level with the block, and the entry there."""
         for at, level in enumerate(self.readable):
             entry = level.tier.find(key)
             if entry is not None and level.store.working:
@@ -183,10 +183,8 @@ class Saving:
                 return
 
     def _whole_blocks(self, node: Node, start: int) -> list[tuple[Label, int]]:
-        """The node's savable full blocks from position `start` on, with labels, the last first.
-
-        The last block is dropped first, before the block that it follows.
-        """
+        """Return the node's savable full blocks from position `start` on, with labels, the last
+        first. The last block is dropped first, before the block that it follows."""
         size = self._size
         first = start // size if start == node.start else -(-start // size)
         if not self._tiers.working or first >= node.end // size:
@@ -285,7 +283,7 @@ class Saving:
         return self._launched
 
     def has_ended(self, launched: int) -> bool:
-        """Whether the first `launched` steps have ended well."""
+        """Return whether the first `launched` steps have ended well."""
         return launched <= self._committed
 
     # ------------------------------------------------------------ before a stop
@@ -323,7 +321,7 @@ class Saving:
 
 
 def _nodes(tree: RadixTree) -> list[Node]:
-    """All nodes except roots, each behind its parent."""
+    """Return all nodes except roots, each behind its parent."""
     nodes = list(tree.roots.values())
     for node in nodes:  # the list grows meanwhile
         nodes.extend(node.children.values())

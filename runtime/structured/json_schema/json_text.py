@@ -67,7 +67,7 @@ WHITESPACES = (
 
 
 def gap_of(flexible: bool) -> Regex:
-    """The regex of the text between two tokens of JSON."""
+    """Return the regex of the text between two tokens of JSON."""
     return optional(WHITESPACE) if flexible else BLANK
 
 
@@ -222,7 +222,7 @@ def digits(least: int, most: int | None) -> Regex:
 
 
 def any_integer() -> Regex:
-    """An integer; zero without a sign, no fraction, no exponent."""
+    """Return an integer; zero without a sign, no fraction, no exponent."""
     return either(Literal("0"), concat(optional(Literal("-")), _positive()))
 
 
@@ -295,8 +295,8 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def integers(low: int | None, high: int | None, factor: int = 1) -> Regex:
-    """The multiples of `factor` (positive) from `low` to `high`, both included (None: no bound but
-    that of digits).
+    """Return the multiples of `factor` (positive) from `low` to `high`, both included (None: no
+    bound but that of digits).
 
     Few multiples are listed; otherwise `factor` must divide a small power of ten, so that the last
     digits tell. Raises OutOfReach for other factors.
@@ -326,7 +326,7 @@ def integers(low: int | None, high: int | None, factor: int = 1) -> Regex:
 
 
 def tightest_integers(low: Bound | None, high: Bound | None) -> tuple[int | None, int | None]:
-    """The first and last integer within the bounds."""
+    """Return the first and last integer within the bounds."""
     first = last = None
     if low is not None:
         exact = Fraction(low.value)
@@ -379,13 +379,13 @@ def _natural_numbers(low: int, high: int) -> Regex:
 
 
 def _between(low: str, high: str) -> Regex:
-    """The digit strings from `low` to `high`, all three of one length."""
+    """Return the digit strings from `low` to `high`, all three of one length."""
     return _strings((low, True), (high, True), len(low), len(low))
 
 
 def _strings(low: _Limit | None, high: _Limit | None, least: int, most: int) -> Regex:
-    """The strings g of `least` to `most` digits for which 0.g lies between 0.low and 0.high (None:
-    no limit)."""
+    """Return the strings g of `least` to `most` digits for which 0.g lies between 0.low and 0.high
+    (None: no limit)."""
     if low is not None and low[1] and not low[0].strip("0"):
         low = None
     if high is not None and high[1] and not high[0].strip("9") and len(high[0]) >= most:
@@ -418,7 +418,7 @@ def _digit(low: int, high: int) -> Regex:
 
 
 def _rest(limit: _Limit) -> _Limit:
-    """The limit on the digits after the first one."""
+    """Return the limit on the digits after the first one."""
     return limit[0][1:], limit[1]
 
 
@@ -596,7 +596,7 @@ def _literal(value: Any, gap: Regex) -> Regex:
 
 
 def content_of(schema: dict[str, Any], max_size: int) -> Regex:
-    """The texts that a string of this schema may have. Raises NotRegular."""
+    """Return the texts that a string of this schema may have. Raises NotRegular."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if not schema.keys() <= {"type", "minLength", "maxLength", "pattern", "format", "allOf"}:
         raise NotRegular(f"a string with {sorted(schema)}")

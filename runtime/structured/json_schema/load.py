@@ -68,8 +68,8 @@ def is_tuple(schema: dict[str, Any]) -> bool:
 
 
 def _any_draft() -> Specification[Any]:
-    """The specification that reads identifiers as 2020-12 does, and as draft 4 does: its `id`
-    counts if the `id` names a place."""
+    """Return the specification that reads identifiers as 2020-12 does, and as draft 4 does: its
+    `id` counts if the `id` names a place."""
 
     def anchors(specification: Specification[Any], contents: Any) -> list[Any]:
         older = isinstance(contents, dict) and isinstance(contents.get("id"), str)
@@ -181,15 +181,15 @@ def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def dialect_of(schema: Any, default: Dialect = NEWEST) -> Dialect:
-    """The draft that `$schema` names; `default` where it names none that is known."""
+    """Return the draft that `$schema` names; `default` where it names none that is known."""
     if isinstance(schema, dict) and isinstance(schema.get("$schema"), str):
         return _DIALECTS.get(schema["$schema"].rstrip("#"), default)
     return default
 
 
 def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """The assertions of a schema in the shape of 2020-12, without keywords that assert nothing in
-    the schema's own draft."""
+    """Return the assertions of a schema in the shape of 2020-12, without keywords that assert
+    nothing in the schema's own draft."""
     if dialect.number <= 7 and "$ref" in schema:
         return {"$ref": schema["$ref"]}
     found = {key: value for key, value in schema.items() if key in dialect.keywords}
@@ -210,7 +210,7 @@ def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
 
 
 def subschemas(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The schemas directly below one: (path below it, as in a pointer; the schema)."""
+    """Return the schemas directly below one: (path below it, as in a pointer; the schema)."""
     found: list[tuple[str, Any]] = []
     for key, value in schema.items():
         if key in ONE and isinstance(value, dict | bool):
@@ -227,7 +227,7 @@ def subschemas(schema: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def pointer_part(name: str) -> str:
-    """A name as a part of a JSON pointer, without the mark `OWN`."""
+    """Return a name as a part of a JSON pointer, without the mark `OWN`."""
     return without_own(name.replace("~", "~0").replace("/", "~1"))
 
 
@@ -306,7 +306,7 @@ class CheckedSchema:
         self._check_references()
 
     def child(self, parent: Located, path: str, schema: Any) -> Located:
-        """The schema at `path` ("/items") right below another."""
+        """Return the schema at `path` ("/items") right below another."""
         pointer = self._pointer(schema, parent.pointer + path)
         if not isinstance(schema, dict):
             return Located(schema, parent.resolver, parent.dialect, pointer)
@@ -317,8 +317,8 @@ class CheckedSchema:
         return Located(schema, parent.resolver.in_subresource(resource), dialect, pointer)
 
     def members(self, located: Located, key: str | int) -> list[Located]:
-        """The schemas right below `located` that apply to a property (its key) or an item (its
-        index)."""
+        """Return the schemas right below `located` that apply to a property (its key) or an item
+        (its index)."""
         found, schema = [], located.keywords
         if isinstance(key, int):
             prefix = schema.get("prefixItems", ())
@@ -339,7 +339,7 @@ class CheckedSchema:
         return found
 
     def target(self, source: Located, keyword: str = "$ref") -> Located:
-        """The schema that `$ref`, or another `keyword` of that kind, leads to. Raises
+        """Return the schema that `$ref`, or another `keyword` of that kind, leads to. Raises
         InvalidConstraint."""
         ref = source.schema[keyword]
         key = (source.pointer, keyword)
@@ -362,8 +362,8 @@ class CheckedSchema:
         return found
 
     def dynamic_targets(self, source: Located) -> list[Located]:
-        """All schemas that `$dynamicRef` may lead to. The first is the target if no schema on the
-        way overrides the anchor."""
+        """Return all schemas that `$dynamicRef` may lead to. The first is the target if no schema
+        on the way overrides the anchor."""
         first = self.target(source, "$dynamicRef")
         anchor = source.schema["$dynamicRef"].rpartition("#")[2]
         if not isinstance(first.schema, dict) or first.schema.get("$dynamicAnchor") != anchor:
@@ -376,7 +376,7 @@ class CheckedSchema:
         return found
 
     def neighbours(self, located: Located, unused: bool = False) -> Iterator[tuple[str, Located]]:
-        """The schemas that a schema refers to or contains, each with the keyword. `unused`:
+        """Yield the schemas that a schema refers to or contains, each with the keyword. `unused`:
         definitions, too."""
         if not isinstance(located.schema, dict):
             return
@@ -531,7 +531,7 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
 
 
 def _without_subschemas(node: dict[str, Any]) -> dict[str, Any]:
-    """A schema with `{}` for its subschemas, and without keywords that constrain nothing."""
+    """Return a schema with `{}` for its subschemas, and without keywords that constrain nothing."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
         if key in MAP and isinstance(value, dict):
@@ -643,7 +643,7 @@ class Residual(msgspec.Struct, frozen=True):
 
 
 def notes_of(leaves: Iterable[tuple[Located, dict[str, Any]]], keyword: str) -> list[Residual]:
-    """The places of a keyword among schemas, each with its relevant keywords."""
+    """Return the places of a keyword among schemas, each with its relevant keywords."""
     return [
         Residual(f"{located.pointer}/{keyword}", keyword)
         for located, leaf in leaves
@@ -652,5 +652,5 @@ def notes_of(leaves: Iterable[tuple[Located, dict[str, Any]]], keyword: str) -> 
 
 
 def written(pointer: str) -> str:
-    """The part of a pointer that leads through the user's schema."""
+    """Return the part of a pointer that leads through the user's schema."""
     return pointer.partition(OWN)[0]

@@ -97,8 +97,8 @@ class NotTranslated(ValueError):
 
 
 def regex_of_pattern(pattern: str, wide: bool = False) -> Regex:
-    """The strings in which both dialects (`wide`: either) find `pattern`: anywhere, unless it has
-    anchors."""
+    """Return the strings in which both dialects (`wide`: either) find `pattern`: anywhere, unless
+    it has anchors."""
     return _found(_tree(pattern, wide), pattern)
 
 
@@ -139,7 +139,7 @@ _NAMES_QUOTES = re.compile(r"\"|\\\\|\\[xu]")
 
 
 def written(tree: Regex) -> str:
-    """The pattern for llguidance of strings that a tree describes. Raises TooLarge."""
+    """Return the pattern for llguidance of strings that a tree describes. Raises TooLarge."""
     return f"^(?:{pattern_of(with_leaves(tree, _spared), MAX_WRITTEN)})$"
 
 
@@ -154,7 +154,7 @@ def _spared(leaf: Literal | Chars) -> Regex:
 
 
 def _tree(pattern: str, wide: bool = False) -> Regex:
-    """The tree of the texts that `pattern` matches at a place in a string."""
+    """Return the tree of the texts that `pattern` matches at a place in a string."""
     _refuse_dialect(pattern)
     try:
         with warnings.catch_warnings():
@@ -171,22 +171,22 @@ def in_all(
     most: int | None = None,
     but: Sequence[Regex] = (),
 ) -> Regex:
-    """The texts of `least` to `most` characters that all of `contents` have, and none of `but`.
-    Raises TooLarge."""
+    """Return the texts of `least` to `most` characters that all of `contents` have, and none of
+    `but`. Raises TooLarge."""
     looks = [Look(concat(content, _END), negative=False) for content in contents]
     looks += [Look(concat(content, _END), negative=True) for content in but]
     return without_look(concat(*looks, repeat(Chars(ALL), least, most)), MAX_POSITIONS)
 
 
 def disputed(pattern: str) -> Regex:
-    """The strings in which one of the dialects finds `pattern`, and the other does not. Raises
-    NotTranslated or TooLarge."""
+    """Return the strings in which one of the dialects finds `pattern`, and the other does not.
+    Raises NotTranslated or TooLarge."""
     narrow, wide = regex_of_pattern(pattern), regex_of_pattern(pattern, wide=True)
     return NOTHING if narrow == wide else in_all([wide], but=[narrow])
 
 
 def _found(tree: Regex, pattern: str) -> Regex:
-    """The strings in which a tree is found, without look-around."""
+    """Return the strings in which a tree is found, without look-around."""
     ways = _ways(tree)
     if ways is not None:
         return either(*(way.whole() for way in ways))
@@ -426,7 +426,7 @@ def _uri_reference(beyond: str = "") -> str:
 
 
 def _some(extra: str) -> str:
-    """A character of a component that allows `extra` as well."""
+    """Return a character of a component that allows `extra` as well."""
     return rf"(?:[!$&'()*+,;={extra}A-Za-z0-9._~-]|%[0-9A-Fa-f]{{2}})"
 
 
@@ -490,13 +490,13 @@ FORMATS = frozenset(_PATTERNS)
 
 
 def pattern_of_format(name: str) -> str:
-    """The values of a format in FORMATS, as a `pattern` of a schema."""
+    """Return the values of a format in FORMATS, as a `pattern` of a schema."""
     return f"^(?:{_PATTERNS[name]})$"
 
 
 @cache
 def regex_of_format(name: str) -> Regex:
-    """The values of a format in FORMATS."""
+    """Return the values of a format in FORMATS."""
     return regex_of_pattern(pattern_of_format(name))
 
 
@@ -534,7 +534,7 @@ _ECMA_PIECE = re.compile(
 
 
 def translated(pattern: str, start: str = "^") -> str:
-    """An ECMA pattern in Python's syntax; `start` stands for each `^` that is an anchor."""
+    """Return an ECMA pattern in Python's syntax; `start` stands for each `^` that is an anchor."""
     return "".join(text for text, _ in _pieces(pattern, start))
 
 
@@ -669,5 +669,5 @@ def _llguidance(pattern: str) -> LLMatcher | None:
 
 @lru_cache(maxsize=1024)
 def searcher(pattern: str) -> PatternSearch:
-    """The search for `pattern`, kept for later. Raises InvalidConstraint."""
+    """Return the search for `pattern`, kept for later. Raises InvalidConstraint."""
     return PatternSearch(pattern)

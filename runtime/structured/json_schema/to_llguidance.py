@@ -34,7 +34,7 @@ _SHORT = 1 << 14
 
 
 def grammar_of(schema: dict[str, Any]) -> str:
-    """A grammar of a schema without flexible white space.
+    """Return a grammar of a schema without flexible white space.
 
     llguidance's `grammar_from_json_schema` form takes a fifth of the time, but is read before
     llguidance lets go of the interpreter (30 ms per megabyte). So only short schemas have that
@@ -80,8 +80,8 @@ def _remembered(schema: str) -> str:
 
 
 def string_matcher(pattern: str, **options: Any) -> LLMatcher:
-    """A matcher of the JSON strings of a pattern, token by byte; it may have an error. `options`
-    are llguidance's."""
+    """Return a matcher of the JSON strings of a pattern, token by byte; it may have an error.
+    `options` are llguidance's."""
     schema = {"type": "string", "pattern": pattern, "x-guidance": options}
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return LLMatcher(_byte_tokenizer(), grammar, log_level=0)

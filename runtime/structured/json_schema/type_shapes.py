@@ -467,8 +467,8 @@ class Shapes:
     def names(
         self, leaves: tuple[Leaf, ...], notes: set[Residual]
     ) -> tuple[list[str], Regex | str] | None:
-        """The keys that all `propertyNames` allow: listed keys, and the others as a tree (or as a
-        pattern that only llguidance can read).
+        """Return the keys that all `propertyNames` allow: listed keys, and the others as a tree (or
+        as a pattern that only llguidance can read).
 
         None where any key is allowed, or where the allowed keys cannot be told, which is noted.
         """

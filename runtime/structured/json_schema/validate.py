@@ -66,7 +66,7 @@ def _additional_properties(
 
 
 def _additional_keys(value: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    """The keys of `value` that neither `properties` nor `patternProperties` are about."""
+    """Return the keys of `value` that neither `properties` nor `patternProperties` are about."""
     patterns = schema.get("patternProperties", {})
     return [
         key
@@ -91,8 +91,8 @@ def _unevaluated_properties(
 
 
 def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
-    """The keys of `value` that keywords of `schema`, or of schemas applied in place, took care of
-    (2020-12, section 11.3)."""
+    """Return the keys of `value` that keywords of `schema`, or of schemas applied in place, took
+    care of (2020-12, section 11.3)."""
     if isinstance(schema, bool):
         return set()
     if "additionalProperties" in schema:
@@ -140,8 +140,8 @@ _BOUNDED = {
 
 @lru_cache(maxsize=16)
 def bounded(validator_class: Any) -> Any:
-    """A subclass of jsonschema's `validator_class` without checks that are exponential in the
-    value."""
+    """Return a subclass of jsonschema's `validator_class` without checks that are exponential in
+    the value."""
     if validator_class.VALIDATORS.get("pattern") is _pattern:
         return validator_class
     found = extend(
@@ -341,7 +341,7 @@ class Rules:
         return tuple(found)
 
     def of_member(self, parents: Schemas, key: str | int) -> Schemas:
-        """The schemas of a property (its key) or of an item (its index)."""
+        """Return the schemas of a property (its key) or of an item (its index)."""
         memo = (parents, key)
         found = self._children.get(memo)
         if found is None:
@@ -355,13 +355,13 @@ class Rules:
         return next(filter(None, self._errors(located, value)), None)
 
     def satisfies(self, located: Located, value: Any, holds: bool = True) -> bool:
-        """Whether `value` satisfies a schema (without `holds`: violates), both with and without a
-        check of formats."""
+        """Return whether `value` satisfies a schema (without `holds`: violates), both with and
+        without a check of formats."""
         errors = self._errors(located, value)
         return all((error is None) is holds for error in errors)
 
     def _errors(self, located: Located, value: Any) -> Iterator[tuple[str, str, str] | None]:
-        """The error without a check of formats, and the error with one."""
+        """Yield the error without a check of formats, and the error with one."""
         for validator in self._validators:
             try:
                 errors = validator.descend(value, located.schema, resolver=located.resolver)
@@ -470,7 +470,7 @@ class Verifier:
         return Violation(0, 0, "", "#", "the text is not complete")
 
     def accepts(self) -> bool:
-        """Whether the text is complete and satisfies the schema."""
+        """Return whether the text is complete and satisfies the schema."""
         return self.violation() is None
 
     def _digits_left(self, number: bytearray) -> int:

@@ -71,8 +71,8 @@ follows rules on the stack: about 1 KiB for each."""
 
 
 def whole_regex(root: Any, definitions: Mapping[str, Any], gap: Regex) -> Regex | None:
-    """The JSON texts that we write for a schema, with `gap` between their tokens; None where they
-    are no automaton of modest size.
+    """Return the JSON texts that we write for a schema, with `gap` between their tokens; None where
+    they are no automaton of modest size.
 
     A tree that matches nothing (`syntax.NOTHING`) is returned only where no instance is valid.
     """
@@ -286,10 +286,8 @@ class _RegexWriter(_Writer):
         return super()._array(schema, depth, refs)
 
     def value(self, schema: Any, depth: int, refs: _Refs) -> Regex:
-        """The texts of a value that stands `depth` deep, inside of the definitions `refs`.
-
-        Raises NotRegular where they are not regular as a whole, or too many.
-        """
+        """Return the texts of a value that stands `depth` deep, inside of the definitions `refs`.
+        Raises NotRegular where they are not regular as a whole, or too many."""
         self._values += 1
         if self._values > MAX_VALUES or depth > _MAX_DEPTH:
             raise NotRegular("too large")
@@ -315,7 +313,7 @@ class _RegexWriter(_Writer):
         return tree
 
     def part(self, schema: Any, depth: int = 0, refs: _Refs = frozenset()) -> Regex:
-        """A value inside another one: as `value`, or a mark."""
+        """Return a value inside another one: as `value`, or a mark."""
         try:
             return self.value(schema, depth, refs)
         except NotRegular:
@@ -324,7 +322,7 @@ class _RegexWriter(_Writer):
             return self._mark(self._first(schema, ()))
 
     def _first(self, schema: Any, refs: tuple[str, ...]) -> bytes:
-        """The bytes with which a value may begin."""
+        """Return the bytes with which a value may begin."""
         if not isinstance(schema, dict) or not schema:
             return _ANY_VALUE
         if "$ref" in schema:
@@ -336,8 +334,8 @@ class _RegexWriter(_Writer):
         return b"".join(map(_begins, _typed(schema)))
 
     def _mark(self, first: bytes, sign: str = "+") -> Regex:
-        """A mark that stands for a text which begins with one of the bytes `first`; with `-`, with
-        none of them."""
+        """Return a mark that stands for a text which begins with one of the bytes `first`; with
+        `-`, with none of them."""
         assert self._marks is not None
         return Literal(f"{MARK}{sign}{bytes(sorted(set(first))).hex()},{next(self._marks)};")
 
@@ -431,7 +429,7 @@ class _RegexWriter(_Writer):
 
 
 def keys_of_patterns(patterns: Iterable[str], names: Iterable[str]) -> dict[str, Regex]:
-    """The keys of each pattern but for `names`. Raises NotTranslated or TooLarge."""
+    """Return the keys of each pattern but for `names`. Raises NotTranslated or TooLarge."""
     but = list(map(Literal, names))
     return {pattern: in_all([regex_of_pattern(pattern)], but=but) for pattern in patterns}
 
@@ -449,7 +447,7 @@ _ANY_VALUE = bytes(sorted(set(b"".join(_FIRST.values()))))
 
 
 def _begins(schema: dict[str, Any]) -> bytes:
-    """The bytes with which a value of one type, or one of given values, may begin."""
+    """Return the bytes with which a value of one type, or one of given values, may begin."""
     if "enum" not in schema:
         return _FIRST.get(schema.get("type", ""), _ANY_VALUE)
     return b"".join({_FIRST[json_text.type_of(value)] for value in schema["enum"]})
@@ -504,7 +502,7 @@ class _RuleWriter(_Writer):
         return name
 
     def _named(self, tree: Regex) -> Regex:
-        """A reference to a rule for the tree."""
+        """Return a reference to a rule for the tree."""
         return tree if tree in (NOTHING, BLANK) else Reference(self.rule(lark_text(tree)))
 
     def _terminal(self, body: str) -> Regex:

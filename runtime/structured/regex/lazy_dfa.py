@@ -83,11 +83,11 @@ class LazyDfa:
             return self._classes
 
     def accepting(self, state: int) -> bool:
-        """Whether the text may end at `state`."""
+        """Return whether the text may end at `state`."""
         return state != DEAD and self._accepting[state]
 
     def step(self, state: int, byte: int) -> int:
-        """The state after `byte`; `DEAD` if no text goes on so."""
+        """Return the state after `byte`; `DEAD` if no text goes on so."""
         if state == DEAD:
             return DEAD
         if not self._expanded[state]:
@@ -95,7 +95,7 @@ class LazyDfa:
         return int(self._table[state, byte])
 
     def run(self, state: int, data: bytes) -> int:
-        """The state after all of `data`."""
+        """Return the state after all of `data`."""
         for byte in data:
             if state == DEAD:
                 return DEAD
@@ -166,7 +166,7 @@ class LazyDfa:
         return first if np.count_nonzero(row >= 0) == 1 else None
 
     def _number(self, items: tuple[int, ...]) -> int:
-        """The state that is the set `items` (ascending)."""
+        """Return the state that is the set `items` (ascending)."""
         number = self._numbers.get(items)
         if number is None:
             number = len(self._sets)

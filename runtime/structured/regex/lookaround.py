@@ -46,13 +46,13 @@ _STEPS_PER_LEAF = 512
 
 
 def has_look(regex: Regex) -> bool:
-    """Whether a `Look` or `LookBehind` is anywhere in `regex`."""
+    """Return whether a `Look` or `LookBehind` is anywhere in `regex`."""
     return any(isinstance(node, Look | LookBehind) for node in nodes(regex))
 
 
 def without_look(regex: Regex, max_leaves: int) -> Regex:
-    """The same texts without look-around, as a `Graph`; `syntax.NOTHING` where there are none.
-    Raises `TooLarge` if it, or the way to it, is too large."""
+    """Return the same texts without look-around, as a `Graph`; `syntax.NOTHING` where there are
+    none. Raises `TooLarge` if it, or the way to it, is too large."""
     try:
         return _Reversal(regex, max_leaves).graph()
     except RecursionError:
@@ -262,8 +262,8 @@ class _Reversal:
         return value
 
     def _compiled(self, stratum: list[int], before: set[Ranges]) -> tuple[list[_Step], bool]:
-        """The steps of the nodes of `stratum` after a character that is in the sets `before`, and
-        whether nodes refer to later ones."""
+        """Return the steps of the nodes of `stratum` after a character that is in the sets
+        `before`, and whether nodes refer to later ones."""
         steps: list[_Step] = []
         loops = False
         done = 0

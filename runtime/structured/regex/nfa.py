@@ -106,14 +106,14 @@ class Nfa:
         self.start: tuple[int, ...] = ()
 
     def fork(self, targets: list[int]) -> int:
-        """A node that continues as any of `targets`, a list that may still grow."""
+        """Return a node that continues as any of `targets`, a list that may still grow."""
         node = self._nodes
         self._nodes += 1
         self._forks[node] = targets
         return node
 
     def leaf(self, leaf: Leaf, following: int) -> int:
-        """A node that reads `leaf`, then goes on with the node `following`."""
+        """Return a node that reads `leaf`, then goes on with the node `following`."""
         node = self._nodes
         self._nodes += 1
         self._leaves[node] = leaf
@@ -139,7 +139,7 @@ class Nfa:
         self.start = self.entries(node)
 
     def entries(self, node: int) -> tuple[int, ...]:
-        """The items that `node` stands for, ascending: the first items behind all forks."""
+        """Return the items that `node` stands for, ascending: the first items behind all forks."""
         known = self._entries.get(node)
         if known is not None:
             return known
@@ -164,7 +164,7 @@ class Nfa:
         return entries
 
     def edges(self, item: int) -> tuple[ByteEdge, ...]:
-        """The edges of `item`: ascending, disjoint byte ranges."""
+        """Return the edges of `item`: ascending, disjoint byte ranges."""
         known = self._edges.get(item)
         if known is not None:
             return known
@@ -192,7 +192,7 @@ class Nfa:
         return known
 
     def borders(self) -> set[int]:
-        """The bytes at which some edge of some item begins, or the one before ends."""
+        """Return the bytes at which some edge of some item begins, or the one before ends."""
         borders = {0}
         singles: set[int] = set()
         seen: set[int] = set()
@@ -220,10 +220,8 @@ class Nfa:
 
 
 def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
-    """The automaton of `regex`, built by `trees` and without look-around.
-
-    Raises `TooLarge` if it has more than `max_leaves` leaves, or a text of more bytes than that.
-    """
+    """Return the automaton of `regex`, built by `trees` and without look-around. Raises `TooLarge`
+    if it has more than `max_leaves` leaves, or a text of more bytes than that."""
     nfa = Nfa(max_leaves)
     try:
         if regex != NOTHING:
@@ -246,7 +244,7 @@ class _Builder:
         self._runs: dict[tuple[str, int, int], Words] = {}
 
     def build(self, regex: Regex, following: int) -> int:
-        """The node at which `regex`, then `following`, begins."""
+        """Return the node at which `regex`, then `following`, begins."""
         nfa = self._nfa
         match regex:
             case Literal(text):
@@ -310,10 +308,8 @@ def repeats(
     copy: Callable[[int], int],
     fork: Callable[[list[int]], int],
 ) -> int:
-    """The node at which `least` to `most` copies, then `following`, begin.
-
-    `copy(after)`: a new copy of what is repeated, before the node `after`.
-    """
+    """Return the node at which `least` to `most` copies, then `following`, begin. `copy(after)`: a
+    new copy of what is repeated, before the node `after`."""
     if most is None:
         loop: list[int] = []
         head = fork(loop)
@@ -352,10 +348,8 @@ def _bytes(text: str) -> bytes:
 
 
 def flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | None]:
-    """The same language with a repeat of a repeat made one, where that is simple.
-
-    `(a*)*` and `(a?){1000}` would otherwise have items that lead to all later ones.
-    """
+    """Return the same language with a repeat of a repeat made one, where that is simple. `(a*)*`
+    and `(a?){1000}` would otherwise have items that lead to all later ones."""
     while isinstance(item, Repeat) and item.least <= 1 and item.most in (None, 1) and most != 0:
         inner = item
         item, least, most = inner.item, least * inner.least, None if inner.most is None else most

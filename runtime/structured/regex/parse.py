@@ -87,8 +87,8 @@ _PIECES = re.compile(
 
 
 def place_of(pattern: str, construct: str, verbose: bool) -> str:
-    """The first place of one of CONSTRUCTS, or of a class of `_POSIX`, in `pattern` as words; empty
-    if it is not found."""
+    """Return the first place of one of CONSTRUCTS, or of a class of `_POSIX`, in `pattern` as
+    words; empty if it is not found."""
     position = 0
     while (piece := _PIECES.match(pattern, position)) is not None:
         if piece.lastgroup == construct:
@@ -310,7 +310,7 @@ class Translation:
         return known
 
     def characters(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Ranges:
-        """The set of characters that `members` (`code` LITERAL: the only one) describe."""
+        """Return the set of characters that `members` (`code` LITERAL: the only one) describe."""
         ascii_only = bool(flags & _ASCII)
         ranges: list[tuple[int, int]] = []
         spelt = []
@@ -344,8 +344,8 @@ class Translation:
 
 
 def boundary(word: Chars, differs: bool) -> Regex:
-    """The places with a character of `word` on one side only or, without `differs`, on both or
-    neither."""
+    """Return the places with a character of `word` on one side only or, without `differs`, on both
+    or neither."""
     ways = (
         Concat((LookBehind(word, negative=not before), Look(word, negative=before == differs)))
         for before in (True, False)
@@ -354,7 +354,7 @@ def boundary(word: Chars, differs: bool) -> Regex:
 
 
 def _is_single(regex: Regex) -> bool:
-    """Whether `regex` matches in one way only at every place: no choice, no repeat."""
+    """Return whether `regex` matches in one way only at every place: no choice, no repeat."""
     if isinstance(regex, Concat):
         return all(_is_single(part) for part in regex.parts)
     return isinstance(regex, Literal | Chars | Look | LookBehind)

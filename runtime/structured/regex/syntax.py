@@ -145,7 +145,7 @@ class CharAutomaton:
         depth: int,
         known: dict[tuple[Edge, ...], int],
     ) -> tuple[Edge, ...]:
-        """The edges of the state reached by the first `depth` bytes of all `sequences`."""
+        """Return the edges of the state reached by the first `depth` bytes of all `sequences`."""
         merged: list[Edge] = []
         begin, count = 0, len(sequences)
         while begin < count:
@@ -174,7 +174,7 @@ class CharAutomaton:
 
 @lru_cache(maxsize=512)
 def char_automaton(ranges: Ranges) -> CharAutomaton:
-    """The automaton of `ranges` (as in `syntax.Chars`); shared, as it never changes."""
+    """Return the automaton of `ranges` (as in `syntax.Chars`); shared, as it never changes."""
     return CharAutomaton(ranges)
 
 
@@ -232,7 +232,7 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All scalar values that are not in `ranges`."""
+    """Return all scalar values that are not in `ranges`."""
     gaps = []
     begin = 0
     for first, last in (*ranges, (LAST + 1, LAST + 1)):
@@ -263,7 +263,7 @@ def contains(ranges: Ranges, code: int) -> bool:
 
 @lru_cache(maxsize=16)
 def category(escape: str, ascii_only: bool) -> Ranges:
-    """The set of characters of the class escape `escape` (`\\d`, `\\W`, …)."""
+    """Return the set of characters of the class escape `escape` (`\\d`, `\\W`, …)."""
     if escape[1].isupper():
         return complement(category(escape.lower(), ascii_only))
     pattern = re.compile(f"{escape}+", re.ASCII if ascii_only else re.UNICODE)
@@ -283,8 +283,8 @@ def prepare() -> None:
 
 @lru_cache(maxsize=1024)
 def ignoring_case(one: str, plain: Ranges, ascii_only: bool) -> Ranges:
-    """The characters that `one`, a pattern of one character that matches `plain`, matches if case
-    is ignored.
+    """Return the characters that `one`, a pattern of one character that matches `plain`, matches if
+    case is ignored.
 
     Only characters that take part in case mappings can differ from `plain`.
     """
@@ -310,7 +310,7 @@ def _cased() -> tuple[Ranges, str]:
 
 
 def _characters(begin: int, count: int) -> str:
-    """The text of `count` code points from `begin` on, surrogates included."""
+    """Return the text of `count` code points from `begin` on, surrogates included."""
     return (
         np.arange(begin, begin + count, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     )
@@ -437,7 +437,7 @@ def size(regex: Regex, limit: int, uncounted: Regex | None = None) -> int:
 
 
 def texts_of(regex: Regex, most: int) -> list[str] | None:
-    """All texts that a tree describes; None where there may be more than `most`."""
+    """Return all texts that a tree describes; None where there may be more than `most`."""
     found: list[str] = []
     parts: tuple[Regex, ...] = ()
     least = 1
@@ -470,8 +470,7 @@ def texts_of(regex: Regex, most: int) -> list[str] | None:
 
 
 def lengths(regex: Regex) -> tuple[float, float]:
-    """The shortest and the longest text in code points; (inf, 0) where there is no text.
-
+    """Return the shortest and the longest text in code points; (inf, 0) where there is no text.
     Looks at the text around are taken to match always: they can only narrow what is found."""
     match regex:
         case Literal(text):
@@ -499,7 +498,7 @@ def lengths(regex: Regex) -> tuple[float, float]:
 
 
 def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
-    """The texts of `regex` that have `least` to `most` code points (None: no upper bound).
+    """Return the texts of `regex` that have `least` to `most` code points (None: no upper bound).
 
     None where the trees have no exact expression for it that is small: that is, unless all lengths
     fit, or a single repetition of single characters can take up the difference.
@@ -550,7 +549,7 @@ _SPECIAL = re.compile("[^0-9A-Za-z]")
 
 
 def pattern_of(regex: Regex, max_length: int = 1 << 22) -> str:
-    """The pattern that matches, anchored at both ends, the language of `regex`.
+    """Return the pattern that matches, anchored at both ends, the language of `regex`.
 
     Raises InvalidConstraint if it has look-around, which these engines lack, and `TooLarge` if it
     is nested too deeply or longer than `max_length` characters (each `\\w` is some 12,000).
@@ -591,7 +590,7 @@ class _Writer:
                 raise InvalidConstraint("regex: look-around has no equivalent in other engines")
 
     def _atom(self, regex: Regex) -> str:
-        """The pattern of `regex` where a quantifier follows."""
+        """Return the pattern of `regex` where a quantifier follows."""
         if isinstance(regex, Chars) or (isinstance(regex, Literal) and len(regex.text) == 1):
             return self._sequence(regex)
         return f"(?:{self.alternatives(regex)})"

@@ -82,9 +82,9 @@ class Canonicalizer:
             self._pre_tokenizer.know_frequent_cuts()
 
     def tail(self, context: list[int]) -> bytes | None:
-        """All that `tokens_after` needs to know of the context, the output so far from its first
-        token on: short where cuts are frequent, and a key for memos. None where nothing can be
-        forced."""
+        """Return all that `tokens_after` needs to know of the context, the output so far from its
+        first token on: short where cuts are frequent, and a key for memos. None where nothing can
+        be forced."""
         if self.unsupported:
             return None
         tail = b""
@@ -111,8 +111,8 @@ class Canonicalizer:
         can_follow: Callable[[bytes], bool],
         may_end: bool,
     ) -> list[int]:
-        """The canonical tokens of a beginning of `forced`, which comes behind a context with this
-        `tail`.
+        """Return the canonical tokens of a beginning of `forced`, which comes behind a context with
+        this `tail`.
 
         `can_follow(text)` says whether the constraint allows `forced + text` as the beginning of
         some complete text, `may_end` whether the text may be complete after `forced`. Where they
@@ -171,7 +171,7 @@ class Canonicalizer:
         return tokens[: common(tokens, self._same(text[:cut], Following(None, True)))]
 
     def _last_starter(self, text: str) -> int:
-        """The offset of the last characters that a continuation of the text may change."""
+        """Return the offset of the last characters that a continuation of the text may change."""
         assert self._composition is not None
         end = len(text)
         while end and text[end - 1] in self._composition.takes:
@@ -217,7 +217,7 @@ class Canonicalizer:
         return best or ()
 
     def _cut_tokens(self, text: str, ends: Ends, following: Following) -> Tokens:
-        """The tokens of `text` cut at `ends`; the rest behind the last goes on."""
+        """Return the tokens of `text` cut at `ends`; the rest behind the last goes on."""
         start = ends[-1] if ends else 0
         tokens = self._pieces(text, ends)
         if start < len(text):
@@ -225,7 +225,7 @@ class Canonicalizer:
         return tokens
 
     def _pieces(self, text: str, ends: Ends) -> Tokens:
-        """The tokens of the pieces of `text` that end at `ends`."""
+        """Return the tokens of the pieces of `text` that end at `ends`."""
         spans = pairwise((0, *ends))
         return tuple(chain.from_iterable(self._merges.piece(text[a:b]) for a, b in spans))
 
@@ -242,7 +242,7 @@ class Canonicalizer:
     # ------------------------------------------------------------ added tokens
 
     def _segments(self, text: str) -> list[tuple[str, int | None]]:
-        """The text cut at the tokens that are looked for before anything else."""
+        """Return the text cut at the tokens that are looked for before anything else."""
         segments: list[tuple[str, int | None]] = []
         start = position = 0
         while position < len(text):
@@ -337,7 +337,7 @@ def _unsupported(spec: dict[str, Any]) -> str:
 
 
 def _complete(data: bytes) -> int:
-    """The length of `data` without a character that is cut off at its end."""
+    """Return the length of `data` without a character that is cut off at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

@@ -230,7 +230,7 @@ class TokenTable:
         out[:] = self.walked(state) if place is None else self._rows[place.row]
 
     def walked(self, state: int) -> np.ndarray:
-        """The mask of `state` by the automaton, int32 [words], whatever its row has. Raises
+        """Return the mask of `state` by the automaton, int32 [words], whatever its row has. Raises
         `TooLarge` if the automaton is."""
         with self._walking:
             return self._mask(state)
@@ -267,10 +267,8 @@ class TokenClasses(msgspec.Struct, frozen=True):
 
 
 def token_classes(trie: ByteTrie, automaton: LazyDfa, max_bytes: int) -> TokenClasses | None:
-    """The classes of the whole automaton; None if the table has more bytes.
-
-    May raise `TooLarge` where the automaton is not explored yet.
-    """
+    """Return the classes of the whole automaton; None if the table has more bytes. May raise
+    `TooLarge` where the automaton is not explored yet."""
     functions = _Functions(automaton.all_transitions(), automaton.byte_classes, max_bytes)
     found = np.zeros(trie.num_nodes + 1, np.int64)  # of each node; 0: dead everywhere
     found[0] = 1

@@ -112,14 +112,14 @@ class PreTokenizer:
             self.is_sure(before, after)
 
     def ends(self, text: str) -> Ends:
-        """The ends of the pieces of a whole text."""
+        """Return the ends of the pieces of a whole text."""
         if not self.exists:
             return (len(text),) if text else ()
         pieces = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
         return tuple(end for _, (_, end) in pieces)
 
     def is_sure(self, before: str, after: str) -> bool:
-        """Whether a cut stands between these two characters in every text."""
+        """Return whether a cut stands between these two characters in every text."""
         if not self.exists:
             return False
         key = (self._class_of(before), self._class_of(after))
@@ -136,8 +136,8 @@ class PreTokenizer:
         return known
 
     def _has_known_cut(self, text: str) -> bool:
-        """Whether a cut in the text is known to be sure; then the text before the cut need not be
-        tried."""
+        """Return whether a cut in the text is known to be sure; then the text before the cut need
+        not be tried."""
         return any(
             self._sure.get((self._class_of(before), self._class_of(after)))
             for before, after in pairwise(text)
@@ -160,7 +160,7 @@ class PreTokenizer:
     def outcomes(
         self, text: str, allows: Callable[[Continuation], bool], known: set[Ends]
     ) -> Iterator[Ends]:
-        """The ways in which `text` (not empty) can be cut if followed by a text that `allows`
+        """Yield the ways in which `text` (not empty) can be cut if followed by a text that `allows`
         admits.
 
         Ways in `known` are left out, and new ones are added to `known`. If the end of `text` is not
@@ -178,7 +178,7 @@ class PreTokenizer:
                 yield ends
 
     def _ends_before(self, text: str, sample: str) -> Ends:
-        """The ends of the pieces of `text` if `sample` follows."""
+        """Return the ends of the pieces of `text` if `sample` follows."""
         found = self.ends(text + sample) if self.exists else ()
         if len(self._ends) >= MAX_MEMOS:
             self._ends.clear()
@@ -204,7 +204,7 @@ class PreTokenizer:
 
 
 def flat_parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer of a tokenizer.json as a flat list of its parts."""
+    """Return a normalizer or pre-tokenizer of a tokenizer.json as a flat list of its parts."""
     if spec is None:
         return []
     if spec["type"] != "Sequence":
@@ -246,7 +246,7 @@ class Following:
         self.may_end = may_end and not pending
 
     def __call__(self, text: bytes) -> bool:
-        """Whether some complete text goes on with `text`."""
+        """Return whether some complete text goes on with `text`."""
         if self._can_follow is None:
             return True
         known = self._known.get(text)
@@ -261,12 +261,12 @@ class Following:
         return next(n for n in range(1, len(text) + 1) if not self(text[:n]))
 
     def allows(self, continuation: Continuation) -> bool:
-        """Whether a text that begins with such characters may follow. Of characters beyond ASCII
-        only the first byte is asked for."""
+        """Return whether a text that begins with such characters may follow. Of characters beyond
+        ASCII only the first byte is asked for."""
         return self._allows(continuation, b"")
 
     def joins(self, prefixes: list[bytes]) -> bool:
-        """Whether a text that begins with one of `prefixes` (two bytes each) may follow."""
+        """Return whether a text that begins with one of `prefixes` (two bytes each) may follow."""
         leads = {prefix[:1] for prefix in prefixes}
         allowed = {lead for lead in leads if self(lead)}
         return any(prefix[:1] in allowed and self(prefix) for prefix in prefixes)
@@ -291,8 +291,8 @@ class Following:
         return False
 
     def _category(self, category: str, before: bytes) -> bool:
-        """Whether a character beyond ASCII of this category may follow `before`; and maybe so where
-        it may not."""
+        """Return whether a character beyond ASCII of this category may follow `before`; and maybe
+        so where it may not."""
         found = self._categories.get((before, category))
         if found is None:
             first = first_bytes_of(category)
@@ -377,7 +377,7 @@ class Merges:
         return tokens
 
     def _can_run_over(self, begun: bytes, before: int | None, following: Following) -> bool:
-        """Whether a token that begins with `begun` and goes on may stand behind `before`."""
+        """Return whether a token that begins with `begun` and goes on may stand behind `before`."""
         words = self._words
         index = bisect_left(words, begun + b"\0")
         tried = 0

@@ -145,13 +145,13 @@ def categories_by_first_byte() -> dict[int, frozenset[str]]:
 
 @cache
 def first_bytes_of(category: str) -> tuple[int, ...]:
-    """The bytes that `categories_by_first_byte` has this general category for, ascending."""
+    """Return the bytes that `categories_by_first_byte` has this general category for, ascending."""
     found = categories_by_first_byte()
     return tuple(sorted(byte for byte, categories in found.items() if category in categories))
 
 
 def _first_byte(code: int) -> int:
-    """The first byte of the UTF-8 of a code point from 0x80 to 0xFFFF."""
+    """Return the first byte of the UTF-8 of a code point from 0x80 to 0xFFFF."""
     return 0xC0 | code >> 6 if code < 0x800 else 0xE0 | code >> 12
 
 
@@ -242,7 +242,7 @@ def address(words: np.ndarray) -> int:
 
 
 def allows(words: np.ndarray, token: int) -> bool:
-    """Whether a packed mask allows a token of the vocabulary."""
+    """Return whether a packed mask allows a token of the vocabulary."""
     return bool(words.item(token >> 5) >> (token & 31) & 1)
 
 
@@ -304,8 +304,8 @@ class Vocabulary:
     def from_tokenizer(
         cls, tokenizer: Any, size: int | None = None, eos_token_ids: list[int] | None = None
     ) -> Vocabulary:
-        """The vocabulary of a transformers fast tokenizer, or of a `tokenizers.Tokenizer` (then
-        name the EOS ids).
+        """Return the vocabulary of a transformers fast tokenizer, or of a `tokenizers.Tokenizer`
+        (then name the EOS ids).
 
         Raises TypeError for anything else, ValueError where it names no end of the sequence.
         """
@@ -412,12 +412,12 @@ class Vocabulary:
         return tokens
 
     def bytewise(self, text: bytes) -> list[int] | None:
-        """The text in tokens of one byte each; None where the vocabulary lacks one."""
+        """Return the text in tokens of one byte each; None where the vocabulary lacks one."""
         tokens = [self.byte_tokens[byte] for byte in text]
         return None if -1 in tokens else tokens
 
     def token_of(self, text: bytes) -> int | None:
-        """The token that is this text, the last one of several; None if none is."""
+        """Return the token that is this text, the last one of several; None if none is."""
         texts = self.order.texts
         at = bisect_right(texts, text) - 1
         return self.order.tokens.item(at) if at >= 0 and texts[at] == text else None
