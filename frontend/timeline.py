@@ -1,4 +1,4 @@
-"""A run in time: its branches as lanes, and on each what was generated, chosen and called."""
+"""Timeline of a run: branches as lanes, with generations, selections and tool calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FOLDER = Path(__file__).with_name("timeline_page")
 
 
 def timeline_page(title: str, data: str) -> str:
-    """The page of a timeline, of which `data` is the JSON."""
+    """Return the page of a timeline; `data` is its JSON."""
     # No text of the model may end the element that the data stands in.
     safe = data.replace("<", "\\u003c")
     return _page(title, _read("timeline.html"), safe)
 
 
 def graph_page(title: str, drawing: str) -> str:
-    """A page around `drawing`, which is HTML."""
+    """Return a page around `drawing`, which is HTML."""
     return _page(title, drawing, None)
 
 
@@ -57,10 +57,8 @@ def _read(name: str) -> str:
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Tokens of one kind that came one after the other.
-
-    `kind` is "sampled", "forced", or of drafted ones one of `DRAFT_SOURCES`.
-    """
+    """Consecutive tokens of one kind. `kind` is "sampled", "forced", or for draft tokens one of
+    `DRAFT_SOURCES`."""
 
     start: float
     end: float
@@ -69,14 +67,13 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One thing that took time. Times are seconds since the run began.
+    """Operation or tool call with its times, in seconds since the run began.
 
-    It was `asked` for when the program appended it, and its turn came at `start`, when all before
-    it on its branch was done; then it was `admitted` to the running requests, and its `first` token
-    came: None where nobody told. `end` is when the result arrived. Durations are the server's where
-    it measures them, and else those of the program's `clock`. `before` is the text that was
-    appended since the span before it; long texts are shortened. `stretches` are those of the first
-    sample.
+    The program `asked` for the operation when it appended it. At `start` all earlier operations of
+    its branch were done. Then it was `admitted` to the running requests, and its `first` token
+    came; None if unknown. `end` is the result's arrival. Durations are the server's measurements,
+    otherwise by the program's `clock`. `before` is the text appended since the last span; long
+    texts are shortened. `stretches` are the first sample's.
     """
 
     kind: Literal["gen", "select", "tool"]
@@ -103,7 +100,7 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second after the first token of each sample."""
+        """Return tokens per second after the first token of each sample."""
         later = self.completion_tokens - self.samples
         if self.first is None or later <= 0 or self.end <= self.first:
             return None
@@ -111,8 +108,8 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Lane(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A branch. `parent` is the index of the lane that it was forked from; `after` is the text that
-    was appended behind its last span."""
+    """Lane of a branch. `parent` is the index of its parent's lane; `after` is the text appended
+    after its last span."""
 
     name: str
     parent: int | None
@@ -123,11 +120,11 @@ class Lane(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run in time. `save(path)` writes it as a page, `to_json()` as JSON, and
-    `str()` says it in a few lines.
+    """Timeline of a run. `save(path)` writes a page, `to_json()` returns JSON, and `str()` a short
+    text.
 
-    `lanes` are in the order of the tree: forks stand below what they were forked from. `forgotten`
-    counts what is missing of a run that did very much.
+    `lanes` are in the order of the tree: forks follow their parent. `forgotten` counts the entries
+    left out of a very long run.
     """
 
     program: str
@@ -139,18 +136,18 @@ class Timeline(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def spans(self) -> list[Span]:
-        """The spans of all lanes, in order of their start."""
+        """Return the spans of all lanes, in order of their start."""
         return sorted((span for lane in self.lanes for span in lane.spans), key=lambda s: s.start)
 
     def total(self, field: str) -> int:
-        """The sum over all spans of a count of tokens, such as "cached_tokens"."""
+        """Return the sum over all spans of a count of tokens, such as "cached_tokens"."""
         return sum(getattr(span, field) for lane in self.lanes for span in lane.spans)
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()
 
     def to_html(self) -> str:
-        """One page that needs nothing else: no server, no other file, no network."""
+        """Return one self-contained page: no server, no other file, no network."""
         return timeline_page(self.program, self.to_json())
 
     def save(self, path: str | Path) -> None:

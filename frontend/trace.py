@@ -1,8 +1,8 @@
-"""Finding a program's graph by running its Python with symbols in place of values.
+"""Tracing of a program's graph: its Python runs with symbols in place of values.
 
-Nothing is generated: arguments that were not given and everything a program reads are *references*,
-which can be joined with text, formatted into it and appended. Where the program's Python needs an
-actual value (to compare or convert it), tracing stops and says so: what follows depends on it.
+Nothing is generated. Missing arguments and all results that a program reads are *references*. A
+reference can be joined with text, formatted into it and appended. If the program's Python needs an
+actual value (to compare or convert), tracing stops there with the reason.
 """
 
 from __future__ import annotations
@@ -48,10 +48,8 @@ Kind = Literal["text", "ids", "image", "role", "value", "gen", "select", "fork",
 
 @dataclass(eq=False)
 class Node:
-    """One thing a program does. `uses` are the nodes whose values it needs, besides the one before.
-
-    `detail` describes it; `branches` are the forks of a fork and the program of a call.
-    """
+    """Operation of a program. `uses` are nodes whose values it needs, besides the previous one.
+    `detail` describes it; `branches` are the forks of a fork and the program of a call."""
 
     id: int
     kind: Kind
@@ -64,7 +62,7 @@ class Node:
 
 @dataclass(eq=False)
 class BranchGraph:
-    """The nodes of one branch in order, and the variables that the branch names."""
+    """Nodes of one branch in order, and the variables that the branch names."""
 
     nodes: list[Node] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
@@ -72,10 +70,10 @@ class BranchGraph:
 
 @dataclass(eq=False)
 class Trace:
-    """The graph of a program; `str()` draws it as a tree, and `save(path)` as a page.
+    """Graph of a program; `str()` draws it as a tree, and `save(path)` as a page.
 
-    `prefix` is the text every run of the program starts with. `stopped` says where and why the
-    trace had to end early, or is "".
+    `prefix` is the text with which every run of the program starts. `stopped` is the place and
+    reason of an early end, or "".
     """
 
     name: str
@@ -85,21 +83,21 @@ class Trace:
 
     @property
     def nodes(self) -> list[Node]:
-        """All nodes, forks' included, in the order in which the program made them."""
+        """Return all nodes, forks' included, in the order in which the program made them."""
         return sorted(_walk(self.root), key=lambda node: node.id)
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """(id of a node, id of a node that needs it)."""
+        """Return pairs (id of a node, id of a node that needs it)."""
         return sorted(_edges(self.root, None))
 
     @property
     def variables(self) -> list[str]:
-        """The names the program gives to values, in order."""
+        """Return the names of the program's variables, in order."""
         return list(self.root.variables)
 
     def to_html(self) -> str:
-        """One page that needs nothing else: branches side by side, from top to bottom."""
+        """Return one self-contained page: branches side by side, from top to bottom."""
         from rootlace.timeline import graph_page
 
         rest = f"<p>The rest is unknown: {escape(self.stopped)}</p>" if self.stopped else ""
@@ -169,7 +167,7 @@ def _describe(node: Node) -> str:
 
 
 def _boxes(branch: BranchGraph, kind: str) -> Iterator[str]:
-    """The branch as HTML: nodes from top to bottom, the forks of a node side by side."""
+    """Yield the branch as HTML: nodes from top to bottom, the forks of a node side by side."""
     yield f'<div class="{kind}">'
     for index, node in enumerate(branch.nodes):
         if index:
@@ -193,11 +191,11 @@ _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 
 class StopTracing(BaseException):
-    """The rest of the program cannot be known. Not an Exception: programs must not catch it."""
+    """End of a trace. Not an Exception: programs must not catch it."""
 
 
 def _stops(reason: str) -> Callable[..., NoReturn]:
-    """A method that stops the trace at the line that calls it."""
+    """Return a method that stops the trace at the calling line."""
 
     def stop(*_: object) -> NoReturn:
         raise StopTracing(f"{call_site()} {reason}")
@@ -207,10 +205,10 @@ def _stops(reason: str) -> Callable[..., NoReturn]:
 
 @refuses_use
 class Reference(Expression):
-    """A value that a traced program does not have: an argument, or what was generated.
+    """Unknown value of a traced program: an argument, or a generated value.
 
-    It can be joined with text, put into f-strings, appended, indexed and passed on. Any other use
-    stops the trace.
+    A reference can be joined with text, put into f-strings, appended, indexed and passed on. Any
+    other use stops the trace.
     """
 
     __slots__ = ("label", "node", "site")
@@ -243,15 +241,14 @@ class Reference(Expression):
 
 
 class _Symbol(Constant):
-    """A variable of a traced program."""
+    """Variable of a traced program."""
 
     def meta(self) -> Any:
         return Reference(f"meta information of {self.value.label}")
 
 
 class TracedBranch(SettledBranch):
-    """The branch of a program that is traced: it records instead of sending, never waits, and gives
-    references."""
+    """Branch of a traced program: records operations, never waits, and returns references."""
 
     def __init__(self, tracer: Tracer, parent: TracedBranch | None = None) -> None:
         self.tracer = tracer
@@ -375,7 +372,7 @@ class TracedBranch(SettledBranch):
         self.variables[name] = _Symbol(Reference(name, last))
 
     def call(self, function: Definition, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The program calls another one: its trace is a part of this one."""
+        """Trace a called program as a part of this trace."""
         self.tracer.leave_prefix()
         own = {name: value for name, value in kwargs.items() if name not in ("backend", "stream")}
         values, _ = function.split(own)
@@ -397,7 +394,7 @@ class TracedBranch(SettledBranch):
 
 
 class Tracer:
-    """One trace under way: numbers nodes and collects the constant prefix."""
+    """Trace in progress: numbers nodes and collects the constant prefix."""
 
     def __init__(self, chat: protocol.ChatFormat, prefix_only: bool = False) -> None:
         self.chat = chat
@@ -412,19 +409,19 @@ class Tracer:
         return self._last
 
     def mark(self, reference: Reference) -> str:
-        """Placeholder of `reference` inside a string, until the string is appended."""
+        """Return a placeholder of `reference` inside a string, until the string is appended."""
         self._marked.append(reference)
         return f"{_OPEN}{len(self._marked) - 1}{_CLOSE}"
 
     def split(self, text: str) -> list[str | Reference]:
-        """`text` with the marks in it turned back into references."""
+        """Split `text` at its placeholders, which become references again."""
         pieces = _MARK.split(text)
         return [
             self._marked[int(piece)] if index % 2 else piece for index, piece in enumerate(pieces)
         ]
 
     def plain(self, text: str) -> str:
-        """`text` for people to read."""
+        """Return `text` in readable form."""
         return _MARK.sub(lambda mark: repr(self._marked[int(mark[1])]), text)
 
     def leave_prefix(self) -> None:
@@ -440,12 +437,12 @@ _current: contextvars.ContextVar[TracedBranch | None] = contextvars.ContextVar(
 
 
 def tracing() -> TracedBranch | None:
-    """The branch under trace in this context, if any."""
+    """Return the branch under trace in this context, if any."""
     return _current.get()
 
 
 def trace(function: Definition, args: Sequence[Any], values: Mapping[str, Any]) -> Trace:
-    """See `Function.trace`."""
+    """Implement `Function.trace`."""
     tracer = Tracer(PLAIN)
     root = TracedBranch(tracer)
     result = Trace(function.name, root.graph)
@@ -468,9 +465,9 @@ def trace(function: Definition, args: Sequence[Any], values: Mapping[str, Any]) 
 def constant_prefix(
     function: Definition, chat: protocol.ChatFormat, common: Mapping[str, Any] | None = None
 ) -> list[protocol.Text]:
-    """The text that every run of the program with the arguments `common` should start with.
+    """Return the text that every run of the program with the arguments `common` should start with.
 
-    The program's Python runs up to the first thing that is not constant, or that fails. The result
+    The program's Python runs up to the first operation that is not constant, or fails. The result
     is a hint: it is compared with each program's actual text.
     """
     tracer = Tracer(chat_format.usable(chat), prefix_only=True)
@@ -498,7 +495,7 @@ def _run(
 
 
 def _drive(coroutine: Any) -> Any:
-    """Run a coroutine that has nothing to wait for."""
+    """Run a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""The console script `rootlace`."""
+"""Console script `rootlace`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click.exceptions import NoArgsIsHelpError
 
 
 def main() -> None:
-    """Run the command line. What is wrong with it is told in one line."""
+    """Run the command line. An error of its arguments prints one line."""
     from rootlace.cli.app import app
     from rootlace.cli.common import INTERRUPTED, tell
     from rootlace.cli.options import FILE

@@ -1,4 +1,4 @@
-"""The commands of `rootlace`. What they need is imported when they run: `--version` is instant."""
+"""Commands of `rootlace`. Commands import their modules when run, so `--version` is instant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rootlace.wire.errors import RootlaceError
 
 
 class App(Group):
-    """A typed error of any command ends it with one line."""
+    """Command group that ends a command's typed error with one line."""
 
     def invoke(self, context: click.Context) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The load of `rootlace bench`: requests, the answers' times, their figures, and a page of them."""
+"""Load of `rootlace bench`: requests, the answers' times, their figures, and an HTML page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORDS = _WORDS.split()
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, `at` so many seconds after the first; None: as soon as there is room."""
+    """Request, sent `at` seconds after the first; None: as soon as concurrency allows."""
 
     prompt: str
     max_tokens: int
@@ -47,7 +47,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths in tokens; `words` is how many words make a token of the server's."""
+    """Shape of a load, in tokens; `words` is the number of words per token of the server."""
 
     requests: int
     input_tokens: int
@@ -58,14 +58,14 @@ class Shape:
     seed: int
 
     def text(self, tokens: float, *seed: object) -> str:
-        """About so many tokens, the same for the same seed."""
+        """Return random text of about `tokens` tokens, deterministic per seed."""
         rng = random.Random(repr((self.seed, *seed)))
         count = max(round(tokens * self.words), 1)
         return " ".join(rng.choices(WORDS, k=count))
 
 
 def unlike(shape: Shape) -> list[Ask]:
-    """Prompts that have nothing in common."""
+    """Return requests with prompts that share nothing."""
     return [
         Ask(shape.text(shape.input_tokens, "random", number), shape.output_tokens)
         for number in range(shape.requests)
@@ -73,7 +73,7 @@ def unlike(shape: Shape) -> list[Ask]:
 
 
 def shared(shape: Shape) -> list[Ask]:
-    """In turn, prompts of several groups, those of one behind a common prefix."""
+    """Return requests of `groups` in turn; each group's prompts share a prefix."""
     prefixes = [shape.text(shape.prefix, "prefix", group) for group in range(shape.groups)]
     return [
         Ask(
@@ -85,8 +85,8 @@ def shared(shape: Shape) -> list[Ask]:
 
 
 def chat(shape: Shape) -> list[Ask]:
-    """Lengths spread as those of conversations are: log-normal, most of them short. The lengths
-    asked for are the medians."""
+    """Return requests with a conversation's lengths: log-normal, most of them short. The shape's
+    lengths are the medians."""
     rng = random.Random(f"chat {shape.seed}")
     asks = []
     for number in range(shape.requests):
@@ -107,7 +107,7 @@ LOADS: dict[str, Callable[[Shape], list[Ask]]] = {
 
 
 def arriving(asks: list[Ask], rate: float, seed: int) -> list[Ask]:
-    """The requests at random times, `rate` per second; 0: each as soon as there is room."""
+    """Return the requests at Poisson times, `rate` per second; 0: as soon as concurrency allows."""
     if not rate:
         return asks
     rng = random.Random(f"arrivals {seed}")
@@ -119,8 +119,8 @@ def arriving(asks: list[Ask], rate: float, seed: int) -> list[Ask]:
 
 
 def of_trace(path: Path, shape: Shape, speed: float) -> list[Ask]:
-    """The first `shape.requests` requests of a trace, as `rootlace simulate` reads it: prompts
-    share what their blocks share. Raises BadTrace, and OSError for what cannot be read."""
+    """Return the first `shape.requests` requests of a trace, read as `rootlace simulate` does;
+    prompts share text for shared blocks. Raises BadTrace, and OSError for an unreadable file."""
     from rootlace.runtime.simulation.trace import read_trace
 
     trace = read_trace(path)
@@ -142,12 +142,12 @@ _PROBE_WORDS = 100
 
 
 class Unusable(Exception):
-    """The server cannot be measured; the message says why."""
+    """Error for a server that cannot be measured, with the reason."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """The address, key and model that requests are sent to."""
+    """Address, key and model of the measured server."""
 
     url: str
     api_key: str
@@ -165,11 +165,11 @@ class Server:
 
 @dataclass
 class Timed:
-    """One request: seconds since the first was due. `pieces` are when its text came.
+    """Times of a request, in seconds after the first one's due time. `pieces` are the arrivals of
+    its text.
 
-    Times count from when it was due, if requests come by a clock: one that had to wait for an
-    earlier one (`--concurrency`) waited for the server. `due` is None where each is sent as soon as
-    there is room.
+    With scheduled arrivals, times count from `due`, since a request delayed by `--concurrency`
+    waited for the server. `due` is None without a schedule.
     """
 
     due: float | None
@@ -183,7 +183,7 @@ class Timed:
 
     @property
     def first(self) -> float:
-        """Seconds until the first token."""
+        """Return seconds until the first token."""
         return self.pieces[0] - self.begun
 
     @property
@@ -196,16 +196,13 @@ class Timed:
 
     @property
     def between(self) -> float:
-        """Seconds between tokens, on average; 0 where there was one."""
+        """Return mean seconds between tokens; 0 for a single token."""
         count = self.output_tokens - 1
         return (self.pieces[-1] - self.pieces[0]) / count if count > 0 else 0.0
 
 
 async def look(server: Server) -> tuple[str, float]:
-    """The model's name, and how many of our words make one of its tokens.
-
-    Raises Unusable.
-    """
+    """Return the model's name, and the server's words of `WORDS` per token. Raises Unusable."""
     async with server.session() as http:
         try:
             model = server.model
@@ -245,7 +242,7 @@ def _said(text: str, status: int) -> str:
 async def send_all(
     server: Server, asks: list[Ask], concurrency: int, ended: Callable[[], None]
 ) -> list[Timed]:
-    """All requests, none before it is due, at most `concurrency` at a time."""
+    """Send all requests, none before it is due, at most `concurrency` at a time."""
     free = asyncio.Semaphore(concurrency)
     begun = time.perf_counter()
 
@@ -326,14 +323,14 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """`spreads` are empty where every request failed."""
+    """Figures of a load; `spreads` are empty if every request failed."""
 
     timed: list[Timed]
     spreads: dict[str, Spread]
     rates: dict[str, float]
     errors: dict[str, int]
     asked: dict[str, Any]
-    """What was asked of which server, and when."""
+    """Settings of the load, the server, and the date."""
 
     @classmethod
     def of(cls, timed: list[Timed], asked: dict[str, Any] | None = None) -> Figures:
@@ -364,12 +361,12 @@ class Figures:
         )
 
     def terms(self) -> str:
-        """The settings of the run in a line, without model and server."""
+        """Return the run's settings in a line, without model and server."""
         names = [name for name in self.asked if name not in ("model", "url")]
         return ", ".join(f"{name} {self.asked[name]}" for name in names)
 
     def as_json(self) -> dict[str, Any]:
-        """All figures and requests; times in seconds."""
+        """Return all figures and requests; times in seconds."""
         return {
             "asked": self.asked,
             "rates": self.rates,
@@ -382,7 +379,7 @@ class Figures:
 
 
 def _quantile(ranked: Sequence[float], share: float) -> float:
-    """By the nearest rank."""
+    """Return the quantile by the nearest rank."""
     return ranked[min(max(round(share * len(ranked) + 0.5) - 1, 0), len(ranked) - 1)]
 
 
@@ -405,7 +402,7 @@ _SHOWN = 400
 
 
 def page(found: Figures) -> str:
-    """The page; times on it are in milliseconds or seconds, as it says."""
+    """Return the HTML page; its labels name milliseconds or seconds."""
     model, url = found.asked["model"], found.asked["url"]
     good = [one for one in found.timed if not one.error]
     names = ("mean", "p50", "p90", "p99", "most")
@@ -449,7 +446,7 @@ def _frame(inside: str, longest: float) -> str:
 
 
 def _curve(values: Sequence[float]) -> str:
-    """The cumulative distribution."""
+    """Draw the cumulative distribution, as SVG."""
     ranked = sorted(values)
     longest = ranked[-1] or 1e-9
     points = [

@@ -1,4 +1,4 @@
-"""Shared by commands: failing with one line, finding the model, asking a server."""
+"""Helpers of commands: failing with one line, finding the model, asking a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended."""
+"""Exit code of a command that Ctrl-C ended."""
 
 _RUNTIME_MODULES = (
     *("aiohttp", "huggingface_hub", "interegular", "jsonschema", "jsonschema_rs", "llguidance"),
@@ -43,7 +43,7 @@ def fail(message: str) -> NoReturn:
 
 
 def check_runtime() -> None:
-    """End the command with a hint where `rootlace[runtime]` is not installed. Imports nothing."""
+    """End the command with a hint if `rootlace[runtime]` is not installed. Imports nothing."""
     missing = [name for name in _RUNTIME_MODULES if not _is_there(name)]
     if missing:
         fail(
@@ -66,8 +66,8 @@ _TIMEOUT = 60.0
 
 
 def ask(url: str, path: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
-    """The server's answer; ends the command where there is none, or an error. Raises
-    ServerUnavailable where the server may answer later."""
+    """Return the server's answer; end the command if it is an error or missing. Raises
+    ServerUnavailable if the server may answer later."""
     import urllib.error
     import urllib.request
 
@@ -100,7 +100,7 @@ def _message(answer: bytes) -> str:
 
 
 def described_model(given: str) -> str:
-    """The model `given`, a folder or a GGUF file. Raises RootlaceError if it is none."""
+    """Return the path of the model folder or GGUF file `given`. Raises RootlaceError if none."""
     from rootlace.runtime.model.checkpoint.config import check_config
     from rootlace.runtime.model.checkpoint.source import model_source
     from rootlace.runtime.model.hub.local import local_model
@@ -117,8 +117,8 @@ def draft_model(
     *,
     weights: bool = True,
 ) -> str:
-    """The draft model or head `given`. Raises RootlaceError if it is none, or, with `weights`, if
-    it cannot be served. A head is judged beside the model."""
+    """Return the path of the draft model or head `given`. Raises RootlaceError if it is none, or
+    with `weights` cannot be served. A head is checked with its model."""
     from rootlace.runtime.model.hub.local import local_model
     from rootlace.runtime.model.options import names_head
 
@@ -133,8 +133,8 @@ def draft_model(
 def served_model(
     given: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
 ) -> tuple[ModelSource, ModelConfig | None]:
-    """As `described_model`, None: the embedded demo model. Raises RootlaceError, too, if it cannot
-    be served. With what its files say, where that takes no import of torch."""
+    """Return the source of a model (None: the demo model), and its config if read without torch.
+    Raises RootlaceError if it is none or cannot be served."""
     from rootlace.runtime.assets import demo_model
     from rootlace.runtime.model.checkpoint.config import check_config
     from rootlace.runtime.model.checkpoint.source import servable_source
@@ -153,10 +153,8 @@ def served_model(
 
 @contextmanager
 def connected(model: str | None, url: str | None, api_key: str | None) -> Iterator[Any]:
-    """The backend at `url`, or a runtime started with `model` (default: the demo model).
-
-    It is closed at the end of the block. Raises RootlaceError where there is none.
-    """
+    """Connect to the backend at `url`, or start a runtime with `model` (default: the demo model).
+    The block's end closes the backend. Raises RootlaceError if there is none."""
     import rootlace as rl
 
     if model is not None and url is not None:

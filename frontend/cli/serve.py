@@ -1,4 +1,4 @@
-"""`rootlace serve`: gateway and engine in the foreground; `rootlace keys`: who may use a server."""
+"""Commands `rootlace serve` (gateway and engine) and `rootlace keys` (API keys)."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
 def serve(
     model: tuple[str, ...], model_option: str | None, api_key_file: Path | None, **options: Any
 ) -> None:
-    """Serve a model to programs and to HTTP clients (OpenAI's, Anthropic's, Ollama's and
-    sglang's interfaces).
+    """Serve a model to programs and to HTTP clients (OpenAI's, Anthropic's, Ollama's and sglang's
+    interfaces).
 
-    Of several models, requests choose one by its name (`model`), the first if they name none; each
+    Of several models, a request chooses one by its name (`model`), or gets the first; each model
     has an engine process with these options.
 
-    Prints its addresses when it is ready to answer, and stops on SIGINT. On SIGTERM it
-    takes no new work and lets what is running end; a second one stops it at once.
+    Prints its addresses once ready, and stops on SIGINT. SIGTERM refuses new work and finishes
+    running requests; a second SIGTERM stops at once.
     """
     context = click.get_current_context()
     source = context.get_parameter_source("model_option")
@@ -116,8 +116,8 @@ def _config(
     ignored: list[str],
     sources: list[ModelSource],
 ) -> RuntimeConfig:
-    """What to serve a model with. Raises RootlaceError for what it cannot be served with. Its files
-    are added to `sources`, which can be cleared: a variable of the caller would keep them."""
+    """Make a model's configuration. Raises RootlaceError for wrong options. Adds its files to the
+    clearable list `sources`, since a caller's variable would keep the files in memory."""
     from rootlace.runtime.model.hub.local import known_name
     from rootlace.runtime.model.options import check_options
 
@@ -139,7 +139,7 @@ def _config(
 
 
 def _named(given: Sequence[str | None]) -> list[tuple[str | None, str | None]]:
-    """Names and models; ends the command unless several models have names, each its own."""
+    """Return names and models; end the command unless several models have distinct names."""
     found: list[tuple[str | None, str | None]] = []
     for one in given:
         name, equals, model = (one or "").partition("=")
@@ -173,7 +173,7 @@ def _read_key(path: Path) -> str:
 
 
 def _check_port(host: str, port: int, option: str) -> None:
-    """Fail now if the port is taken, not after the model is loaded."""
+    """Check now that the port is free, before the model is loaded."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -190,7 +190,7 @@ def _check_port(host: str, port: int, option: str) -> None:
 
 
 def _serve_until_signal(models: Sequence[RuntimeConfig], sources: list[ModelSource]) -> None:
-    """`sources` are kept until the server has read them, so that no file is read twice."""
+    """Serve, and keep `sources` until the server has read them, so that no file is read twice."""
     import asyncio
     from importlib import metadata
 
@@ -231,7 +231,7 @@ async def _run(models: Sequence[RuntimeConfig], ready: Callable[[Listening], Non
 
 @click.group(cls=Group)
 def keys() -> None:
-    """API keys of a server (`rootlace serve --keys FILE`), which follows changes at once."""
+    """Manage API keys of a server (`rootlace serve --keys FILE`), which follows changes at once."""
 
 
 _name = click.argument("name", help="The key's name, in logs and metrics.")
@@ -263,7 +263,7 @@ _file = click.option(
 @click.option("--max-pins", type=int, show_default="no bound")
 @click.option("--max-batches", type=int, show_default="no bound")
 def add(name: str, file: Path, **quotas: Any) -> None:
-    """Make a key and print it: only now, for the file does not hold it."""
+    """Make a key and print it, only now, since the file does not hold the key."""
     check_runtime()
     from rootlace.runtime.server.auth import new_key, read_keys
 
@@ -281,7 +281,7 @@ def add(name: str, file: Path, **quotas: Any) -> None:
 @keys.command("list")
 @_file
 def list_(file: Path) -> None:
-    """Names, quotas and namespaces of the keys."""
+    """List the keys' names, quotas and namespaces."""
     check_runtime()
     from rootlace.runtime.server.auth import read_keys
 
@@ -301,7 +301,7 @@ def list_(file: Path) -> None:
 @_name
 @_file
 def remove(name: str, file: Path) -> None:
-    """Remove a key: from now on it is refused."""
+    """Remove a key; the server refuses it at once."""
     check_runtime()
     from rootlace.runtime.server.auth import read_keys
 

@@ -1,4 +1,4 @@
-"""`rootlace simulate`: a trace of requests through the scheduler and the tree, without a model."""
+"""Command `rootlace simulate`: a trace through the scheduler and the tree, without a model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def print_wide(console: Any, table: Any) -> None:
-    """In a narrow terminal, broken lines are easier to read than narrow columns."""
+    """Print a table at full width: broken lines are easier to read than narrow columns."""
     options = console.options.update(width=_WIDEST)
     console.width = max(console.width, console.measure(table, options=options).maximum)
     console.print(table)
 
 
 def routers_of(given: Sequence[str]) -> list[str]:
-    """The names in `--router`; ends the command where there is no such router."""
+    """Return the router names of `--router`; end the command for an unknown one."""
     from rootlace.runtime.simulation.cluster import ROUTINGS
 
     names = [name.strip() for part in given for name in part.split(",")]
@@ -48,8 +48,8 @@ def routers_of(given: Sequence[str]) -> list[str]:
 def apart_of(
     given: str | None, replicas: int, least_tokens: int, link: str, token_bytes: int
 ) -> list[Any]:
-    """What `--disaggregate` and its options ask for, behind None: all replicas do both. Ends the
-    command where that cannot be."""
+    """Return None (no disaggregation) and the splits of `--disaggregate` and its options. Ends the
+    command for an impossible split."""
     if given is None:
         return [None]
     if replicas == 1:
@@ -70,7 +70,7 @@ def apart_of(
 
 
 def below_of(host: str | None, disk: str | None, token_bytes: int) -> tuple[Any, ...]:
-    """Read `--host` and `--disk`. Ends the command for values of another form."""
+    """Parse `--host` and `--disk`. Ends the command for a malformed value."""
     from rootlace.runtime.simulation.engine import Below
 
     found = []
@@ -86,8 +86,7 @@ def below_of(host: str | None, disk: str | None, token_bytes: int) -> tuple[Any,
 
 
 def sizes_of(option: str, text: str) -> list[int]:
-    """The sizes in tokens that an option gives, in their order; ends the command where one is
-    none."""
+    """Parse an option's sizes in tokens, and sort them; end the command for a wrong size."""
     sizes = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([kMG]?)\s*", part)
@@ -106,7 +105,7 @@ def run_clusters(
     routers: Sequence[str],
     aparts: Sequence[Any] = (None,),
 ) -> list[Any]:
-    """A report for each machine, router and way of disaggregation, with a progress bar."""
+    """Return a report for each machine, router and way of disaggregation, with a progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -300,9 +299,9 @@ def simulate(
 ) -> None:
     """Replay a trace of requests through the scheduler and the prefix tree on a simulated clock.
 
-    Prints hit rates beside what any cache could find, times, overtaking and evictions for each
-    cache size and policy. docs/simulation.md says what is real and what is not. Of recorded texts
-    (input_ids and output_ids of a request per line) it prints what drafts from the cache save.
+    Prints hit rates and those of an ideal cache, times, overtaking and evictions for each cache
+    size and policy. docs/simulation.md lists the real and the simulated parts. For recorded texts
+    (input_ids and output_ids of a request per line), prints the savings of drafts from the cache.
     """
     if router and replicas == 1:
         fail("--router says how requests are spread over several replicas: give --replicas")
@@ -414,7 +413,7 @@ def _run(
 
 
 def _replay_texts(file: Path) -> list[dict[str, Any]]:
-    """Print what drafts save on recorded texts, and return the figures of each price."""
+    """Print the savings of drafts on recorded texts, and return the figures of each price."""
     from msgspec.structs import asdict
     from rich.console import Console
     from rich.progress import track

@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 
 
 SHRINK = 0.5
-"""Below this part of both bounds there are too many engines."""
+"""Fraction of both bounds below which an engine is removed."""
 
 
 class ByQueueAndKV:
-    """An autoscaling policy of Ray Serve, which applies the bounds and delays of its
-    `AutoscalingConfig` to what this says."""
+    """Autoscaling policy of Ray Serve; Serve applies the bounds and delays of its
+    `AutoscalingConfig` to the result."""
 
     def __init__(self, waiting: float, kv: float) -> None:
-        """How many requests may wait at an engine, and which part of its pool may be in use, on
-        average."""
+        """Set the bounds: mean waiting requests per engine, mean used fraction of the KV pool."""
         self._waiting = waiting
         self._kv = kv
 
@@ -46,9 +45,9 @@ class ByQueueAndKV:
         return self.wanted(current, found.get("waiting", {}), found.get("kv", {})), {}
 
     def wanted(self, current: int, waiting: Mapping[Any, float], kv: Mapping[Any, float]) -> int:
-        """Of `current` engines each says how many requests wait there and which part of its pool is
-        in use. As many as bring the means down to the bounds, at most twice as many; one fewer when
-        both are well below the bounds, and would be below without it, too."""
+        """Return the wanted number of engines, from each engine's waiting requests and used
+        fraction of its pool. The result brings the means down to the bounds, with at most twice as
+        many engines. It is one fewer if both are well below the bounds, and would stay below."""
         if not waiting or not kv:
             return current
         load = max(
@@ -81,7 +80,7 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class _Arguments(msgspec.Struct, frozen=True):
-    """The arguments of `app` that are checked by type."""
+    """Arguments of `app` that are checked by type."""
 
     model: str
     replicas: tuple[_Count, _Count]
@@ -107,18 +106,19 @@ def app(
     prefill: int = 0,
     **options: Any,
 ) -> Application:
-    """A Serve application with so many engines of `model`, or from so many to so many: more where
-    on average more than `waiting` requests wait at an engine, or more than the part `kv` of its KV
-    pool is in use; `autoscaling` has further fields of Serve's `AutoscalingConfig`, its delays.
+    """Make a Serve application with `replicas` engines of `model`: a fixed number or a range. The
+    range's number grows above a mean of `waiting` requests per engine, or of the fraction `kv` of
+    used KV pool. `autoscaling` has further fields of Serve's `AutoscalingConfig`, such as its
+    delays.
 
     Each engine has `cpus` cores, as many threads, and `gpus`. In an update Serve replaces a fifth
-    of them at a time, at least one; with `surge`, in percent, it starts so many new ones first.
-    `prefill` engines more compute long prompts for the others, `disaggregate_by` TCP or NIXL.
-    `options` are those of `rootlace.Runtime`; the model is a folder, or a name, that every node can
-    read. Programs connect to `program_address`, in which NODE is the address of the gateway's node.
+    of the engines at a time, at least one; with `surge`, in percent, it first starts new ones.
+    `prefill` further engines compute long prompts for the others; `disaggregate_by` is TCP or NIXL.
+    `options` are those of `rootlace.Runtime`; every node can read the model, a folder or name.
+    Programs connect to `program_address`, in which NODE is the address of the gateway's node.
 
-    Raises TypeError for an unknown option, InvalidRequest, which names the argument, for a value
-    that cannot be, ImportError without Ray.
+    Raises TypeError for an unknown option, InvalidRequest naming the argument for a wrong value,
+    ImportError without Ray.
     """
     given = _checked(
         {
@@ -208,8 +208,8 @@ def app(
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """`app` with the `args` of a configuration file, or of `serve run`, whose values are texts.
-    `replicas` may be written as 1-4."""
+    """Call `app` with the `args` of a configuration file, or of `serve run`, whose values are
+    texts. `replicas` may be a range, such as 1-4."""
     texts = {"model": str, **{n: one.type for one in settings(RuntimeConfig) for n in one.names}}
     given: dict[str, Any] = {}
     for name, value in args.items():
@@ -228,8 +228,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 
 def _read(value: Any, kind: Any) -> Any:
-    """What a text says that is not what an argument of this type may be as it is: a number, or a
-    truth value."""
+    """Convert a text to `kind`, or else to a number or truth value; return others unchanged."""
     if not isinstance(value, str):
         return value
     try:

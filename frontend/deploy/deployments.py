@@ -1,4 +1,4 @@
-"""The deployments of a Serve application: engines, and the gateway as its ingress. Imports Ray."""
+"""Deployments of a Serve application: engines, and the gateway as its ingress. Imports Ray."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """Serve counts it as running once its model is loaded. Requests do not come by Serve: the host
-    of the engine looks for the application's gateway, which then speaks with it directly."""
+    """Deployment of an engine, running once its model is loaded. Requests bypass Serve: the
+    engine's host connects to the application's gateway, which sends them."""
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -48,8 +48,8 @@ class EngineReplica:
         transfer: bytes,
         prefill: bool = False,
     ) -> None:
-        """`prefill`: it computes prompts for others. `transfer`: None or a `TransferConfig`, as
-        JSON."""
+        """Start the engine. `prefill`: it computes prompts for others. `transfer`: None or a
+        `TransferConfig`, as JSON."""
         engine = msgspec.json.decode(config, type=EngineConfig)
         self._version, self._prefill = version, prefill
         self._drain_seconds = drain_seconds
@@ -71,17 +71,17 @@ class EngineReplica:
         await self._host.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Metrics for autoscaling: waiting requests, and the used share of the KV pool."""
+        """Return waiting requests and the used fraction of the KV pool, for autoscaling."""
         found = await self._host.stats()
         used = found["blocks_used"] / max(found["blocks_total"], 1)
         return {"waiting": float(found["waiting"]), "kv": float(used)}
 
     async def check_health(self) -> None:
-        """Serve replaces a replica for which this raises."""
+        """Raise if Serve must replace the replica."""
         self._host.check()
 
     async def __del__(self) -> None:
-        """Serve has sent it away, and waits for this as long as for the end of what runs."""
+        """Leave once Serve removes the replica; Serve waits here for running requests to end."""
         await self._host.leave(self._drain_seconds)
 
     async def _attach(self) -> LineAddress | None:
@@ -98,14 +98,14 @@ class EngineReplica:
 
 
 class Front:
-    """One gateway for all engines: branches, and the ids of what runs, are here. What comes over
-    Serve's HTTP is passed to the gateway's own; programs connect to the gateway itself."""
+    """Deployment of the gateway, which has all branches and ids of running requests. Serve's HTTP
+    requests are passed to the gateway's own HTTP server; programs connect to the gateway itself."""
 
     async def __init__(  # type: ignore[misc]
         self, config: bytes, version: str, digest_key: str, most: int, prefill: int, *engines: Any
     ) -> None:
-        """For at most so many `engines`, deployments of this application, of which so many compute
-        prompts for the others."""
+        """Start a gateway for at most `most` replicas of the deployments `engines`, `prefill` of
+        which compute prompts for the others."""
         runtime = msgspec.json.decode(config, type=RuntimeConfig)
         address = ray.util.get_node_ip_address()
         model = await asyncio.to_thread(
@@ -149,8 +149,8 @@ class Front:
         )
 
     async def attach(self, version: str, prefill: bool) -> LineAddress | None:
-        """For a replica of `engines` with an engine: where it is to connect. None: it is one of
-        another version of the application, or there is no place for it."""
+        """Return the address that an engine must connect to. None: the engine is of another version
+        of the application, or all places are taken."""
         return self._meeting.attach(prefill) if version == self._version else None
 
     async def __call__(self, request: Request) -> StreamingResponse:
@@ -171,13 +171,13 @@ class Front:
         )
 
     async def check_health(self) -> None:
-        """Serve replaces a replica for which this raises."""
+        """Raise if Serve must replace the replica."""
         if self._serving.done():
             self._serving.result()
             raise ServerUnavailable("the gateway has ended")
 
     async def __del__(self) -> None:
-        """Serve has sent it away: what runs may end, for the gateway's `drain_seconds`."""
+        """Drain running requests for the gateway's `drain_seconds` once Serve removes it."""
         self._drain.set()
         if not self._listening.done():
             self._serving.cancel()

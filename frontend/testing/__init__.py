@@ -1,4 +1,4 @@
-"""Testing programs without a model, a server or a process: in milliseconds.
+"""Testing of programs without a model, a server or a process, in milliseconds.
 
     from rootlace.testing import Scripted
 
@@ -7,9 +7,8 @@
         assert triage.run("I want my money back", backend=backend)["label"] == "refund"
         assert backend.calls[0].prompt.endswith("Label: ")
 
-`Scripted` is a backend that says what it is told to say; `Recorded` one that says what a real one
-said when the cassette was recorded. `plugin` has both as fixtures for pytest, which finds them
-where the package is installed.
+`Scripted` is a backend with given replies; `Recorded` repeats a real backend's recorded replies.
+`plugin` has both as fixtures, which pytest finds if the package is installed.
 """
 
 from __future__ import annotations

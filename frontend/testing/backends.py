@@ -1,4 +1,4 @@
-"""Backends without a model: one says what it is told to say, the other what a real one said."""
+"""Backends without a model: `Scripted` with given replies, `Recorded` with a real backend's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rootlace.wire.sampling import PLAIN, SamplingParams
 
 
 Tokenize = Callable[[str], Sequence[str]]
-"""A text as its tokens, which joined are the text again."""
+"""Function that splits a text into tokens; the joined tokens are the text."""
 
 _LOGPROB = -0.5
 
@@ -41,9 +41,9 @@ def generated(
     cached: int = 0,
     chunk: int = 1,
 ) -> list[protocol.Event]:
-    """What a `Generate` gives where the model would write `texts`, one per sample, without end:
-    they are cut at stop strings and at `max_tokens`. `number(at, token)` is the id of the token at
-    that place. A stream comes `chunk` tokens at a time."""
+    """Make the events of a `Generate` whose model writes `texts`, one per sample. Texts are cut at
+    stop strings and at `max_tokens`. `number(at, token)` is the id of the token at index `at`. A
+    stream has `chunk` tokens per event."""
     events: list[protocol.Event] = []
     outputs = []
     for index, written in enumerate(texts):
@@ -69,7 +69,7 @@ def generated(
 def cut(
     text: str, params: protocol.SamplingParams, tokenize: Tokenize
 ) -> tuple[list[str], Any, str | None]:
-    """The tokens up to the first stop string or the limit, and why they end."""
+    """Return the tokens before the first stop string or the limit, the reason, and the stop."""
     found = [(at + len(stop), at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
     for index, pattern in enumerate(params.stop_regex):
         try:
@@ -93,7 +93,7 @@ def cut(
 def selected(
     op: protocol.Select, prompt: str, index: int, tokenize: Tokenize, *, cached: int = 0
 ) -> list[protocol.Event]:
-    """What a `Select` gives that chooses number `index`."""
+    """Make the event of a `Select` that chooses number `index`."""
     scores = tuple(-1.0 - abs(number - index) for number in range(len(op.choices)))
     tokens = tuple(
         (protocol.TokenLogprob(number, choice, score),)
@@ -117,7 +117,7 @@ _TOKEN = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True)
 class Call:
-    """A `gen` or `select` that a program asked for: the text before it, and what was replied."""
+    """Call of a program: its `gen` or `select`, the text before it, and the reply."""
 
     prompt: str
     op: Ask
@@ -125,12 +125,12 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Its variable, "" for none."""
+        """Return the variable's name, or ""."""
         return self.op.name
 
     @property
     def params(self) -> SamplingParams:
-        """The sampling parameters of a `gen`."""
+        """Return the sampling parameters of a `gen`."""
         return self.op.params if isinstance(self.op, protocol.Generate) else SamplingParams()
 
     @property
@@ -139,23 +139,23 @@ class Call:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Those of a `select`."""
+        """Return the choices of a `select`."""
         return self.op.choices if isinstance(self.op, protocol.Select) else ()
 
 
 class Scripted(RuntimeEndpoint):
-    """A backend whose replies are known: `Scripted(answer="yes")` by the variable's name, or
-    `Scripted({"capital of Norway": "Oslo"})` by a pattern (of `re`) that is found in the prompt;
-    names first, then patterns in their order, then `default`.
+    """Backend with given replies: `Scripted(answer="yes")` by the variable's name, or
+    `Scripted({"capital of Norway": "Oslo"})` by a pattern (of `re`) in the prompt. Names come
+    first, then patterns in their order, then `default`.
 
-    A reply is a text; an exception, with which the operation fails; another value, which is
-    written as JSON; a function of the prompt that gives one of these; or a list of replies, which
-    are given in turn, each once. All replies in turn: `Scripted(["a", "b"])`. That of a `select` is
-    one of its choices. A reply that breaks its constraint fails, unless `check` is False. Texts are
-    cut at stop strings and at `max_tokens`, counted as `tokenize` cuts a text (words, by default),
-    and prompts are cached as in a tree.
+    A reply is a text; an exception, which the operation raises; another value, written as JSON; or
+    a function of the prompt that returns one of these. A list of replies is given in turn, each
+    once; `Scripted(["a", "b"])` gives all replies in turn. The reply to a `select` is one of its
+    choices. A reply that breaks its constraint fails, unless `check` is False. Texts are cut at
+    stop strings and at `max_tokens`, counted in tokens of `tokenize` (words, by default). Prompts
+    are cached as in a tree.
 
-    `calls` are the generations and selections that were asked for, in their order.
+    `calls` are the requested generations and selections, in their order.
     """
 
     def __init__(
@@ -191,11 +191,11 @@ class Scripted(RuntimeEndpoint):
         return self._channel
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     @property
     def open_branches(self) -> int:
-        """Branches that no program has given back yet."""
+        """Return the number of branches that no program has closed yet."""
         return self._channel.open_branches
 
     def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event]:
@@ -253,7 +253,7 @@ class Scripted(RuntimeEndpoint):
         return next((token for token, known in self._ids.items() if known == token_id), "?")
 
     def _reuse(self, text: str) -> int:
-        """How many of its tokens were there; from now on, all are."""
+        """Return the number of cached tokens of `text`, and cache all of them."""
         node, found = self._cached, 0
         for token in self._tokenize(text):
             found += token in node
@@ -278,9 +278,9 @@ def _end(prompt: str) -> str:
 
 
 def check(text: str, constraint: protocol.Constraint) -> None:
-    """Raise InvalidRequest for a text that breaks a pattern, choices, or a JSON schema (whether it
-    is JSON; with the jsonschema package, whether it is valid), and for a trigger, as that of tool
-    calls, behind which no tag begins."""
+    """Raise InvalidRequest for a text that breaks a pattern, choices, or a JSON schema. Schemas
+    need the jsonschema package; without it, the text must be JSON. Also raise if no tag follows a
+    trigger, such as a tool call's."""
     source = constraint.source
     if constraint.kind == "regex" and not re.fullmatch(source, text):
         raise InvalidRequest(f"the scripted reply {text!r} does not match the pattern {source!r}")
@@ -337,19 +337,19 @@ Said = protocol.Generated | protocol.Selected
 
 
 class Cassette(msgspec.Struct, omit_defaults=True):
-    """What is in a cassette's file: the answers to each question, in the order they were given."""
+    """Contents of a cassette's file: the answers to each question, in recorded order."""
 
     model: protocol.ModelInfo
     answers: dict[str, list[Said]] = {}
 
 
 class Recorded(RuntimeEndpoint):
-    """Answers from the cassette at `path`, a JSON file. A question is the text before a `gen` or
-    `select` and all its options; one that was asked several times gets its answers in turn, and the
-    last one from then on.
+    """Backend with answers from the cassette at `path`, a JSON file. A question is the text before
+    a `gen` or `select` and all its options. A repeated question gets its answers in turn, then the
+    last one again.
 
-    With a `backend`, what is not in the cassette is asked there and kept; without one, it fails.
-    Raises InvalidRequest for a file that is no cassette, or is not there.
+    With a `backend`, a missing question is asked there and recorded; without one, it fails. Raises
+    InvalidRequest for a missing file, or one that is no cassette.
     """
 
     def __init__(self, path: str | Path, backend: Any = None) -> None:
@@ -377,7 +377,7 @@ class Recorded(RuntimeEndpoint):
         return self._channel
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event]:
         key = _key(branch, op)
@@ -407,7 +407,7 @@ class Recorded(RuntimeEndpoint):
 
 
 def _key(branch: BranchText, op: Ask) -> str:
-    """A question, whatever its numbers are."""
+    """Return a question's key, independent of operation and branch ids."""
     plain: dict[str, Any] = {"op": 0, "branch": 0, "name": "", "handling": PLAIN}
     if isinstance(op, protocol.Generate):
         plain["stream"] = False

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds them where the package is installed."""
+"""Fixtures for pytest, which finds them if the package is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def scripted(_default_backend: Callable[[Any], None]) -> Callable[..., Scripted]:
-    """Makes a `rootlace.testing.Scripted`, on which the test's programs run from then on."""
+    """Return a function that makes a `rootlace.testing.Scripted` the test's backend."""
 
     def make(*replies: Any, **options: Any) -> Scripted:
         from rootlace.testing import Scripted
@@ -35,7 +35,7 @@ def scripted(_default_backend: Callable[[Any], None]) -> Callable[..., Scripted]
 
 @pytest.fixture
 def cassette(request: pytest.FixtureRequest, _default_backend: Callable[[Any], None]) -> Recorded:
-    """The test's programs run on what was recorded for it, in `cassettes/` beside its file; see
+    """Run the test's programs on the recordings in `cassettes/` beside its file; see
     --rootlace-record."""
     from rootlace.client.endpoint import RuntimeEndpoint
     from rootlace.testing import Recorded
@@ -50,7 +50,7 @@ def cassette(request: pytest.FixtureRequest, _default_backend: Callable[[Any], N
 
 @pytest.fixture
 def _default_backend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Sets the default backend until the end of the test."""
+    """Set the default backend until the end of the test."""
     from rootlace.client import endpoint
 
     monkeypatch.setattr(endpoint, "_default", [*endpoint._default])
