@@ -43,7 +43,7 @@ def told_blocks(first: int, last: int) -> np.ndarray:
 
 
 def most_blocks(told: int) -> int:
-    """The longest prefix, in blocks, of which no more than the first `told` blocks are told."""
+    """Return the longest prefix, in blocks, of which at most `told` blocks are told."""
     return TOLD_BLOCKS[bisect_right(TOLD_BLOCKS, told)] - 1
 
 
@@ -130,7 +130,7 @@ KEY_BYTES = 16
 
 
 def prefix_keys(space: bytes, tokens: np.ndarray, block_size: int, first: int = 0) -> list[bytes]:
-    """The keys of the prefixes of `tokens` (int32) that end with block `first`, the next one, ...
+    """Return the keys of the prefixes of `tokens` (int32) ending with block `first`, the next, ...
 
     Only full blocks have keys. A key is the BLAKE2b hash of the space and of all tokens of the
     prefix. Unlike with sums (`PrefixDigests`), no prompt can be made with the key of another prompt

@@ -159,7 +159,7 @@ class EvictionPolicy:
         self._programs = programs
 
     def rank(self, node: Node) -> tuple[float, ...]:
-        """The node's rank: tuples of one length. Of equal ranks the older node goes first."""
+        """Return the node's rank, of fixed length. Of equal ranks the older node goes first."""
         raise NotImplementedError
 
     def evicted(self, node: Node) -> None:

@@ -127,7 +127,7 @@ class BlockPool:
 
 
 def distinct(blocks: np.ndarray) -> bool:
-    """Whether no block is listed twice. Lists are short: a set is quicker than `np.unique`."""
+    """Return whether no block is listed twice. Lists are short: a set beats `np.unique`."""
     return len(set(blocks.tolist())) == len(blocks)
 
 

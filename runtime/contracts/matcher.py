@@ -103,7 +103,7 @@ class Matcher(Protocol):
         """Return whether the text is complete and only the end of the sequence can follow."""
 
     def forced_text(self) -> bytes:
-        """The bytes that every complete text goes on with (empty where the text may end here).
+        """Return bytes that every complete text goes on with (empty where the text may end here).
 
         Perhaps not all forced bytes, but never an unforced one, nor one behind a special token.
         """

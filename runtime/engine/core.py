@@ -292,7 +292,7 @@ class Resuming:
         return self._error is not None or self._taken == len(self.request.output_ids)
 
     def matcher(self) -> Matcher:
-        """The matcher, when ready. Raises the exception of its construction or of a token."""
+        """Return the matcher, when ready. Raises the error of its construction or of a token."""
         error, self._error = self._error, None  # the traceback's frames refer to this object
         if error is not None:
             raise error
@@ -372,7 +372,7 @@ class Pipes:
         self._outbox = connect(context, zmq.PUSH, outbox)
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
-        """Return the messages that have come; waits at most so long for the first."""
+        """Return the received messages; wait at most `timeout_ms` for the first."""
         received: list[ToEngine] = []
         while self._inbox.poll(0 if received else timeout_ms):
             try:
@@ -653,7 +653,7 @@ class EngineLoop:
         error.__traceback__ = None  # its frames refer to the future that holds the error
 
     def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters, the loop's seconds by kind, and the executor's counters."""
+        """Return the scheduler's and executor's counters, and the loop's seconds by kind."""
         counters = self._scheduler.stats()
         return {
             **counters,

@@ -49,10 +49,9 @@ class TierFolder(msgspec.Struct, frozen=True):
 
 
 def open_folder(root: Path, identity: bytes, most_bytes: int, engines: int = 1) -> TierFolder:
-    """The folder below `root` for blocks of this identity, preferably one of an earlier process.
+    """Return the folder below `root` for blocks of this identity, preferably of an earlier process.
 
     A folder in use by another process is skipped. `engines` engines of the identity get one each.
-
     Unused folders of other identities are deleted, the least recently used first, until these take
     half of `most_bytes`; the rest of their bytes is unavailable. Raises OSError.
     """

@@ -456,7 +456,7 @@ class Router:
         return rest + self._below.seconds(read, which)
 
     def _cheapest(self, price: np.ndarray, prefer: int | None) -> int:
-        """The replica of the lowest price; ties go to `prefer`, then to the fewest tokens sent."""
+        """Return the cheapest replica; of equals `prefer`, or the one sent the fewest tokens."""
         first = int(price.argmin())
         most = price.item(first) * (1 + 1e-9)
         if prefer is not None and price[prefer] <= most:

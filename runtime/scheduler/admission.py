@@ -564,7 +564,7 @@ class Prefill:
             yield found
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
-        """Whether `following` should wait for other requests, where steps are bounded in time."""
+        """Return whether `following` waits for others, where steps are bounded in time."""
         if not long:
             return False
         start = following.computed if following.order >= 0 else self.kv.estimate(following)

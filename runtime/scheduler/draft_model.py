@@ -74,7 +74,7 @@ class ModelSource:
     def worth(
         self, sequence: RequestState, rows: int, price: float, share: float
     ) -> tuple[int, float]:
-        """The best length of a draft, and the tokens saved beyond its cost, as `Drafter.worth`.
+        """Return the best draft length, and the tokens saved beyond its cost, as `Drafter.worth`.
 
         `rows` are drafted for at a time. `price`: the cost of checking a token, in tokens; `share`:
         seconds that a token takes without drafts.

@@ -403,7 +403,7 @@ class SampleRows:
     def start(
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
-        """The samples of a step's `rows` (row and sequence), and `StepPlan.wait_for_masks`."""
+        """Return the samples of `rows` (row and sequence), and `StepPlan.wait_for_masks`."""
         constraints, wait = self._constraints([s for _, s in rows if s.matcher is not None])
         return [
             _row(index, sequence, sequence.pending, constraints.get(sequence))

@@ -182,7 +182,7 @@ class Suspects:
         self.queue.append(sequence)
 
     def first(self) -> RequestState | None:
-        """The sequence to compute alone now; None if none is left. No step may be in flight."""
+        """Return the sequence to compute alone now, None without one. No step may be in flight."""
         while self.queue:
             sequence = self.queue[0]
             if not sequence.finished and sequence.computed < sequence.suspected_until:

@@ -254,7 +254,7 @@ class ClientQueue:
             del self._overtakers[:over]
 
     def _longest(self) -> RequestState | None:
-        """The request with the best renewed estimate; after `_RETRIES` the best known one."""
+        """Return the request of best renewed estimate; after `_RETRIES` the best known one."""
         best = None
         for _ in range(_RETRIES):
             while self._heap:
@@ -317,7 +317,7 @@ class _Turns:
     entries: int = 0
 
     def begin(self, priority: int, name: str, work: float) -> None:
-        """A queue of a member begins with a request of so much `work`."""
+        """Begin a member's queue with a request of `work`."""
         queues = self.waiting.get((priority, name), 0)
         self.waiting[priority, name] = queues + 1
         if not queues:
@@ -328,7 +328,7 @@ class _Turns:
             self._set_clock(name, clock, work)
 
     def end(self, priority: int, name: str) -> None:
-        """A queue of a member is empty."""
+        """End an empty queue of a member."""
         if self.waiting[priority, name] > 1:
             self.waiting[priority, name] -= 1
             return
@@ -347,7 +347,7 @@ class _Turns:
             self.by_end[priority] = not self.by_end[priority]
 
     def charge_late(self, name: str, work: int) -> None:
-        """A member has had more than was charged on admission."""
+        """Charge a member for work beyond the charge on admission."""
         if self.waiting:
             clock = self.places.get((False, name), 0.0)
             ahead = self.places.get((True, name), clock) - clock
@@ -517,7 +517,7 @@ class WaitingQueue:
         return queue is not None and arrival[1] in queue.requests
 
     def _path(self, place: Place) -> Iterator[tuple[_Turns, str]]:
-        """Yield the levels of a client, with its name in each; ends where nobody waits."""
+        """Yield a client's levels with its names there, up to the first without waiting clients."""
         turns: _Turns | None = self._turns
         for name in place:
             if turns is None:
@@ -579,7 +579,7 @@ class WaitingQueue:
                 turns.charge_late(name, COMPUTED * sequence.outputs)
 
     def crowds_out(self, place: Place, max_waiting: int) -> bool:
-        """Whether a queue of at most `max_waiting` has no room for another request of a client.
+        """Return whether a queue of `max_waiting` has no room for another request of a client.
 
         The last eighth is for clients with fewer waiting requests than the mean one of their key or
         address, and half of this for keys and addresses with fewer than the mean of these.

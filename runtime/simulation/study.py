@@ -22,11 +22,11 @@ from rootlace.runtime.simulation.trace import Workload
 
 
 def infinite_bound(workload: Workload, served: np.ndarray | None = None) -> float:
-    """The hit rate of a cache that forgets nothing: no other has more, in any order of service.
+    """Return the hit rate of a cache that forgets nothing: the best in any order of service.
 
     A unit of the prompts' common trie is computed once, and the last unit of a prompt always is:
-    its logits are wanted. So a unit that some prompt ends with is found by all others that have it,
-    and any other unit by all but one. `served`: the numbers of the requests that count (all).
+    its logits are wanted. So a unit that ends some prompt is found by all other prompts with the
+    unit, and any other unit by all but one. `served`: the numbers of the requests that count (all).
     """
     uses = _Uses(workload, served)
     count = int(uses.blocks.max(initial=0)) + 1

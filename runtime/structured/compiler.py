@@ -253,7 +253,7 @@ MAX_KEPT_PATTERN = 1 << 18
 def _regular(
     compiler: GrammarCompiler, constraint: Constraint, regex: Regex, none: str = "no text matches"
 ) -> Grammar:
-    """The grammar of a regular language on the configured backend; `none` says that it is empty.
+    """Return a regular language's grammar by the backend; `none`: the error if it is empty.
 
     "auto" prefers the automaton. Raises InvalidConstraint, or TooLarge where other backends remain.
     """
@@ -467,7 +467,7 @@ def _schema_in_grammar(
     line: int,
     schema: dict[str, Any],
 ) -> dict[str, Any]:
-    """The mask of a schema in a grammar; its own llguidance options about white space win."""
+    """Return a schema's mask in a grammar; its own llguidance options on white space win."""
     place = f"ebnf: line {line}"
     mask = _embedded(compiler, schema, place, "a grammar")
     masks.append(mask)
@@ -505,7 +505,7 @@ def _embedded(
 def _llguidance(
     compiler: GrammarCompiler, lark: str, special: frozenset[int] = frozenset()
 ) -> LLGuidanceGrammar:
-    """A grammar that we wrote; only the first line of an error means anything to the user."""
+    """Return a generated grammar; only the first line of an error means anything to users."""
     try:
         return _user_llguidance(compiler, lark, special)
     except InvalidConstraint as error:

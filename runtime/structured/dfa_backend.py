@@ -146,7 +146,7 @@ class DfaGrammar:
         raise NotImplementedError
 
     def after(self, state: int, token_id: int) -> int:
-        """The state after a token that is allowed; `BEYOND` where the automaton does not know."""
+        """Return the state after an allowed token; `BEYOND` where the automaton does not know."""
         if token_id in self.vocabulary.eos_token_ids:
             return ENDED
         data = self.vocabulary.token_bytes[token_id]
@@ -288,7 +288,7 @@ class DfaMatcher(Matcher):
         return True
 
     def _found(self, place: DfaState, token_id: int) -> DfaState | None:
-        """The state after a token, remembered from now on; None, with `error` set, if refused."""
+        """Return and store the state after a token; None, with `error` set, if refused."""
         number, grammar = place.number, self._grammar
         if number in _OVER or not 0 <= token_id < self._size:
             after: int | None = DEAD
@@ -394,7 +394,7 @@ class DfaMatcher(Matcher):
         return self._error
 
     def _other_here(self) -> Matcher | None:
-        """The other matcher at this state; None, with `error` set, if it cannot come here."""
+        """Return the other matcher at this state; None, with `error` set, if it fails."""
         if self._other is None:
             try:
                 self._other = self._grammar.other()
@@ -435,7 +435,7 @@ def stepped_automaton(
     max_states: int = ConstraintConfig.max_device_states,
     max_bytes: int = ConstraintConfig.max_device_bytes,
 ) -> SteppedAutomaton | None:
-    """The whole of `dfa`, with its own numbers of states; None if that is more than allowed."""
+    """Return the whole of `dfa`, with new state numbers; None if it exceeds the bounds."""
     if dfa.empty or not _explore(dfa, max_states):
         return None
     room = max_bytes - 4 * trie.vocab_size

@@ -259,7 +259,7 @@ class PinnedPrompts:
     def release(
         self, abort: Callable[[Iterable[int]], None], pin: str, namespace: str | None
     ) -> bool:
-        """Whether a pin of this namespace (None: any) existed; the pin is not restored any more.
+        """Drop a pin of this namespace (None: any), not to be restored; return whether it existed.
 
         A request that would restore the pin is aborted. An `Unpin` sent to the engine afterwards
         finds a pin that the request made before.

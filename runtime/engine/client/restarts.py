@@ -52,7 +52,7 @@ class Suspensions:
         self._times.setdefault(client, []).append(self._clock())
 
     def refusal(self, client: str) -> ClientSuspended | None:
-        """The error of a suspended client's requests; None if the client is not suspended."""
+        """Return the error of a suspended client's requests; None if it is not suspended."""
         if client not in self._times:
             return None
         now = self._clock()

@@ -123,7 +123,7 @@ def guidance_escapes(letters: str) -> Escapes:
 
 
 def key_escapes(mask: Mapping[str, Any]) -> Escapes:
-    """The spellings of keys that a mask schema does not name, and of llguidance's strings."""
+    """Return the escapes of keys not named by a mask schema, and of llguidance's strings."""
     return guidance_escapes(mask.get("x-guidance", {}).get("json_allowed_escapes", 'nrbtf\\"u'))
 
 
@@ -426,7 +426,7 @@ def _rest(limit: _Limit) -> _Limit:
 
 
 def decimals(low: Bound | None, high: Bound | None) -> Regex:
-    """The decimals within the bounds. Raises OutOfReach where none of them can be written."""
+    """Return the decimals within the bounds. Raises OutOfReach where none can be written."""
     low = _kept(low, lower=True)
     high = _kept(high, lower=False)
     if low is not None and high is not None:

@@ -104,7 +104,7 @@ def regex_of_pattern(pattern: str, wide: bool = False) -> Regex:
 
 @lru_cache(maxsize=512)
 def few_strings(pattern: str) -> tuple[str, ...]:
-    """The strings in which `pattern` is found; none where there may be more than `MAX_STRINGS`."""
+    """Return the strings with `pattern`; none where there may be over `MAX_STRINGS`."""
     try:
         return tuple(texts_of(regex_of_pattern(pattern), MAX_STRINGS) or ())
     except (NotTranslated, TooLarge):

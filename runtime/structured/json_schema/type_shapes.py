@@ -127,7 +127,7 @@ def is_number(value: Any) -> bool:
 
 
 def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape]:
-    """The shapes of the numbers of a case; keywords that they do not hold are added to `notes`."""
+    """Return the shapes of a case's numbers; add the keywords not held to `notes`."""
     low, low_open, high, high_open = -math.inf, False, math.inf, False
     multiples: list[Any] = []
     for _, leaf in case.leaves:

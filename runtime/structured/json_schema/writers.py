@@ -174,7 +174,7 @@ class _Writer(ABC):
 
     @abstractmethod
     def part(self, schema: Any, depth: int = 0, refs: _Refs = frozenset()) -> Regex:
-        """The texts of a value that stands `depth` deep, inside of the definitions `refs`."""
+        """Return the texts of a value `depth` deep, inside of the definitions `refs`."""
 
     @abstractmethod
     def _object(self, schema: dict[str, Any], depth: int, refs: _Refs) -> Regex: ...

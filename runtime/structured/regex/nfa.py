@@ -54,7 +54,7 @@ class Words:
         self._numbers = {(0, len(texts), 0): 0}
 
     def edges(self, number: int) -> list[tuple[int, bool, int]]:
-        """The edges of node `number`: byte, whether a text ends after it, node after it or -1."""
+        """Return the edges of a node: byte, whether a text ends there, node after it or -1."""
         texts = self.texts
         begin, end, depth = self._nodes[number]
         edges = []

@@ -127,10 +127,10 @@ _ESCAPES = {
 
 
 def parse(pattern: str, at_begin: bool = True, at_end: bool = True) -> Regex:
-    """The tree of `pattern`: matches a text exactly where `re.fullmatch(pattern, text)` does.
+    """Return the tree of `pattern`, which matches the texts of `re.fullmatch(pattern, text)`.
 
-    Without `at_begin`, text may stand before what the tree is to match, and without `at_end` behind
-    it. Surrogates match nothing. Raises InvalidConstraint for a pattern that is malformed, uses a
+    Without `at_begin`, text may stand before the match, and without `at_end` behind the match.
+    Surrogates match nothing. Raises InvalidConstraint for a pattern that is malformed, uses a
     construct that is not supported, or is nested too deeply; the message gives the place.
     """
     try:

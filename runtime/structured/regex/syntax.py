@@ -218,7 +218,7 @@ _PIECE = 4096
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The set of all code points in `ranges` (any order, overlapping or not), no surrogates."""
+    """Return the set of code points in `ranges` (any order, overlapping or not), no surrogates."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:
@@ -296,7 +296,7 @@ def ignoring_case(one: str, plain: Ranges, ascii_only: bool) -> Ranges:
 
 @lru_cache(maxsize=1)
 def _cased() -> tuple[Ranges, str]:
-    """The characters with a case or that are the case of another, as ranges and as a text."""
+    """Return the characters with a case, or that are another's case, as ranges and text."""
     cased: set[str] = set()
     for begin in range(0, LAST + 1, 256):
         block = _characters(begin, 256)

@@ -299,7 +299,7 @@ class Canonicalizer:
 
 
 def _without_beginning(spec: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer without steps for the beginning of a text only, and without templates."""
+    """Return the tokenizer without templates, and without steps for a text's beginning only."""
     spec = {**spec, "post_processor": None, "truncation": None, "padding": None}
     kept = [part for part in flat_parts(spec["normalizer"]) if part["type"] != "Prepend"]
     spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None

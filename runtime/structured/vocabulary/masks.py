@@ -181,7 +181,7 @@ class TokenTable:
         return self._filled[row] != 0
 
     def row(self, state: int) -> MaskRow | None:
-        """The row of `state` (not the dead one), filled or not; None where the table is full."""
+        """Return the row of `state` (not `DEAD`), filled or not; None if the table is full."""
         known = self._row_of.get(state)
         if known is not None or len(self._row_of) >= self._max_rows:
             return known

@@ -255,7 +255,7 @@ class Following:
         return known
 
     def shortest_forbidden(self, text: bytes) -> int | None:
-        """The length of the shortest beginning of `text` that cannot follow; None if it can."""
+        """Return the length of the shortest forbidden prefix of `text`; None without one."""
         if self(text):
             return None
         return next(n for n in range(1, len(text) + 1) if not self(text[:n]))
@@ -350,7 +350,7 @@ class Merges:
         return self._bpe(data)
 
     def _bpe_uncached(self, data: bytes) -> Tokens:
-        """The tokens of a piece, by merging; `data` may cut characters where symbols are bytes."""
+        """Merge a piece into tokens; `data` may cut characters where symbols are bytes."""
         return tuple(token.id for token in self._model.tokenize(self._symbols(data)))
 
     def _symbols(self, data: bytes) -> str:
@@ -359,7 +359,7 @@ class Merges:
         return data.decode().replace(" ", self._space) if self._space else data.decode()
 
     def open_piece(self, text: str, following: Following) -> Tokens:
-        """The first tokens of a piece that begins with `text` and goes on, whatever follows."""
+        """Return the sure first tokens of a piece that begins with `text` and goes on."""
         data = text.encode()
         tokens = self._bpe(data)
         ways: list[tuple[int, int, int | None]] = []  # tokens left, where u begins, token before
@@ -398,7 +398,7 @@ class Merges:
         return index < len(self._words) and self._words[index].startswith(begun)
 
     def _is_pair(self, before: int | None, token: int) -> bool:
-        """Whether the tokenizer gives these two to their text (None: the piece begins there)."""
+        """Return whether the tokenizer gives both to their text (None: the piece begins)."""
         if before is None or before in self._fallback:
             if self._whole_first:
                 return True  # a whole piece that is a token is that token

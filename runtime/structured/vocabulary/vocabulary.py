@@ -51,7 +51,7 @@ class TokenOrder:
 
 
 def bytes_after(prefix: bytes) -> bytes:
-    """The least bytes behind all that begin with `prefix` (and are no longer than tokens are)."""
+    """Return the least bytes above all that begin with `prefix` (of at most a token's length)."""
     prefix = prefix.rstrip(b"\xff")
     return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else b"\xff" * 256
 
@@ -237,7 +237,7 @@ def writable(out: Any, vocab_size: int) -> np.ndarray:
 
 
 def address(words: np.ndarray) -> int:
-    """The address of a writable packed mask; a fifth of the time that `words.ctypes.data` takes."""
+    """Return a writable packed mask's address; a fifth of the time of `words.ctypes.data`."""
     return addressof(c_char.from_buffer(words.data))
 
 
