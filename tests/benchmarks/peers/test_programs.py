@@ -42,14 +42,16 @@ CHATS = {workload.name for workload in chat.WORKLOADS}
 @pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in CHATS])
 def test_requests_are_those_of_the_program(name: str, runtime: rl.Runtime, models: Path) -> None:
     """The program's prompts have as many tokens as its requests to a server, and it finds as many
-    of them as any cache could."""
+    of them as any cache could. Of a choice that is only scored, the last token is not computed."""
     workload, ours = WORKLOADS[name], Ours(ROOTLACE, runtime)
     rows = workload.draw(TEXTS, 1, 2)[:1]
     ours.flush()
     done = ours.run(workload, rows)
     ideal = ideal_of(workload, rows, Encoder(models / "a"))
     assert done.prompt == ideal.prompt_tokens
-    assert done.prompt - done.computed == ideal.cached_tokens > 0 or name == "JSON decoding"
+    spared = done.prompt - done.computed - ideal.cached_tokens
+    assert 0 <= spared <= {"HellaSwag": 4}.get(name, 0)
+    assert ideal.cached_tokens > 0 or name == "JSON decoding"
 
 
 def test_a_chat_is_what_its_template_writes() -> None:
