@@ -222,6 +222,28 @@ def test_host_memory_has_outputs_as_they_grow_and_nothing_that_expires(
     assert again.ask([*PROMPTS[0], *reply, 1]).cached_tokens == 64
 
 
+@pytest.mark.parametrize("seconds", [(1e6, None), (None, 1e6)])
+def test_host_memory_loses_what_a_request_with_a_time_to_live_shares(
+    seconds: tuple[float | None, ...], model: Path, memory: int
+) -> None:
+    roomy = config(model, None, host_gb=1e-4, num_blocks=64)
+    engine = Engine(roomy, memory)
+    for rid, ttl in enumerate(seconds):  # both run at once
+        engine.outcomes[rid] = Outcome()
+        ids, handling = np.array(PROMPTS[0], np.int32), Handling(cache=Cache(ttl=ttl))
+        engine.scheduler.add(EngineRequest(rid, ids, greedy(30), handling=handling))
+        for _ in range(3):
+            engine.take(engine.steps.step())
+    while not all(one.finish for one in engine.outcomes.values()):
+        engine.take(engine.steps.step())
+    # Of 64 tokens, the request with a time to live computed all, or what is behind the prompt.
+    kept = 0 if seconds[0] else 2
+    assert engine.scheduler.stats()["host_blocks"] == kept
+    reply = engine.outcomes[0].token_ids
+    again = Engine(roomy, memory)
+    assert again.ask([*PROMPTS[0], *reply, 1]).cached_tokens == 16 * kept
+
+
 def test_host_memory_that_something_else_wrote_is_empty(model: Path, memory: int) -> None:
     engine = Engine(config(model, None, host_gb=HOST_GB), memory)
     for prompt in PROMPTS:
