@@ -16,10 +16,12 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.engine import offload
 from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.engine.offload import open_tiers
 from rootlace.runtime.model.executor import runner as module
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv_pool import MainMemory
 from rootlace.runtime.offload.disk_store import BLOCKS, HEADER_BYTES, RECORD
 from rootlace.runtime.offload.slot_store import HostStore
 from rootlace.runtime.processes import new_memory
@@ -407,6 +409,16 @@ def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None
         with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
             Engine(config(model, tmp_path, disk_gb=1e-6))
     assert len(list(tmp_path.glob("kv-*"))) == 1  # nobody holds it
+
+
+def test_more_host_memory_than_the_machine_grants_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (config(model, None, host_gb=gigabytes) for gigabytes in (3e-5, 1e-4))
+    monkeypatch.setattr(offload, "main_memory", lambda: MainMemory(50_000, 0))
+    assert Engine(few).below is not None
+    with pytest.raises(InvalidRequest, match=r"--cache-host-gb 0.0001: this machine grants 0.0 GB"):
+        Engine(many)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
