@@ -21,7 +21,7 @@ from rootlace.runtime.model.executor.runner import (
     adapter_contents,
     kv_identity,
 )
-from rootlace.runtime.model.kv_pool import made_up_plan
+from rootlace.runtime.model.kv_pool import made_up_plan, main_memory
 from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, block_seconds, open_folder
 from rootlace.runtime.offload.slot_store import HandedBlocks, HandedStore, HostStore, SlotStore
 from rootlace.runtime.processes import new_memory
@@ -195,6 +195,11 @@ def _open_host(
     slots = SlotFile.slots_in(int(gigabytes * GIGABYTE / engines), size)
     if not slots:
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: a block takes {size} bytes")
+    wanted, there = engines * slots * size, main_memory().total
+    if wanted > there:  # the kernel would kill one engine after another, and free nothing
+        raise InvalidRequest(
+            f"--cache-host-gb {gigabytes}: this machine grants {there / GIGABYTE:.1f} GB of memory"
+        )
     identity = kv_identity(runner, config.executor, config.cache)
     try:
         store = HostStore(memory, identity, slots, size)

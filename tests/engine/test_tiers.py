@@ -16,10 +16,12 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.engine import offload
 from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.engine.offload import open_tiers
 from rootlace.runtime.model.executor import runner as module
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv_pool import MainMemory
 from rootlace.runtime.offload.disk_store import BLOCKS, HEADER_BYTES, RECORD
 from rootlace.runtime.offload.slot_store import HostStore
 from rootlace.runtime.processes import new_memory
@@ -222,6 +224,28 @@ def test_host_memory_has_outputs_as_they_grow_and_nothing_that_expires(
     assert again.ask([*PROMPTS[0], *reply, 1]).cached_tokens == 64
 
 
+@pytest.mark.parametrize("seconds", [(1e6, None), (None, 1e6)])
+def test_host_memory_loses_what_a_request_with_a_time_to_live_shares(
+    seconds: tuple[float | None, ...], model: Path, memory: int
+) -> None:
+    roomy = config(model, None, host_gb=1e-4, num_blocks=64)
+    engine = Engine(roomy, memory)
+    for rid, ttl in enumerate(seconds):  # both run at once
+        engine.outcomes[rid] = Outcome()
+        ids, handling = np.array(PROMPTS[0], np.int32), Handling(cache=Cache(ttl=ttl))
+        engine.scheduler.add(EngineRequest(rid, ids, greedy(30), handling=handling))
+        for _ in range(3):
+            engine.take(engine.steps.step())
+    while not all(one.finish for one in engine.outcomes.values()):
+        engine.take(engine.steps.step())
+    # Of 64 tokens, the request with a time to live computed all, or what is behind the prompt.
+    kept = 0 if seconds[0] else 2
+    assert engine.scheduler.stats()["host_blocks"] == kept
+    reply = engine.outcomes[0].token_ids
+    again = Engine(roomy, memory)
+    assert again.ask([*PROMPTS[0], *reply, 1]).cached_tokens == 16 * kept
+
+
 def test_host_memory_that_something_else_wrote_is_empty(model: Path, memory: int) -> None:
     engine = Engine(config(model, None, host_gb=HOST_GB), memory)
     for prompt in PROMPTS:
@@ -385,6 +409,16 @@ def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None
         with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
             Engine(config(model, tmp_path, disk_gb=1e-6))
     assert len(list(tmp_path.glob("kv-*"))) == 1  # nobody holds it
+
+
+def test_more_host_memory_than_the_machine_grants_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (config(model, None, host_gb=gigabytes) for gigabytes in (3e-5, 1e-4))
+    monkeypatch.setattr(offload, "main_memory", lambda: MainMemory(50_000, 0))
+    assert Engine(few).below is not None
+    with pytest.raises(InvalidRequest, match=r"--cache-host-gb 0.0001: this machine grants 0.0 GB"):
+        Engine(many)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import numpy as np
 
 from rootlace.runtime.cache.journal import prefix_keys
 from rootlace.runtime.cache.radix_tree import RadixTree
 from rootlace.runtime.scheduler.offload.fetching import Fetching
-from rootlace.runtime.scheduler.offload.levels import Moves, Saving, Tiers, owner_of
+from rootlace.runtime.scheduler.offload.levels import Level, Moves, Saving, Tiers, owner_of
 from rootlace.runtime.scheduler.offload.transfer import Handing
 from rootlace.runtime.scheduler.request import RequestState
 
@@ -119,8 +119,13 @@ class Tiering:
 
     def expire_later(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
         """Exclude the blocks of `tokens` (int32) from position `start` on from saving, until
-        `forget`."""
-        self.saving.mortal.update(self._keys(namespace, tokens, start))
+        `forget`.
+
+        Levels that outlive the process lose the blocks: another request may have saved them.
+        """
+        keys = self._keys(namespace, tokens, start)
+        self.saving.mortal.update(keys)
+        _discard(keys, [level for level in self.levels if level.outlives])
 
     def forget(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
         """Forget the blocks of `tokens` (int32) from position `start` on."""
@@ -129,9 +134,7 @@ class Tiering:
             mortal[key] -= 1
             if not mortal[key]:
                 del mortal[key]
-        for level in self._tiers.readable:
-            entries = [level.tier.get(key) for key in keys]
-            level.discard([entry for entry in entries if entry is not None])
+        _discard(keys, self._tiers.readable)
 
     def _keys(self, namespace: Hashable, tokens: np.ndarray, start: int) -> list[bytes]:
         size = self._tree.block_size
@@ -179,3 +182,9 @@ class Tiering:
             level.tier.check()
             for entry in level.tier.entries():
                 assert (entry.readers > 0) == ((at, entry.slot) in readers), f"readers of {entry}"
+
+
+def _discard(keys: Iterable[bytes], levels: Iterable[Level]) -> None:
+    for level in levels:
+        entries = [level.tier.get(key) for key in keys]
+        level.discard([entry for entry in entries if entry is not None])
