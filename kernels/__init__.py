@@ -1,8 +1,8 @@
-"""What decoders and samplers are computed with.
+"""Kernels of decoders and samplers.
 
-`interface` says what a set of kernels does, `reference/` does it in plain torch and is the
-specification, `triton/` on a GPU; `dispatch` chooses between them. `weights` are what products
-multiply by. `native/` is a whole decoder's forward pass for a CPU, in C++.
+`interface` defines a set of kernels; `reference/` is the specification in plain torch, `triton/`
+the set for a GPU. `dispatch` chooses a set. `weights` are the factors of products. `native/` is a
+decoder's forward pass for a CPU, in C++.
 
-Importing the package alone imports no torch: who compiles or finds the native library needs none.
+Importing the package alone imports no torch: compiling or finding the native library needs none.
 """

@@ -1,7 +1,7 @@
-"""NumPy's arrays as torch's tensors and back, over the same memory.
+"""Conversion of NumPy's arrays to torch's tensors and back, over the same memory.
 
-The native kernels take NumPy's arrays, so that an engine can run without torch; floats that NumPy
-lacks are those of ml_dtypes. What computes with torch crosses over here.
+The native kernels take NumPy's arrays, so that an engine can run without torch; ml_dtypes has the
+floats that NumPy lacks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
-"""By their bytes: what both libraries have, in place of floats that one of them lacks."""
+"""Integer dtypes by size in bytes, for floats that one of the libraries lacks."""
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The type of the same name."""
+    """Return torch's dtype of the same name."""
     found: torch.dtype = getattr(torch, dtype.name)
     return found
 
@@ -30,8 +30,8 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Raises ValueError for an array that is not contiguous. Nobody may write to the tensor of one
-    that is read only."""
+    """Return the array as a tensor. Raises ValueError for an array that is not contiguous. The
+    tensor of a read-only array must not be written to."""
     if not array.flags.c_contiguous:
         raise ValueError("an array that is not contiguous has no tensor over the same memory")
     dtype = torch_dtype(array.dtype)
@@ -44,7 +44,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor on the CPU, contiguous (a copy where it is not)."""
+    """Return a CPU tensor as a contiguous array (a copy if it is not contiguous)."""
     tensor = tensor.detach().contiguous()
     dtype = numpy_dtype(tensor.dtype)
     if dtype.isbuiltin == 1:

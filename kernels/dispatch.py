@@ -1,4 +1,4 @@
-"""Which kernels run on a device."""
+"""Choice of the kernels for a device."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ log = logging.getLogger(__name__)
 
 
 def with_reference(kernels: KernelSet, groups: Iterable[str]) -> KernelSet:
-    """`kernels` with the operations of these groups of `OPERATIONS` computed by the reference.
-
-    Raises ValueError for an unknown group.
-    """
+    """Replace the operations of these groups of `OPERATIONS` by the reference. Raises ValueError
+    for an unknown group."""
     names = tuple(groups)
     unknown = sorted(set(names) - OPERATIONS.keys())
     if unknown:
@@ -47,10 +45,8 @@ def with_reference(kernels: KernelSet, groups: Iterable[str]) -> KernelSet:
 
 
 def kernels_for(device: torch.device) -> KernelSet:
-    """The Triton kernels on a CUDA GPU that they are made for, else the reference.
-
-    If a GPU gets the reference, the log says why. Nothing else imports triton.
-    """
+    """Return the Triton kernels on a supported CUDA GPU, otherwise the reference. A GPU's fallback
+    to the reference is logged with its reason. No other module imports triton."""
     if device.type == "cpu":
         return REFERENCE
     reason = why_not_triton(device)
@@ -66,7 +62,7 @@ def kernels_for(device: torch.device) -> KernelSet:
 
 
 def why_not_triton(device: torch.device) -> str | None:
-    """Why the Triton kernels cannot run on `device`; None if they can."""
+    """Return the reason why the Triton kernels cannot run on `device`; None if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "the Triton kernels are for CUDA"
     capability = torch.cuda.get_device_capability(device)
@@ -83,6 +79,6 @@ def why_not_triton(device: torch.device) -> str | None:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Major and minor number of a version such as 3.6.0+git1234; (0, 0) for what has none."""
+    """Parse major and minor number of a version such as 3.6.0+git1234; (0, 0) if there are none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)

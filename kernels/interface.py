@@ -1,8 +1,8 @@
-"""What a set of kernels provides, and the numbers attention is planned from.
+"""Interface of a set of kernels, and the inputs of attention's planning.
 
-One function per operation. `kernels/reference/` is the specification (each file states its
-formula) and the CPU path; an accelerated set replaces functions one by one
-(`msgspec.structs.replace(REFERENCE, rope=...)`) and is tested against it.
+One function per operation. `kernels/reference/` is the specification (each file states its formula)
+and the CPU path. An accelerated set replaces functions one by one
+(`msgspec.structs.replace(REFERENCE, rope=...)`) and is tested against the reference.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class AttentionBatch(msgspec.Struct, frozen=True):
-    """One step's rows, as host numbers, the same for every layer.
+    """Rows of a step, as host numbers, the same for every layer.
 
-    Row r owns the flat tokens `row_start[r] : row_start[r + 1]`, the last ones of its
-    `context_len[r]` tokens; position p of it lives in slot
-    `block_tables[r, p // block_size] * block_size + p % block_size`.
+    Row r owns the flat tokens `row_start[r] : row_start[r + 1]`, the last of its `context_len[r]`
+    tokens. Its position p is in slot `block_tables[r, p // block_size] * block_size + p %
+    block_size`.
     """
 
     row_start: np.ndarray  # [R+1] int
@@ -87,16 +87,15 @@ def slot_bytes(bits: int, heads: int, dim: int) -> int:
 
 
 class KVCodes(msgspec.Struct, frozen=True):
-    """Stored keys and values are integers of `bits`, 8 or 4, of so many KV heads, with scales of
-    their own in the cache: uint8 [B, S, 1, W], a row of W bytes for each slot
-    (`reference/kv_cache.py`)."""
+    """Format of integer keys and values: `bits` (8 or 4), for `heads` KV heads, with scales in the
+    cache. The cache is uint8 [B, S, 1, W], a row of W bytes per slot (`reference/kv_cache.py`)."""
 
     bits: int
     heads: int
 
 
 KVScaling = KVScales | KVCodes
-"""How to read stored numbers that are not keys and values as they are."""
+"""Conversion of stored numbers to keys and values, if they differ."""
 
 
 class PagedAttention(Protocol):
@@ -160,8 +159,8 @@ class RopeAndWrite(Protocol):
 
 
 class WriteKV(Protocol):
-    """Write keys and values k, v [T, Nk, D], as they are stored, to one layer's caches
-    [B, S, Nk, D]: `slots` and `tokens` as in `RopeAndWrite`."""
+    """Write keys and values k, v [T, Nk, D], unconverted, to one layer's caches [B, S, Nk, D].
+    `slots` and `tokens` are those of `RopeAndWrite`."""
 
     def __call__(
         self,
@@ -179,12 +178,12 @@ Array: TypeAlias = Any
 
 
 class LogitEdits(msgspec.Struct, frozen=True):
-    """What is done to logits [R, V] before sampling, in this order:
+    """Edits of logits [R, V] before sampling, in this order:
 
     bias, bans, mask, penalties (formulas: `reference/sampling.py`). Lists are in compressed rows:
-    row r owns the entries `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), no token
-    twice. None: nothing of that kind. `penalties` maps the name of each sampling parameter that
-    depends on the tokens before to its values; with `seen_*`, all are given.
+    row r owns the entries `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), without
+    duplicates. None means no such edit. `penalties` maps the name of each sampling parameter that
+    depends on earlier tokens to its values; with `seen_*`, all are given.
     """
 
     bias_start: Array | None = None  # [R+1] int32
@@ -199,22 +198,20 @@ class LogitEdits(msgspec.Struct, frozen=True):
 
 
 class EditLogits(Protocol):
-    """One pass over logits float32 or bfloat16 [R, V] -> float32 [R, V], new."""
+    """Edit logits float32 or bfloat16 [R, V] in one pass -> float32 [R, V], new."""
 
     def __call__(self, logits: Tensor, edits: LogitEdits) -> Tensor: ...
 
 
 Choice = Literal["greedy", "random", "cut"]
-"""What the rows of a step sample with at most: all are greedy; none has a cut; anything. It
-selects launches, never results."""
+"""Class of a step's rows: all greedy; none with a cut; any. Selects launches, never results."""
 
 
 class PickRows(msgspec.Struct, frozen=True):
-    """What each of R rows is sampled with.
+    """Sampling parameters of R rows.
 
-    `params` maps the name of each sampling parameter that acts on logits, whatever the tokens
-    before are, to its values: `temperature` (0: greedy) and the cuts. Numbers of tokens are at
-    least 1; V or more is neutral.
+    `params` maps each parameter that acts on logits, independent of earlier tokens, to its values:
+    `temperature` (0: greedy) and the cuts. Numbers of tokens are at least 1; V or more is neutral.
     """
 
     params: Mapping[str, Array]  # [R] each: float64, or int32 for a number of tokens
@@ -225,11 +222,11 @@ class PickRows(msgspec.Struct, frozen=True):
 
 
 class PickTokens(Protocol):
-    """One token per row of logits float32 or bfloat16 [R, V] -> int32 [R], -1: no distribution.
+    """Pick a token per row of logits float32 or bfloat16 [R, V] -> int32 [R], -1: no distribution.
 
-    `reference/sampling.py` says which: what the mask forbids is -inf; at temperature 0 the
-    largest logit, else a draw from what the cuts leave, decided by (seed, position).
-    `out` int32 [R]: where the tokens are written, and what is returned.
+    `reference/sampling.py` defines the token; forbidden tokens have -inf. At temperature 0 it has
+    the largest logit, otherwise it is drawn by (seed, position) from the tokens that the cuts keep.
+    `out` int32 [R] receives the tokens and is returned.
     """
 
     def __call__(
@@ -260,8 +257,8 @@ class ScoreTokens(Protocol):
 
 
 class HostSampling(msgspec.Struct, frozen=True):
-    """What samples from logits in main memory: `EditLogits`, `PickTokens` and `ScoreTokens` of
-    NumPy's arrays."""
+    """Sampling from logits in main memory: `EditLogits`, `PickTokens` and `ScoreTokens` of NumPy's
+    arrays."""
 
     edit_logits: Callable[..., np.ndarray]
     pick_tokens: Callable[..., np.ndarray]
@@ -284,13 +281,12 @@ class AutomatonTables(msgspec.Struct, frozen=True):
 
 
 class StepAutomata(Protocol):
-    """What may follow in each row, after the token that its automaton does not know yet.
+    """Advance each row's automaton, and return the mask of the next token.
 
-    states int32 [R], of `tables`, -1: the row has no automaton; source int32 [R]: the place in
-    `tokens` (int32) of the token that the row's automaton takes first, -1: none, it stands where it
-    is; rows int32 [R]: masks of the rows without an automaton. Returns (states int32 [R], -1 where
-    there is no automaton; rows of `tables.masks` int32 [R]). A token outside the vocabulary leads
-    to state 0.
+    states int32 [R], in `tables`; -1: the row has no automaton. source int32 [R]: index in `tokens`
+    (int32) of the token that the row's automaton takes first; -1: none. rows int32 [R]: masks of
+    the rows without an automaton. Returns (states int32 [R], -1 without an automaton; rows of
+    `tables.masks` int32 [R]). A token outside the vocabulary leads to state 0.
     """
 
     def __call__(

@@ -1,9 +1,9 @@
-"""Which rows of a step have leading blocks in common, so that these are read once for all of them.
+"""Runs of rows with common leading blocks, which are read once for all rows of a run.
 
 A step's rows are in depth-first order of the prefix tree: rows that share blocks are neighbours, at
-every depth. The runs found here are nested as the tree is; attention over a row's context is then
-attention over the parts that its runs cover and over the rest, merged by their log-sum-exps
-(cascade attention; Ye et al. 2024, "Cascade Inference"; Juravsky et al. 2024, arXiv:2402.05099).
+every depth. Runs are nested as the tree is. Attention over a row's context merges the parts covered
+by runs and the rest by their log-sum-exps (cascade attention; Ye et al. 2024, "Cascade Inference";
+Juravsky et al. 2024, arXiv:2402.05099).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 FIRST_LOOK = 32
-"""Blocks of neighbouring tables that are compared at first; then twice as many, and so on."""
+"""Number of blocks of neighbouring tables that are compared first; doubled repeatedly."""
 
 
 class SharedRun(msgspec.Struct, frozen=True):
@@ -34,8 +34,8 @@ def whole_blocks(context: np.ndarray, decoding: np.ndarray, block_size: int) -> 
 def chosen_runs(
     tables: np.ndarray, whole: np.ndarray, worth: Callable[[SharedRun], bool]
 ) -> list[SharedRun]:
-    """The runs that are `worth` it, outer before inner; what a refused run has in common is left to
-    the runs inside it. At most `whole[r]` blocks of row r count."""
+    """Return the runs that are `worth` it, outer before inner. A refused run leaves its common
+    blocks to the runs inside. At most `whole[r]` blocks of row r count."""
     runs: list[SharedRun] = []
     around: list[tuple[int, int]] = []  # (end, blocks covered) of the runs that hold this one
     for begin, end, high in _nested(common_blocks(tables, whole).tolist()):

@@ -1,7 +1,7 @@
-"""What activations are multiplied by: a matrix as it is, or one of small codes with scales.
+"""Weights of products: a dense matrix, or one of small codes with scales.
 
-`KernelSet.linear` multiplies by a `Weight`, whatever kind it is, and `KernelSet.weights` names the
-kinds that it can. A new code is a line of `CODES`, and its kernels beside the reference's.
+`KernelSet.linear` multiplies by any kind of `Weight`; `KernelSet.weights` names the supported
+kinds. A new code is a line of `CODES`, and its kernels beside the reference's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rootlace.kernels.codes import TABLES, Codes
 
 
 class CodeType(msgspec.Struct, frozen=True):
-    """How codes are stored.
+    """Storage of codes.
 
-    With `table`, two share a byte: the code of input 2i is the lower half of byte i, and stands for
-    `table[half]`. Else a code is one number of `dtype`, and stands for that number.
+    With `table`, two codes share a byte: the code of input 2i is the lower half of byte i, and has
+    the value `table[half]`. Otherwise a code is a number of `dtype`, and its own value.
     """
 
     dtype: torch.dtype
@@ -57,9 +57,9 @@ class Dense(msgspec.Struct, frozen=True):
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """What stored codes mean: a weight is what its code stands for, times the scale of its group
-    (`group` consecutive inputs of one output; None: all of them), plus, with `offsets`, the group's
-    offset. Weights with zero points have offsets, of -zero point x scale."""
+    """Values of stored codes: weight = code's value * scale of its group + the group's offset (with
+    `offsets`). A group has `group` consecutive inputs of one output; None: all inputs. Zero points
+    become offsets of -zero point * scale."""
 
     codes: Codes
     group: int | None = None
@@ -147,7 +147,7 @@ class Quantised(msgspec.Struct, frozen=True):
 
     @property
     def group(self) -> int:
-        """How many inputs share a scale."""
+        """Return the number of inputs that share a scale."""
         return self.shape[1] if self.scheme.group is None else self.scheme.group
 
 
@@ -186,8 +186,8 @@ def unknown_kind(weights: Iterable[Weight], known: Iterable[str]) -> str | None:
 
 
 def stacked(weights: Sequence[Weight]) -> Weight:
-    """One weight whose outputs are theirs, one behind the other. Neighbours that differ in nothing
-    but what they hold are joined. Raises ValueError where inputs differ in number."""
+    """Concatenate the outputs of `weights` into one weight. Neighbours of the same kind are merged.
+    Raises ValueError if the numbers of inputs differ."""
     parts = [part for weight in weights for part in parts_of(weight)]
     if len({part.shape[1] for part in parts}) != 1:
         raise ValueError(f"weights of unlike inputs: {[list(part.shape) for part in parts]}")
@@ -202,7 +202,7 @@ def stacked(weights: Sequence[Weight]) -> Weight:
 
 
 def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
-    """The outputs of these numbers (int64), in this order."""
+    """Return the outputs `rows` (int64), in this order."""
     chosen = {
         name: tensor if name == "order" else _bytes(tensor).index_select(0, rows).view(tensor.dtype)
         for name, tensor in _fields(weight)
@@ -211,8 +211,8 @@ def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
 
 
 def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
-    """The inputs of these numbers, which are consecutive. Raises ValueError where codes have no
-    scales of their own there, or are in another order than the inputs."""
+    """Return the consecutive inputs `columns`. Raises ValueError if codes lack separate scales
+    there, or have an order other than the inputs'."""
     start, stop = columns.start, columns.stop
     if isinstance(weight, Dense):
         return replace(weight, matrix=weight.matrix[:, start:stop].contiguous())
@@ -263,7 +263,7 @@ def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantis
 
 
 def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two orders of columns are one."""
+    """Return whether two orders of columns are equal."""
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)
@@ -276,5 +276,5 @@ def _fields(part: Dense | Quantised) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """As bytes where it is of eight-bit floats, for which torch lacks most operations."""
+    """Return eight-bit floats as bytes, since torch lacks most operations for eight-bit floats."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

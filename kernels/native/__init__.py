@@ -1,1 +1,1 @@
-"""Kernels in C++ for CPUs, compiled where they run: optional, the reference needs no compiler."""
+"""Optional kernels in C++ for CPUs, compiled on the machine."""

@@ -1,5 +1,5 @@
-"""`python -m rootlace.kernels.native`: compile the native kernels for this machine now, when a
-container image is built, say, or before tests. Otherwise the first engine that starts does it."""
+"""Command `python -m rootlace.kernels.native`: compile the native kernels for this machine now, for
+a container image or before tests. Otherwise the first engine compiles them at its start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rootlace.kernels.native.library import load_best
 
 
 def main() -> int:
-    """0 if there are native kernels now."""
+    """Return 0 if native kernels are available now."""
     try:
         load_best(lambda what: print(f"{what} ...", flush=True), compile_here=True)
     except NativeUnavailable as error:

@@ -1,8 +1,5 @@
-"""Attention and its cache in C++, for decoders whose other operations are torch's.
-
-The cache has its shape alone in common with the reference's: what stands where inside a block is
-the kernels' own affair (`src/kv_layout.h`).
-"""
+"""Attention and its cache in C++, for decoders whose other operations are torch's. The cache shares
+only its shape with the reference's: `src/kv_layout.h` defines the layout in a block."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from rootlace.kernels.native.linear import DTYPES
 from rootlace.kernels.reference import REFERENCE
 
 MAX_DIM = 1024
-"""Numbers of a head, at most."""
+"""Maximum number of elements of a head."""
 
 
 FEW_TOKENS = 64
-"""So many tokens of a step are attended by the calling thread alone. Torch's threads still wait on
-their cores for the next product: another thread would come too late to be of use."""
+"""Maximum number of a step's tokens that the calling thread attends alone. Torch's threads still
+spin on their cores for the next product, so other threads would start too late."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,8 @@ class NativePlan(HostPlan):
 
 
 class NativeAttention:
-    """See `interface.PagedAttention`, and `interface` for what other methods do. Caches are of q's
-    dtype, float32 or bfloat16. Nothing is checked: a decoder's shapes are those of its cache."""
+    """Implement `interface.PagedAttention` and related operations. Caches have q's dtype, float32
+    or bfloat16. Nothing is checked: a decoder's shapes are those of its cache."""
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library

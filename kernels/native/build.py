@@ -32,8 +32,8 @@ ROOT = Path(os.sep)
 
 
 class InstructionSet(msgspec.Struct, frozen=True):
-    """`name` is what `rl_instructions` says, `flags` are those of /proc/cpuinfo that a processor
-    with it has, `target` those that tell a compiler to use it and no more."""
+    """Instruction set of a processor. `name` is that of `rl_instructions`, `flags` those of
+    /proc/cpuinfo. `target` are the compiler's flags for this set and no more."""
 
     name: str
     flags: frozenset[str]
@@ -62,9 +62,8 @@ INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _AR
 
 
 class Processor(msgspec.Struct, frozen=True):
-    """`has`: the instruction sets of its architecture that it says it has, `lacks` the others; the
-    best first. `told`: whether the system says what it has; else `lacks` are those that it may
-    lack."""
+    """Processor with its instruction sets, the best first: `has` the reported ones, `lacks` the
+    others. Without a report from the system (`told`), `lacks` are those that may be missing."""
 
     name: str
     architecture: str
@@ -74,7 +73,7 @@ class Processor(msgspec.Struct, frozen=True):
 
 
 def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
-    """What /proc/cpuinfo below `root` says. `architecture`: "" is this machine's."""
+    """Read the processor from /proc/cpuinfo below `root`. `architecture`: "" is this machine's."""
     told = first_processor(root)
     # ARM calls them features.
     flags = set((told.get("flags") or told.get("Features") or "").split())
@@ -97,7 +96,7 @@ def kind_of_processor() -> str:
 
 
 def first_processor(root: Path = ROOT) -> dict[str, str]:
-    """What /proc/cpuinfo below `root` says of the first processor; {} where there is none."""
+    """Return the first processor's fields of /proc/cpuinfo below `root`; {} if there are none."""
     try:
         text = (root / "proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
@@ -117,14 +116,14 @@ def first_processor(root: Path = ROOT) -> dict[str, str]:
 
 
 FOLDER = Path(__file__).parent / "prebuilt"
-"""A checkout has none."""
+"""Folder of the prebuilt libraries; a checkout has none."""
 
 
 def prebuilt_library(
     processor: Processor, without: Collection[str] = (), folder: Path = FOLDER
 ) -> Path | None:
-    """The best one that runs on `processor`, `without` the instruction sets of these names; None if
-    there is none."""
+    """Return the best prebuilt library for `processor`, `without` the named instruction sets; None
+    if there is none."""
     for instructions in processor.has:
         path = folder / f"{instructions.name}.so"
         if instructions.name not in without and path.is_file():
@@ -138,11 +137,11 @@ def prebuilt_library(
 
 
 UNFINISHED = "new-"
-"""How the names begin of files that are being written, and of those a killed process left."""
+"""Prefix of the names of unfinished files, also of those that a killed process left."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `path`, whose folder is there. Raises OSError, and then leaves what was there."""
+    """Write `path` in an existing folder. Raises OSError, and then keeps the old file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as new:
         try:
             new.write(content)
@@ -171,11 +170,11 @@ FLAGS = (
     "-fno-schedule-insns",  # GCC for ARM would load far ahead, and keep sums in memory
 )
 NATIVE = (("-march=native",), ("-mcpu=native",), ())
-"""How compilers are told to use all of this processor; the first that one understands."""
+"""Compiler flags for all of this processor's features; a compiler's first supported one is used."""
 COMPILE_SECONDS = 3600.0
-"""Until a compiler counts as hanging: one minute is usual on two cores."""
+"""Seconds until a compiler counts as hanging; one minute is usual on two cores."""
 KEPT_SECONDS = 30 * 24 * 3600
-"""How long the cache folder keeps what nobody uses."""
+"""Seconds for which the cache folder keeps unused files."""
 SHOWN_CHARACTERS = 4000
 
 Report = Callable[[str], None]
@@ -184,7 +183,7 @@ log = logging.getLogger(__name__)
 
 
 class NativeUnavailable(Exception):
-    """The native kernels cannot be compiled or loaded here; the message says why."""
+    """Error for native kernels that cannot be compiled or loaded here, with the reason."""
 
 
 class Compiler(msgspec.Struct, frozen=True):
@@ -224,12 +223,12 @@ def library_file(
     sources: Path = SOURCES,
     prebuilt: Path | None = None,
 ) -> Iterator[Path]:
-    """The library's path, valid in the `with` block: one from `cache`, else the `prebuilt` one,
-    else one that is compiled now.
+    """Yield the library's path, valid in the `with` block: from `cache`, or `prebuilt`, or compiled
+    now.
 
-    `target` replaces the flags that select this processor. `report` is told that a compilation
-    begins. Raises `NativeUnavailable` with the compilers' messages if none can do it; without a
-    compiler a library that one made before is taken.
+    `target` replaces the flags that select this processor. `report` is called before a compilation.
+    Raises `NativeUnavailable` with the compilers' messages if all fail; without a compiler, a
+    library that one made earlier is used.
     """
     common = _common_digest(sources, target)
     faults = []
@@ -267,14 +266,14 @@ def library_file(
 
 
 def find_compiler(name: str, target: Sequence[str] | None = None) -> Compiler | None:
-    """The compiler of that name, if there is one that runs."""
+    """Return the compiler `name` if it exists and runs."""
     path = shutil.which(name)
     return None if path is None else _compiler(path, None if target is None else tuple(target))
 
 
 @functools.cache
 def _compiler(path: str, target: tuple[str, ...] | None) -> Compiler | None:
-    """Running it twice takes a tenth of a second, and a start asks more than once."""
+    """Probe a compiler, cached: two runs take a tenth of a second, and a start asks repeatedly."""
     version = _output([path, "--version"])
     if version is None:
         return None
@@ -288,7 +287,7 @@ def _compiler(path: str, target: tuple[str, ...] | None) -> Compiler | None:
 def _made(
     path: Path, compiler: Compiler, sources: Path, report: Report | None, stack: ExitStack
 ) -> Path:
-    """Compile to `path`; where that cannot be written, to a folder that `stack` removes."""
+    """Compile to `path`, or if it is not writable, to a folder that `stack` removes."""
     if report is not None:
         report("compiling native kernels")
     started = time.monotonic()
@@ -307,8 +306,8 @@ def _made(
 
 
 def _remove_unused(folder: Path) -> None:
-    """Libraries of former versions, and what a process left behind that was killed. Who has loaded
-    one keeps it."""
+    """Remove former versions' libraries and killed processes' files. Processes that have loaded a
+    library keep it."""
     now = time.time()
     for path in (*_listed(folder, "*.so"), *_listed(folder, f"{UNFINISHED}*")):
         with suppress(OSError):  # another process was faster
@@ -319,8 +318,8 @@ def _remove_unused(folder: Path) -> None:
 def compile_library(
     compiler: Compiler, sources: Path, work: Path, library: Path, link: Sequence[str] = ()
 ) -> None:
-    """Compile each source by a process of its own, then link them, with these flags
-    too. Objects are left in `work`. Raises `NativeUnavailable`."""
+    """Compile each source in its own process, then link the objects, with these flags too. Objects
+    are left in `work`. Raises `NativeUnavailable`."""
     flags = [*FLAGS, *compiler.target]
     parts = _files(sources, ".cpp")
     objects = [work / f"{part.stem}.o" for part in parts]
@@ -332,8 +331,8 @@ def compile_library(
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:
-    """As many at a time as there are cores: each takes much memory. Raises `NativeUnavailable` if
-    one fails; none is left running."""
+    """Run the commands, one per core at a time, since each takes much memory. Raises
+    `NativeUnavailable` if one fails, and stops the others."""
     until = time.monotonic() + COMPILE_SECONDS
 
     def run(command: list[str]) -> None:
@@ -380,7 +379,7 @@ def _files(folder: Path, *suffixes: str) -> list[Path]:
 
 
 def _common_digest(sources: Path, target: Sequence[str] | None) -> str:
-    """A digest of all that a library depends on, except the compiler."""
+    """Return a digest of all that a library depends on, except the compiler."""
     texts = [f"{path.name}\n{path.read_text('utf-8')}" for path in _files(sources, ".cpp", ".h")]
     flags = [*FLAGS, "native" if target is None else " ".join(target)]
     return _digest([*texts, *flags, platform.machine(), kind_of_processor()])
@@ -391,7 +390,7 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the file is this user's: what another user put there is not loaded."""
+    """Return whether the file is this user's; other users' files are not loaded."""
     try:
         return path.stat().st_uid in (os.getuid(), 0)
     except OSError:

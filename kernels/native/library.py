@@ -30,11 +30,11 @@ from rootlace.kernels.native.build import (
 
 
 class NativeError(RuntimeError):
-    """A C++ exception ended the call; what it was to write is undefined."""
+    """Error for a call that a C++ exception ended; its output is undefined."""
 
 
 class NativeOutOfMemory(NativeError, MemoryError):
-    """The call had no memory for its own buffers."""
+    """Error for a call without memory for its own buffers."""
 
 
 # Handles ------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class NativeOutOfMemory(NativeError, MemoryError):
 
 
 class Team:
-    """Threads that compute, the calling one among them; see `src/team.h`."""
+    """Team of computing threads, the calling one included; see `src/team.h`."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.handle: int = library.rl_team_new(threads)
@@ -80,11 +80,11 @@ log = logging.getLogger(__name__)
 
 
 HEADERS = ("api.h", "linear.h", "attention.h")
-"""Where structures and functions are declared."""
+"""Headers that declare the structures and functions."""
 NUMBERS = frozenset({"rl_prepare", "rl_team_size"})
-"""Functions that return an int32 which does not say whether they failed."""
+"""Functions whose int32 result is a number, not a status."""
 CHECKED = frozenset({"rl_forward", "rl_logits"})
-"""Functions of each step: the caller raises `failure` where their status is not 0."""
+"""Functions of each step: the caller raises `failure` for a status other than 0."""
 
 _DECLARED = re.sub(r"//.*", "", "".join((SOURCES / name).read_text("utf-8") for name in HEADERS))
 _TYPES = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float, "void": None}
@@ -170,7 +170,7 @@ class Model(ctypes.Structure):
 
 
 Sum = dict(Model._fields_)["sum"]
-"""Where float32 numbers lie, and how many, whose sum over processes is wanted -> 0, or a fault."""
+"""Callback (address, count of float32) that sums over processes -> 0, or a fault."""
 
 
 class Rows(ctypes.Structure):
@@ -213,11 +213,11 @@ INSTRUCTIONS: dict[str, tuple[str, ...] | None] = {
     "best": None,
     "no-tiles": ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8"),
 }
-"""What a library may be compiled for, as flags: all that this processor has, or less."""
+"""Compiler flags of a library's target: this processor, or less."""
 
 
 class InstructionsRefused(NativeUnavailable):
-    """The operating system does not let this process use the library's instructions."""
+    """Error for instructions of the library that the operating system denies to this process."""
 
 
 NO_MEMORY = 1
@@ -225,7 +225,7 @@ NO_MEMORY = 1
 
 
 def declare(library: ctypes.CDLL, name: str) -> None:
-    """Say what the function `name` takes, and have it raise `NativeError` where it fails."""
+    """Declare the types of the function `name`, and let it raise `NativeError` on failure."""
     function = getattr(library, name)
     result, function.argtypes = FUNCTIONS[name]
     if result is Status:
@@ -239,7 +239,7 @@ def declare(library: ctypes.CDLL, name: str) -> None:
 
 
 def failure(library: ctypes.CDLL, status: int) -> NativeError:
-    """The error behind the status of a call, which is not 0."""
+    """Return the error of a call's status other than 0."""
     kind = NativeOutOfMemory if status == NO_MEMORY else NativeError
     return kind(library.rl_error().decode(errors="replace"))
 
@@ -256,12 +256,11 @@ def _created(library: ctypes.CDLL, made: int | None, *_: object) -> int:
 
 
 def load(report: Callable[[str], None] | None = None, instructions: str = "best") -> ctypes.CDLL:
-    """The library for this machine: one that was compiled here, else the one that came with the
-    package, else compiled now.
+    """Load the library for this machine: compiled here earlier, packaged, or compiled now.
 
-    One from the cache that cannot be loaded is compiled again. Where the system refuses the
-    processor's tile unit, the library does without. `instructions` is one of `INSTRUCTIONS`, for
-    tests and comparisons. `report` is told that a compilation begins. Raises `NativeUnavailable`.
+    A cached library that cannot be loaded is compiled again. If the system refuses the processor's
+    tile unit, the library does without. `instructions` is one of `INSTRUCTIONS`, for tests and
+    comparisons. `report` is called before a compilation. Raises `NativeUnavailable`.
     """
     if instructions == "best":
         return load_best(report)[0]
@@ -271,8 +270,8 @@ def load(report: Callable[[str], None] | None = None, instructions: str = "best"
 def load_best(
     report: Callable[[str], None] | None = None, compile_here: bool = False
 ) -> tuple[ctypes.CDLL, str]:
-    """See `load`; and why the library does without the tile unit, "" where nothing was refused.
-    `compile_here`: what came with the package does not count."""
+    """Load as `load`, and return the reason for doing without the tile unit, or "". `compile_here`
+    ignores the packaged library."""
     processor = read_processor()
 
     def load_without(names: tuple[str, ...], target: tuple[str, ...] | None) -> ctypes.CDLL:
@@ -308,8 +307,8 @@ def _load(
 
 
 def open_library(path: str) -> ctypes.CDLL:
-    """Load a library and say what its functions take. Raises `NativeUnavailable`, of which
-    `InstructionsRefused` is one kind."""
+    """Load a library and declare its functions. Raises `NativeUnavailable`, or its subclass
+    `InstructionsRefused`."""
     try:
         library = ctypes.CDLL(path)
     except OSError as error:

@@ -25,7 +25,7 @@ from rootlace.kernels.weights import CODES, Dense, Quantised, Weight, parts_of, 
 
 
 CHUNK = 16
-"""Groups are whole ones of so many inputs."""
+"""Inputs of a chunk; groups are whole chunks."""
 CODE_KINDS = {"int8": 0, "fp8_e4m3": 1}
 FOUR_BITS, SIX_BITS = 2, 3
 NUMBERS = {
@@ -49,7 +49,7 @@ def parts_packed(weight: Weight, gated: bool) -> tuple[Dense | Quantised, ...]:
 
 
 def why_not(parts: Sequence[Dense | Quantised], gated: bool) -> str | None:
-    """Why the kernels cannot multiply by the codes of a weight's parts (gate and values, if gated);
+    """Return the reason why the kernels cannot multiply by the parts (gate and values, if gated);
     None if they can."""
     found = [part for part in parts if isinstance(part, Quantised)]
     if len(found) != len(parts):
@@ -85,7 +85,7 @@ def prepared(weight: Quantised) -> Quantised:
 
 
 def _alike(weight: Quantised) -> bool:
-    """Whether scales and offsets have units of one form, or none."""
+    """Return whether scales and offsets have units of one form, or none."""
     units, others = weight.units, weight.offset_units
     if weight.offsets is None or (units is None and others is None):
         return True
@@ -95,7 +95,7 @@ def _alike(weight: Quantised) -> bool:
 
 
 def _whole(weight: Quantised) -> bool:
-    """Whether units are of whole pairs of chunks, which codes of four bits are packed in."""
+    """Return whether units cover whole pairs of chunks, in which four-bit codes are packed."""
     if weight.units is None or weight.kind in CODE_KINDS:
         return True
     return weight.shape[1] // weight.units.shape[1] % (2 * CHUNK) == 0
@@ -124,7 +124,7 @@ def scheme_of(weight: Quantised) -> native.Scheme:
 
 
 class Source:
-    """A weight to be packed, for C; valid as long as this object lives."""
+    """Weight to be packed, for C; valid as long as this object lives."""
 
     def __init__(self, weight: Quantised) -> None:
         parts = (weight.values, weight.scales, weight.offsets, weight.units, weight.offset_units)
@@ -140,10 +140,10 @@ DTYPES = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 
 
 class Arena:
-    """Memory for weights, 64-byte aligned, in huge pages where the system gives them.
+    """Memory for weights, 64-byte aligned, in huge pages if the system gives them.
 
-    Weights are read as one stream, and every page costs a look into the page tables. Memory is
-    mapped in chunks; what is not taken of one is never touched.
+    Weights are read as one stream, and every page costs a look-up in the page tables. Memory is
+    mapped in chunks; unused parts of a chunk are never touched.
     """
 
     CHUNK = 32 << 20
@@ -152,7 +152,7 @@ class Arena:
         self._free = np.empty(0, np.uint8)
 
     def take(self, size: int) -> np.ndarray:
-        """`size` bytes (uint8), zero. They live as long as the array does."""
+        """Return `size` zero bytes (uint8), alive as long as the array."""
         rounded = -(-size // LINE) * LINE
         if len(self._free) < rounded:
             self._free = mapped(max(rounded, self.CHUNK))
@@ -247,10 +247,10 @@ class Products:
         self._structures = (native.Linear * len(structures))(*structures)
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
-        """Multiply x [rows, inputs], of the weights' dtype, by each of them, into the same out,
-        contiguous, as linear.h says. Raises ValueError.
+        """Multiply x [rows, inputs], of the weights' dtype, by each weight, into the same
+        contiguous out, as linear.h specifies. Raises ValueError.
 
-        Rows of x may lie apart; an odd number of cache lines from one to the next is quickest.
+        Rows of x may have any distance; an odd number of cache lines between rows is fastest.
         """
         first, packer, gated = self._held[0], self._packer, self.gated
         if gated != epilogue.gated:

@@ -1,4 +1,4 @@
-"""The cores that this process may use, and how much of their time: affinity, topology and quota."""
+"""Cores that this process may use, and their time: affinity, topology and quota."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import numpy as np
 
 
 def control_groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """Each group whose `controller` ("cpu", "memory") counts this process, those around it
-    included: the version of its files (1 or 2) and its folder below `root`."""
+    """Yield each control group whose `controller` ("cpu", "memory") counts this process, outer ones
+    included: (version of its files, 1 or 2; its folder below `root`)."""
     mounted = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -41,8 +41,8 @@ def read_text(path: Path) -> str:
 
 
 def _groups(top: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those around it. In a container `path` may be the host's, and `top`
-    already the container's own group."""
+    """Yield the group's folder and the outer ones. In a container `path` may be the host's, and
+    `top` already the container's own group."""
     inner = PurePosixPath(path.lstrip("/"))
     if ".." not in inner.parts:
         for part in (inner, *inner.parents):
@@ -90,13 +90,13 @@ ROOT = Path(os.sep)
 
 
 class Core(msgspec.Struct, frozen=True):
-    """A core, and those of its hardware threads that this process may run on."""
+    """Core, with its hardware threads that this process may run on."""
 
     threads: tuple[int, ...]
     node: int = 0
-    """The NUMA node whose memory is nearest."""
+    """Nearest NUMA node."""
     small: bool = False
-    """An efficiency core: the processor has faster ones."""
+    """Efficiency core: the processor has faster ones."""
 
 
 class Cores(msgspec.Struct, frozen=True):
@@ -107,12 +107,12 @@ class Cores(msgspec.Struct, frozen=True):
 
     @property
     def usable(self) -> int:
-        """How many threads are worth computing with.
+        """Return the number of useful computing threads.
 
-        The second hardware thread of a core has no arithmetic units of its own. Small cores count:
-        threads take tasks as they finish them. A quota counts as so many cores, rounded down, at
-        least one: two threads on 1.5 cores' time are no faster than one, and stand still for a
-        quarter of the time, in which somebody waits for the next token.
+        A core's second hardware thread has no arithmetic units of its own. Small cores count, since
+        threads take tasks as they finish them. A quota counts as whole cores, rounded down, at
+        least one. Two threads on 1.5 cores' time are no faster than one, and stall for a quarter of
+        the time, which delays tokens.
         """
         if self.quota is None:
             return max(len(self.all), 1)
@@ -120,7 +120,7 @@ class Cores(msgspec.Struct, frozen=True):
 
 
 def usable_cores() -> int:
-    """How many threads are worth computing with on this machine, see `Cores.usable`."""
+    """Return the number of useful computing threads on this machine, see `Cores.usable`."""
     return read_cores().usable
 
 
@@ -160,7 +160,7 @@ def _small(root: Path, threads: list[int]) -> set[int]:
 
 
 def _nodes(folder: Path) -> dict[int, int]:
-    """Hardware thread -> NUMA node."""
+    """Return the NUMA node by hardware thread."""
     found = {}
     for node in _numbers(read_text(folder / "online")):
         for thread in _numbers(read_text(folder / f"node{node}/cpulist")):

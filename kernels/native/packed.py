@@ -1,4 +1,4 @@
-"""Weights packed for `src/linear.cpp`, as an engine without torch has them: see `linear`."""
+"""Weights packed for `src/linear.cpp`, for an engine without torch: see `linear`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rootlace.kernels.native import library as native
 
 FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 ACTIVATIONS: dict[np.dtype[Any], int] = {FLOAT32: native.FLOAT32, BFLOAT16: native.BFLOAT16}
-"""What activations may be in, and what C++ calls it."""
+"""Dtypes of activations, with their numbers in C++."""
 LINE = 64
 KINDS = frozenset({"dense", *get_args(Codes)})
-"""The kinds of weights that the native kernels multiply by."""
+"""Kinds of weights that the native kernels multiply by."""
 
 
 class Epilogue(enum.IntEnum):
-    """What follows a product: `Epilogue` of linear.h."""
+    """Operation after a product: `Epilogue` of linear.h."""
 
     STORE = 0
     FLOAT32 = 1
@@ -40,12 +40,12 @@ class Epilogue(enum.IntEnum):
 
     @property
     def wide(self) -> bool:
-        """Whether it writes float32, whatever the activations are in."""
+        """Return whether the epilogue writes float32, whatever the activations' dtype."""
         return self in (Epilogue.FLOAT32, Epilogue.ADD)
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """W [outputs, inputs] as `src/linear.cpp` reads it. `schemes`: of codes, None for numbers."""
+    """W [outputs, inputs], packed for `src/linear.cpp`; `schemes` of codes, None for numbers."""
 
     memory: np.ndarray  # uint8
     outputs: int
@@ -76,8 +76,7 @@ class Packed(msgspec.Struct, frozen=True):
         return found
 
     def structure(self, factor: float = 1.0) -> native.Linear:
-        """For C; valid as long as this object is. `factor`: what products are multiplied by where
-        they are float32."""
+        """Return the C structure, valid while this object lives; `factor`: of float32 products."""
         bias = None if self.bias is None else self.bias.ctypes.data
         order = None if self.order is None else self.order.ctypes.data
         return native.Linear(

@@ -159,13 +159,13 @@ def native_sampling(library: ctypes.CDLL, team: Team) -> HostSampling:
 
 
 def check_mask_rows(rows: np.ndarray, masks: int) -> None:
-    """Raises `ValueError` if a row's mask is none of the table's."""
+    """Raise ValueError if a row's mask is outside the table."""
     if len(rows) and int(rows.max()) >= masks:
         raise ValueError(f"mask {int(rows.max())} of a table of {masks}")
 
 
 def _check(edits: LogitEdits, rows: int) -> None:
-    """Raises `ValueError` unless all lengths fit. Tokens that there are not, the kernel skips."""
+    """Raise ValueError unless all lengths fit. The kernel skips tokens outside the vocabulary."""
     lists = {"bias_start": ("bias_token", "bias"), "seen_start": ("seen_token", "seen_count")}
     for start, names in lists.items():
         bounds = getattr(edits, start)
@@ -188,7 +188,7 @@ def _length(edits: LogitEdits, name: str) -> int:
 
 
 def _whole(table: np.ndarray, vocab: int) -> np.ndarray:
-    """Masks with a word for every 32 tokens, as the kernels read them."""
+    """Return the masks with a word per 32 tokens, as the kernels read them."""
     words = -(-vocab // 32)
     if table.shape[1] < words:
         return np.pad(table, ((0, 0), (0, words - table.shape[1])))

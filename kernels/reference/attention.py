@@ -61,9 +61,9 @@ def from_e4m3(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 QUERY_CHUNK = 256
 """Queries per attention call of an extend row."""
 GATHER_BYTES = 1 << 20
-"""Keys and values that one decode group gathers, at most (unless a single row needs more)."""
+"""Maximum bytes that one decode group gathers (unless a single row needs more)."""
 PADDING = 1.25
-"""Gathered slots of a decode group per slot really needed, at most."""
+"""Maximum ratio of a decode group's gathered slots to needed slots."""
 SMALL_GROUP = 1024
 """Slots below which a group may be padded freely: there the cost is that of the calls."""
 
@@ -215,7 +215,7 @@ def _upload(values: np.ndarray, batch: AttentionBatch) -> torch.Tensor:
 
 
 class _Scoring(NamedTuple):
-    """How scores are made of products: as in `interface.PagedAttention`."""
+    """Parameters of scores, as in `interface.PagedAttention`."""
 
     scale: float | None
     soft_cap: float
@@ -277,8 +277,8 @@ Read = Callable[[torch.Tensor], torch.Tensor]
 def _reader(
     q: torch.Tensor, cache: torch.Tensor, scales: KVScaling | None, scale: torch.Tensor | None
 ) -> Read:
-    """Reads keys or values [B, S, Nk, D], or rows of bytes [B, S, 1, W], for queries `q`. `scale`:
-    those of fp8 heads [Nk]."""
+    """Return a reader of keys or values [B, S, Nk, D], or of rows of bytes [B, S, 1, W]. `q`: the
+    queries. `scale`: factors of fp8 heads [Nk]."""
     slots = cache.flatten(0, 1)
     if scales is None:
         return partial(slots.index_select, 0)
@@ -329,7 +329,7 @@ def _attend_capped(
     mask: torch.Tensor | None,
     scoring: _Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_attend`, by the formula: no fused kernel has a soft cap."""
+    """Attend as `_attend`, by the formula: no fused kernel has a soft cap."""
     scores = _scores(q, k, mask, scoring)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp_(scores - lse.unsqueeze(-1))

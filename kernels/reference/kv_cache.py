@@ -51,12 +51,12 @@ LOWER, UPPER = 0xFFFF, -0x10000
 
 
 def num_groups(bits: int, dim: int) -> int:
-    """Groups of a head, and so words."""
+    """Return the number of a head's groups, which is also its number of words."""
     return 1 if bits == 8 else -(-dim // 32)
 
 
 def words_at(bits: int, heads: int, dim: int) -> int:
-    """Byte at which a slot's scales and offsets begin."""
+    """Return the byte offset of a slot's scales and offsets."""
     return -(-heads * dim * bits // 32) * 4
 
 
@@ -130,7 +130,7 @@ def _rounded_down(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded_up(x: torch.Tensor) -> torch.Tensor:
-    """The same upwards, of numbers that are not negative."""
+    """Round non-negative float32 up to the next bfloat16."""
     return ((x.view(torch.int32) + LOWER) & UPPER).view(torch.float32)
 
 

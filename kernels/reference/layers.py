@@ -207,7 +207,7 @@ def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tenso
 
 
 WEIGHTS = frozenset({"dense", *CODES})
-"""The kinds of weights that `linear` multiplies by."""
+"""Kinds of weights that `linear` multiplies by."""
 
 INT8 = Scheme("int8", 32, offsets=True)
 INT4 = Scheme("uint4", 32, offsets=True)
@@ -217,16 +217,16 @@ ROWS = Scheme("int8")
 """Integers of -127 ... 127 with a float32 scale for an output, which native kernels multiply
 fastest: 8 bits for a weight, whose error has about four times the square of that of `INT8`."""
 AT_ONCE = 1 << 18
-"""So many weights are rounded at a time, which bounds the memory that this takes beside them."""
+"""Number of weights rounded at a time, which bounds the additional memory."""
 CUTS = (0.0, 0.03, 0.06)
-"""Shares of a group's range that are tried to be cut off, at either end, with 4 bits."""
+"""Fractions of a group's range to try to cut off, at either end, with 4 bits."""
 STEPS = (255, 254, 253, 252, 250, 248, 244, 240)
-"""Steps that a group's range is tried to be divided into, with 8 bits. One of these suits a group
-better than others by chance: the mean square of the error is a fifth less than with 255. Among them
-are whole multiples of 15, 31 and 63, so that what lies on a grid of so many steps is met."""
+"""Numbers of steps to try for a group's range, with 8 bits. One of them suits a group better by
+chance: the mean square of the error is a fifth less than with 255. Multiples of 15, 31 and 63 among
+them match grids of as many steps."""
 HALF_RANGE = (2.0**-10, 2.0**15)
-"""Matrices whose largest magnitude is between these have scales and offsets in float16, which tells
-numbers apart there that differ by 2^-14 of it. Others have them in bfloat16."""
+"""Range of a matrix's largest magnitude for scales and offsets in float16, which there resolves
+2^-14 of it. Other matrices have bfloat16."""
 
 
 def linear(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -359,7 +359,7 @@ def dequantise(weight: Quantised) -> torch.Tensor:
 
 
 def dense(weight: Weight, dtype: torch.dtype) -> Dense:
-    """The numbers that a weight stands for."""
+    """Return the values of a weight as a dense matrix in `dtype`."""
     parts = parts_of(weight)
     matrices = [part.matrix if isinstance(part, Dense) else dequantise(part) for part in parts]
     matrix = torch.cat([matrix.to(dtype) for matrix in matrices])
@@ -373,7 +373,7 @@ def dense(weight: Weight, dtype: torch.dtype) -> Dense:
 
 
 def numbers(weight: Quantised) -> torch.Tensor:
-    """What the codes stand for, float32 [outputs, inputs]."""
+    """Return the values of the codes, float32 [outputs, inputs]."""
     if CODES[weight.scheme.codes].table is None:
         return weight.values.float()
     halves = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
@@ -382,13 +382,13 @@ def numbers(weight: Quantised) -> torch.Tensor:
 
 @functools.cache
 def table_of(codes: Codes, device: torch.device) -> torch.Tensor:
-    """Made once for each device: CUDA graphs cannot capture that it is copied from the host."""
+    """Return the table, made once per device: CUDA graphs capture no copy from the host."""
     with torch.inference_mode(False):  # so that it can be used in any mode
         return torch.tensor(CODES[codes].table, device=device)
 
 
 def flat_scales(weight: Quantised) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales and offsets as float32, times their units."""
+    """Return scales and offsets as float32, times their units."""
     scales = _times(weight.scales, weight.units)
     offsets = None if weight.offsets is None else _times(weight.offsets, weight.offset_units)
     return scales, offsets

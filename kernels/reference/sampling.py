@@ -93,7 +93,7 @@ def best_ids(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def best_ids_by_keys(values: torch.Tensor, count: int) -> torch.Tensor:
-    """As `best_ids`, whatever the values are."""
+    """Return ids as `best_ids` does, for any values."""
     every = torch.arange(values.shape[1], device=values.device)
     keys = torch.topk(_rank_keys(values, every), min(count, values.shape[1]), dim=1).values
     return _KEY_IDS - (keys & _KEY_IDS)
@@ -250,8 +250,8 @@ def step_automata(
 NO_TOKEN = -1
 FIRST_RANKED = 256
 MORE_RANKED = 16
-"""On a CPU, so many tokens of a row are ranked first; then so many times as many, until the cut is
-among them."""
+"""Growth factor on a CPU of the number of a row's ranked tokens, at first `FIRST_RANKED`, until the
+cut is among them."""
 
 
 def pick_tokens(
@@ -287,7 +287,7 @@ def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) 
 
 
 def _kept(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tensor:
-    """bool [R, V]: what top-k, top-p and min-p leave."""
+    """Return bool [R, V]: the tokens that top-k, top-p and min-p keep."""
     vocab = x.shape[1]
     above = weights >= rows.params["min_p"].unsqueeze(1)
     top_k, top_p = rows.params["top_k"].clamp(max=vocab), rows.params["top_p"]
@@ -308,8 +308,8 @@ def _kept(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tenso
 def _in_prefix(
     x: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, ranked: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(bool [R, V]: what top-k and top-p leave, of each row's `ranked` best; bool [R]: whether
-    that is all that they leave)."""
+    """Return (bool [R, V]: the tokens that top-k and top-p keep among each row's `ranked` best;
+    bool [R]: whether they keep no others)."""
     vocab = x.shape[1]
     ids = best_ids(x, ranked)
     in_top_k = torch.arange(ranked, device=x.device) < top_k.unsqueeze(1)

@@ -113,7 +113,7 @@ MAX_HEAD_DIM = 256
 
 
 class AttentionRules(msgspec.Struct, frozen=True):
-    """How attention is cut into work items. None: as suits the model and the device."""
+    """Rules for cutting attention into work items; None: chosen by model and device."""
 
     split: SplitRule | None = None
     sharing: SharingRule | None = None
@@ -122,7 +122,7 @@ class AttentionRules(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """One step's attention on the host (`interface.HostPlan`)."""
+    """Attention of one step on the host (`interface.HostPlan`)."""
 
     decode: DecodePlan | None
     extend: ExtendPlan | None
@@ -147,7 +147,7 @@ class AttentionPlan:
 
 
 class BoundPlan(msgspec.Struct, frozen=True):
-    """A plan whose arrays are on the device, as `paged_attention` takes it."""
+    """Plan with its arrays on the device, for `paged_attention`."""
 
     plan: AttentionPlan
     tensors: list[torch.Tensor]

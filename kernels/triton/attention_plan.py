@@ -47,12 +47,13 @@ from rootlace.kernels.triton.launching import TYPE_NAMES, Launch, settings
 
 
 class SharingRule(msgspec.Struct, frozen=True):
-    """`node_bytes` a node must save beyond its partial results, `step_bytes` all of them together.
+    """Rule for sharing a node: minimum bytes saved beyond partial results, by a node (`node_bytes`)
+    and by all nodes (`step_bytes`).
 
-    The second is what the memory delivers while the launch starts and drains (about 2 us at
-    4 TB/s), the first a part of that. Nodes are cut into segments of at least `least_segment`
-    positions, so many that each of `programs` programs has one; their lengths are multiples of
-    `unit`, which tiles of keys divide.
+    `step_bytes` is the memory traffic during a launch's start and drain (about 2 us at 4 TB/s),
+    `node_bytes` a part of that. Nodes are cut into segments of at least `least_segment` positions,
+    one for each of `programs` programs. Lengths of segments are multiples of `unit`, which tiles of
+    keys divide.
     """
 
     node_bytes: int = 1 << 20
@@ -85,11 +86,10 @@ class SharedRange(msgspec.Struct, frozen=True):
 def shared_ranges(
     batch: AttentionBatch, decoding: np.ndarray, first: np.ndarray, rule: SharingRule
 ) -> list[SharedRange]:
-    """What is worth sharing among the rows that are `decoding` (bool [R]), outer before inner.
+    """Return the ranges worth sharing among the `decoding` rows (bool [R]), outer before inner.
 
-    first [R]: the first position that a row sees, not 0 if a window hides some. A row's ranges
-    follow one another without gaps and begin at its first position or before; none of them holds
-    its last position.
+    first [R]: the first position that a row sees, not 0 if a window hides some. A row's ranges are
+    contiguous and begin at its first position or before; none of them holds its last position.
     """
     size, group = batch.block_size, batch.num_heads // batch.num_kv_heads
     # A row's partial result is 4 Nq D bytes, written and read; a position 2 Nk D elements.
@@ -129,9 +129,10 @@ def segment_counts(
     rule: SharingRule,
     slots: int,
 ) -> list[int] | None:
-    """Into how many segments each range is cut; with a tile of `tile` (row, query head) pairs.
+    """Return the number of segments of each range, with a tile of `tile` (row, query head) pairs.
 
-    Every row of every segment takes one of `slots` partial results; None if that cannot be.
+    Every row of every segment takes one of `slots` partial results; returns None if they do not
+    suffice.
     """
     if sum(found.rows for found in ranges) > slots:
         return None
@@ -166,7 +167,7 @@ def segment_counts(
 SPLIT = 2048
 """Positions per part of a context that is cut; a multiple of every `block_n`."""
 MIN_PROGRAMS = 128
-"""A row with fewer programs than this (tiles x KV heads) has its context cut, if it is long."""
+"""Minimum number of a row's programs (tiles x KV heads); a long context with fewer is cut."""
 
 FIELDS = 8
 """Numbers of an item: see `ExtendPlan`."""
@@ -174,10 +175,10 @@ MERGE_FIELDS = 4
 
 
 class TileShape(msgspec.Struct, frozen=True):
-    """One specialisation of the kernel.
+    """Specialisation of the kernel.
 
-    `block_m` pairs (query token, query head of the group) by `block_n` keys, and how it is
-    compiled. A tile has `block_m // group` tokens: the last pairs may be left over.
+    `block_m` pairs (query token, query head of the group) by `block_n` keys, and compile options. A
+    tile has `block_m // group` tokens: the last pairs may be left over.
     """
 
     block_m: int
@@ -203,12 +204,12 @@ class ExtendLaunch(msgspec.Struct, frozen=True):
 
 
 class ExtendPlan(msgspec.Struct, frozen=True):
-    """What `extend_attention` needs to know on the host.
+    """Plan of `extend_attention` on the host.
 
-    `launches` are large tiles and small ones; either may have no items. `merges` int32 [M, 4] says
-    for each token whose context is cut: flat token, its row of the first part's partial results,
-    number of parts, how many rows of partial results lie between two parts of it. `num_parts` rows
-    of partial results are needed in all.
+    `launches` are large tiles and small ones; either may have no items. `merges` int32 [M, 4] has a
+    row for each token with a cut context. Its fields: flat token, its row of the first part's
+    partial results, number of parts, rows of partial results between two parts. `num_parts` is the
+    total number of rows of partial results.
     """
 
     launches: tuple[ExtendLaunch, ...]
@@ -257,7 +258,7 @@ def plan_extend(
 def _tiles(
     batch: AttentionBatch, rows: np.ndarray, window: int | None, shape: TileShape
 ) -> np.ndarray:
-    """One item per tile, with all positions that its tokens see, [I, 8] in order of rows."""
+    """Return one item per tile, with all positions that its tokens see, [I, 8] in order of rows."""
     tokens = shape.tokens(batch.num_heads // batch.num_kv_heads)
     starts = batch.row_start.astype(np.int64)
     lengths = starts[rows + 1] - starts[rows]
@@ -350,7 +351,7 @@ HEADER = 8
 
 
 class SplitRule(msgspec.Struct, frozen=True):
-    """How a row's context is cut: into at most `most` parts of at least `least` positions."""
+    """Rule for cutting a row's context: at most `most` parts of at least `least` positions."""
 
     least: int
     most: int
@@ -363,10 +364,10 @@ class SplitRule(msgspec.Struct, frozen=True):
 
 
 def split_rule(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) -> SplitRule:
-    """Parts that keep a GPU busy and whose partial results cost little.
+    """Return the rule whose parts keep a GPU busy with cheap partial results.
 
     A lone row should have a program for each of about 128 multiprocessors. A part should read 64
-    KiB, which hides its latencies, and 32 times what it writes; but with large groups that would
+    KiB, which hides its latencies, and 32 times the bytes that it writes; large groups would then
     leave a lone row few parts.
     """
     enough = max((1 << 16) // (2 * head_dim * itemsize), 64 * num_heads // num_kv_heads)
@@ -375,12 +376,12 @@ def split_rule(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) 
 
 
 class DecodePlan(msgspec.Struct, frozen=True):
-    """What the launches need on the host; all else is in `numbers` (see the module)."""
+    """Plan of the launches on the host; `numbers` has the rest (see the module)."""
 
     numbers: np.ndarray
     rows: int
     slots: int
-    """Partial results there must be room for."""
+    """Required number of partial results."""
     shares: bool
     """Whether the kernel for shared nodes is launched (with `rows`: whether it ever may be)."""
 
@@ -406,7 +407,7 @@ class _Rows(msgspec.Struct, frozen=True):
     """Positions per part of the row."""
 
     def own_items(self, begin: np.ndarray) -> np.ndarray:
-        """How many parts the positions from `begin` on lie in."""
+        """Return the number of parts with positions from `begin` on."""
         counts = -(-self.context // self.length) - begin // self.length
         return np.where(self.decoding, counts, 0)
 

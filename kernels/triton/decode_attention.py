@@ -360,6 +360,6 @@ def tree_tile(rows: int, group: int, dim: int, dtype: torch.dtype) -> int:
 
 
 def tree_programs(device: torch.device, arch: int, dim: int, dtype: torch.dtype, tile: int) -> int:
-    """How many programs the kernel is launched with: as many as run at a time."""
+    """Return the number of the kernel's programs: as many as run at a time."""
     launch = settings("tree_attention", arch, **decode_key(dim, dtype, False), tile=tile)
     return multiprocessors(device) * launch.blocks["PROGRAMS"]

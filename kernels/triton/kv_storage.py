@@ -1,4 +1,4 @@
-"""A KV cache, whatever it is stored in: how kernels are given it, check it and read it."""
+"""Access to a KV cache in any format: kernel arguments, checks and loads."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def bits_of(scales: KVScaling | None) -> int:
 def scale_arguments(
     k_cache: torch.Tensor, v_cache: torch.Tensor, scales: KVScaling | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Where kernels find the scales of keys and of values: among integers, in the cache's words."""
+    """Return the scales of keys and of values; a cache of integers has them in its words."""
     if scales is None:
         return None, None
     if isinstance(scales, KVCodes):
@@ -216,8 +216,8 @@ def scale_arguments(
 
 
 class AttentionInputs(NamedTuple):
-    """What every kernel of attention is given of a layer: queries, cache and scales; the factors
-    `score_scale` and `soft_cap` of scores in base 2; and what is constant of them."""
+    """Inputs of every attention kernel for a layer: queries, cache, scales and constants.
+    `score_scale` and `soft_cap` are factors of scores in base 2."""
 
     arrays: tuple[torch.Tensor | None, ...]
     factors: tuple[float, float]
@@ -284,8 +284,8 @@ def load_heads(
 def check_cache(
     name: str, cache: torch.Tensor, heads: torch.Tensor, scales: KVScaling | None
 ) -> None:
-    """Raises ValueError for a layer's keys or values that are not stored as `scales` say, for the
-    dtype and width of `heads` [T, N, D]."""
+    """Check that keys or values are stored as `scales` say, for the dtype and width of `heads` [T,
+    N, D]. Raises ValueError."""
     dtype, dim = heads.dtype, heads.shape[2]
     shape = tuple(cache.shape[2:])
     if isinstance(scales, KVCodes):

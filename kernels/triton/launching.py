@@ -49,7 +49,7 @@ Key = int | str | bool
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """Sizes of a kernel's blocks by the names of its parameters, and how it is compiled."""
+    """Launch of a kernel: sizes of its blocks by parameter, and compile options."""
 
     blocks: Mapping[str, int]
     num_warps: int
@@ -183,7 +183,7 @@ def tanh(x):
 
 
 def as_bits(cache: torch.Tensor) -> torch.Tensor:
-    """What a kernel is given of a KV cache: the tensor itself, or the bytes of an fp8 one."""
+    """Return a KV cache as a kernel's argument: the tensor itself, or the bytes of an fp8 one."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
@@ -203,8 +203,8 @@ def native_e4m3(arch: int) -> bool:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors a device has, for kernels that start as many programs as can run at
-    once; a handful without a GPU."""
+    """Return the number of a device's multiprocessors, for kernels with as many programs as can run
+    at once; a small number without a GPU."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -263,7 +263,7 @@ def add_rms_norm(
 def _normed(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(The norm, what is normed)."""
+    """Return (the norm, the input of the norm)."""
     width = x.shape[1]
     out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     total = x if residual is None else torch.empty_like(out)

@@ -139,7 +139,7 @@ def row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES: tl.constex
 
 
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-"""What the kernel reads of `LogitEdits.penalties`, in the order of its arguments."""
+"""Names of `LogitEdits.penalties` that the kernel reads, in the order of its arguments."""
 
 
 @triton.jit

@@ -50,9 +50,9 @@ from rootlace.kernels.triton.row_cuts import (
 )
 
 PART = 2048
-"""Tokens of a tile that are looked at together where registers are short."""
+"""Number of a tile's tokens processed together if registers are scarce."""
 PICK_WARPS = 4
-"""Of the last launch: with more, Triton 3.6 or 3.9 spills registers on Hopper."""
+"""Warps of the last launch: with more, Triton 3.6 or 3.9 spills registers on Hopper."""
 
 
 @triton.jit
