@@ -341,7 +341,7 @@ class EngineConfig:
         flag="--overlap/--no-overlap",
         shown="on a GPU",
     )
-    """None: where the executor runs beside the host."""
+    """None: only where the executor runs beside the host."""
     logs: LogConfig = field(default_factory=LogConfig)
 
 

@@ -57,9 +57,9 @@ PIECE_BYTES = 256 << 10
 MOST_REPLIES = 16
 """Blocks queued at the giver for a taker that does not read; the taker gets no more."""
 TAKE_SECONDS = 2.0
-"""A giver that sends nothing for so long, or a block that takes longer, is lost ..."""
+"""Seconds without data from a giver, or for one block, after which the giver is lost."""
 LOST_SECONDS = 5.0
-"""... and the giver is asked again after so many."""
+"""Seconds after which a lost giver is asked again."""
 MOST_GIVERS = 64
 _CLOSED = (
     zmq.EVENT_DISCONNECTED

@@ -91,7 +91,7 @@ class LateCompiler:
 def _follow(
     future: Future[Grammar], service: CompileService, constraint: Constraint, client: str
 ) -> None:
-    """Have `future` end as the service's own does."""
+    """Complete `future` with the result of the service's own future."""
 
     def settle(done: Future[Grammar]) -> None:
         error = done.exception()

@@ -133,7 +133,7 @@ def _locked(path: Path) -> int | None:
 INDEX, BLOCKS = "index", "blocks"
 HEADER_BYTES = 64
 MOST_SLOTS = 1 << 19
-"""The index of a block takes about 400 bytes of memory."""
+"""Most slots of a store: the index takes about 400 bytes of memory per block."""
 MAGIC = b"rootlace blocks2"
 RECORD = np.dtype(
     [

@@ -138,8 +138,8 @@ class Dispatch:
         }
 
     def place(self, request: EngineRequest, prefill: bool = False) -> int:
-        """Return the engine for a request, which counts there from now on; one that moves counts no
-        longer where it was. `prefill`: its prompt alone is to be computed."""
+        """Place a request, which counts at its engine from now on and no longer at an earlier one;
+        return the engine. `prefill`: only the prompt is to be computed."""
         rid, program = request.rid, request.program
         if len(self._down) == self._count:  # it waits for one that is started again
             at = min(set(range(self._count)) - self._gone, default=0)
@@ -206,7 +206,7 @@ class Dispatch:
             self._router.learn(mean_cost(list(self._costs.values())))
 
     def down(self, at: int, for_good: bool = False) -> None:
-        """An engine died: nothing is sent there until it is `back`, and its cache is lost."""
+        """Record an engine's death: its cache is lost; it gets no requests until it is `back`."""
         self._down.add(at)
         if for_good:
             self._gone.add(at)
@@ -261,7 +261,7 @@ class Dispatch:
 
 
 def _tokens(request: EngineRequest) -> np.ndarray:
-    """Return all that is given of a request (int32)."""
+    """Return a request's prompt and output so far (int32)."""
     if not len(request.output_ids):
         return request.token_ids
     return np.concatenate((request.token_ids, request.output_ids))

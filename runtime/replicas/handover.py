@@ -86,7 +86,7 @@ class _Handed:
     prompt: EngineOutput | None = None
     """The prompt engine's last update of the request."""
     lent: tuple[list[int], tuple[int, ...]] | None = None
-    """The slots that its blocks are in, and the free ones that these go back to."""
+    """The free slots to which the request's slots return, and the slots of its blocks."""
     aborted: bool = False
 
     def give_back(self) -> None:
@@ -124,14 +124,14 @@ class Handover:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.requests = self.blocks = self.refused = 0
-        """Prompts that were computed apart, blocks that were handed over, and requests for which
-        there was no room in the memory, or which were not handed over at all."""
+        """Prompts computed apart, blocks handed over, and requests not handed over: no room in the
+        memory, or another fault."""
 
     # ------------------------------------------------------------ requests
 
     def takes(self, request: EngineRequest) -> bool:
-        """Whether its prompt is to be computed apart. What has a deadline, a time to live or a pin
-        is not: it would have them twice; nor what wants something of the prompt itself."""
+        """Return whether another engine computes the prompt. Not for requests with a deadline, a
+        time to live or a pin, which would count twice; nor with results of the prompt itself."""
         handling, params = request.handling, request.params
         length = len(request.token_ids) + len(request.output_ids)
         if (
@@ -149,7 +149,7 @@ class Handover:
         return length - held * self._size > self._least and self._dispatch.can_prefill
 
     def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
-        """Have the prompt computed; the rest follows."""
+        """Have one engine compute the prompt; the rest of the request follows."""
         tokens = np.concatenate((request.token_ids, request.output_ids))
         handed = _Handed(request, on_update, tokens)
         self._under_way[request.rid] = handed
@@ -187,7 +187,7 @@ class Handover:
         )
 
     def close(self) -> None:
-        """The engines are about to stop."""
+        """End all transfers, before the engines stop."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -206,7 +206,7 @@ class Handover:
     # ------------------------------------------------------------ on the way
 
     def _computed(self, handed: _Handed, at: int, update: EngineOutput) -> None:
-        """The engine `at` says something of the prompt."""
+        """Process the engine's update of the prompt."""
         self._dispatch.hear(update)
         if self._under_way.get(update.rid) is not handed:
             return
@@ -236,7 +236,7 @@ class Handover:
             self._end(handed, EngineOutput(0, finish="error", code=fault.code, error=str(fault)))
 
     async def _go_on(self, handed: _Handed, source: int, computed: bool) -> None:
-        """The prompt is computed, or will not be."""
+        """Continue the request at another engine, after its prompt was computed or failed."""
         if self._is_over(handed):
             return
         request = handed.request

@@ -43,7 +43,7 @@ from rootlace.wire.sockets import MessageReader, Pipes, new_pair
 
 _LOOK_SECONDS = 0.02
 CONNECT_SECONDS = 20.0
-"""The other end has so long to come."""
+"""Seconds for the other end to connect."""
 
 
 class LineAddress(msgspec.Struct, frozen=True):
@@ -118,8 +118,8 @@ class Line:
             asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """A stranger that knocks at the port comes and goes, too: what counts is whether there is
-        somebody to send to."""
+        """Look for a connected reader: a stranger at the port connects and leaves, too, and does
+        not count."""
         if not self._closed and not self._push.get(zmq.EVENTS) & zmq.POLLOUT:  # type: ignore[operator,arg-type]
             self.there = False
             self._on_lost()
@@ -161,7 +161,7 @@ class Host:
         self._engine: ChildEngine | None = None
         self._line: Line | None = None
         self._parted = asyncio.Event()
-        """The gateway is lost, or has no use for the engine any more."""
+        """Set when the gateway is lost, or does not need the engine any more."""
         self._serving: asyncio.Task[None] | None = None
         self._stats: asyncio.Future[dict[str, Any]] | None = None
         self.leaving = False
@@ -269,10 +269,8 @@ class Host:
 
 
 class Meeting:
-    """The gateway's: hosts that come are given the places of its replicas.
-
-    Belongs to the event loop that its places' engines are opened on.
-    """
+    """The gateway's list of vacant replica places, which hosts take. Belongs to the event loop on
+    which the engines of its places are opened."""
 
     def __init__(self, host: str) -> None:
         """`host`: the address of the interface that other machines reach."""
@@ -284,8 +282,8 @@ class Meeting:
         """Engines to come."""
 
     def attach(self, prefill: bool = False) -> LineAddress | None:
-        """An engine is there: where its host is to connect, at a place that requests wait for, else
-        at the first one. None: there is no such place that has no engine."""
+        """Return the address for a host whose engine is ready: at a place that requests wait for,
+        else at the first. None if no such place is without an engine."""
         vacant = [one for one in self.vacant if one.place.prefill == prefill]
         if not vacant:
             return None
@@ -345,7 +343,7 @@ class RemoteEngine:
             self._line.pipes.send(message)
 
     async def ready(self) -> Ready:
-        """Wait for one. Raises DiedAtStart where a host was there and did not connect, or went."""
+        """Wait for an engine. Raises DiedAtStart where a host came and did not connect, or left."""
         await self._attached
         either: set[asyncio.Future[Any]] = {self._ready, self._ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -171,7 +171,7 @@ class Replicas:
         self._meeting = meeting
         self._clients: list[EngineClient] = []
         self._dispatch: Dispatch | None = None
-        """None until all are there."""
+        """The dispatch; None until all engines have started."""
         self._early: list[Callable[[Dispatch], None]] = []
         """Calls to repeat at the dispatch once it exists."""
         self._gone: set[int] = set()
@@ -258,7 +258,7 @@ class Replicas:
 
     @property
     def healthy(self) -> bool:
-        """Whether one of the engines was heard of lately."""
+        """Whether a message came recently from one of the engines."""
         return any(client.healthy for client in self._clients)
 
     def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
@@ -388,7 +388,7 @@ class Replicas:
             waiting.cancel()
 
     def _died(self, at: int, left: list[PendingRequest]) -> None:
-        """An engine is down: other replicas continue what it `left`."""
+        """Have other replicas continue the requests that a dead engine `left`."""
         self._left(at)
         self._tell(partial(Dispatch.down, at=at))
         self._move(at, left)

@@ -26,8 +26,8 @@ _KEPT = 0.98
 _FIRST_FOUND, _LEARNT_FOUND = 0.6, 0.3
 """Prior share of right tokens at a place that was searched for, and weight of one more token."""
 _FIRST_RECALLED, _LEARNT_RECALLED = (0.4, 0.6, 0.7), 0.03
-"""The same of places in other texts, by the rank of the gram that agreed, for all requests of an
-owner."""
+"""Prior share and weight at places in other texts, by the rank of the gram that agreed, for all
+requests of an owner."""
 _LEARNT_NEXT = 0.01
 """Weight of one more token in the share of right ones behind a right one, of an owner."""
 PREDICTION, TREE, OUTPUT, MODEL = range(len(DRAFT_SOURCES))

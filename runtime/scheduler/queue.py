@@ -121,7 +121,7 @@ class ClientQueue:
         self._rotation: deque[int] = deque()
         self.deferred: set[int] = set()
         self.held = False
-        """Whether none is offered."""
+        """Whether the queue offers no request."""
 
     @property
     def first(self) -> RequestState:

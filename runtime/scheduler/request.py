@@ -125,7 +125,7 @@ class Agreement:
         self.tried = kept * self.tried + right + wrong
 
     def chance(self, usual: float) -> float:
-        """Return the chance of the next one to be right, with `usual` before any was tried."""
+        """Return the chance that the next draft is right; `usual` before any was tried."""
         wrong = self.wrong + _USUAL_TRIED * (1 - usual)
         return 1 - wrong / (self.tried + _USUAL_TRIED)
 

@@ -26,8 +26,8 @@ from rootlace.runtime.simulation.trace import SHARED_BY, Workload
 
 
 class Exact:
-    """Our own router. Chooses a replica for each request of a workload as it arrives, and is told
-    of first tokens, ends, and what caches hold."""
+    """The exact router. Chooses a replica for each request as it arrives, and is told of first
+    tokens, ends, and changes of caches."""
 
     empty = EMPTY
 
@@ -55,7 +55,7 @@ class Exact:
 
 
 class ExactOnePrice(Exact):
-    """The same, where holding a prefix twice has one price, however full the pool is."""
+    """The exact router with one price for holding a prefix twice, however full the pool is."""
 
     empty = 1.0
 
@@ -102,7 +102,7 @@ class Blind:
 
 
 class PowerOfTwo(Blind):
-    """The one of two, drawn at random, that has fewer requests."""
+    """Router that draws two replicas at random and takes the one with fewer requests."""
 
     def choose(self, number: int) -> int:
         count = len(self.queues)
@@ -176,7 +176,7 @@ class RayPrefix(PowerOfTwo):
 
 
 class RayPrefixBalanced(RayPrefix):
-    """The same where queues that differ by more than ten requests count as unequal."""
+    """Ray's prefix router, where queues that differ by more than ten requests count as unequal."""
 
     threshold = 10.0
 
@@ -213,7 +213,7 @@ class Clock:
         heapq.heappush(self._due, (when, next(self._numbers), what))
 
     def run(self, until: float) -> None:
-        """All that happens until then."""
+        """Run all events up to time `until`."""
         while self._due and self._due[0][0] <= until:
             heapq.heappop(self._due)[2]()
 
@@ -258,7 +258,7 @@ class Group:
         return replica
 
     def submit(self, replica: int, number: int, now: float) -> None:
-        """A request has come to a replica."""
+        """Submit a request that has reached a replica."""
         engine = self.engines[replica]
         if replica not in self._said:
             engine.now = max(engine.now, now)
@@ -279,7 +279,7 @@ class Group:
         self._clock.at(engine.now, lambda: self._stepped(replica))
 
     def _stepped(self, replica: int) -> None:
-        """A step has ended."""
+        """End a step: report its effects to the router and start the next."""
         engine, updates = self.engines[replica], self._said.pop(replica)
         cache = engine.scheduler.cache
         change, below = cache.changes(), cache.changes_below()
@@ -343,8 +343,8 @@ class Apart(msgspec.Struct, frozen=True):
 
 
 def lacks(engine: SimulatedEngine, workload: Workload, number: int) -> int:
-    """Units of the whole blocks of a prompt that are not cached there, but for that of its last
-    unit, which is computed in any case."""
+    """Return the units of a prompt's whole blocks that the engine lacks, without the block of its
+    last unit, which is computed in any case."""
     prompt, size = workload.prompt(number), engine.block
     whole = (len(prompt) - 1) // size * size
     matched = engine.scheduler.kv.tree.descend("", prompt, whole)[1]
@@ -495,7 +495,7 @@ class Cluster:
         return True
 
     def _computed(self, source: int, number: int) -> None:
-        """The step that begins now computes the last of a prompt."""
+        """Note the start of the step that computes the end of a prompt."""
         assert self._prompts is not None
         ready = float(self._prompts.times.first[number])
         self._clock.at(ready, lambda: self._send(source, number, ready))

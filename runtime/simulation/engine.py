@@ -27,7 +27,7 @@ UNBOUNDED = 1 << 60
 
 
 class BadPolicy(ValueError):
-    """No such policy; the message says which there are."""
+    """Error of an unknown policy; the message lists the policies."""
 
 
 class NamedPolicy(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class TimedStore(StoreState):
         self.room += 1
 
     def write(self, slot: int) -> None:
-        """A reserved slot's move is made."""
+        """Start the write of a reserved slot."""
         self._begin(Done(slot, read=False, ok=True))
 
     def fetch(self, slot: int, key: bytes) -> None:

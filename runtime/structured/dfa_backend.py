@@ -34,7 +34,7 @@ from rootlace.wire.errors import InvalidConstraint
 ENDED = -2
 """The state after the end of the sequence."""
 BEYOND = -3
-"""The state of a text that the automaton knows nothing of: another matcher does."""
+"""State of a text unknown to the automaton: another matcher has to answer."""
 MAX_STEPS = 1 << 17
 MAX_FORCED = 1 << 12
 """Entries of a memo at which the matcher empties the memo."""

@@ -118,7 +118,7 @@ class _Group:
 
 
 class _NotClosed(ValueError):
-    """The innermost group is not."""
+    """Error of a group that is not closed."""
 
 
 def _closed(groups: list[_Group]) -> Regex:
@@ -213,7 +213,7 @@ MAX_REGULAR_ITEMS = 20_000
 """Bound of the items of a regular rule and of the rules it calls; a larger rule stays a rule."""
 
 MAX_REGULAR_DEPTH = 100
-"""A rule stays a rule, too, if regular rules call each other more than this deep."""
+"""Deepest nesting of regular rules' calls; a rule nested deeper stays a rule."""
 
 
 class Regular:
@@ -352,7 +352,7 @@ class SpecialTokens:
         self._any = re.compile("|".join(map(re.escape, longest))) if longest else None
 
     def literal(self, text: str) -> str:
-        """The first special token in the text counts, of several the longest, as in tokenizers."""
+        """Return the text with special tokens as pairs; of several at a place, the longest."""
         if self._any is None:
             return text
         return self._any.sub(lambda found: _pair(self._ids[found.group()]), text)
@@ -368,7 +368,7 @@ class SpecialTokens:
         return self.literal(text[:length])
 
     def ends(self, literal: str) -> bool:
-        """Whether its last special token, behind everything else, ends the sequence."""
+        """Return whether the literal ends with a special token that ends the sequence."""
         return literal[-2:] in self._ends
 
     def ends_within(self, literal: str) -> bool:

@@ -249,13 +249,13 @@ class LLGuidanceGrammar:
 
 
 class _Forced(msgspec.Struct, frozen=True):
-    """The tokens that are forced where these questions have these answers."""
+    """Forced tokens for one list of questions with these answers."""
 
     answers: list[tuple[list[int] | None, bool]]
     """The texts asked for, in tokens of one byte each, with the answers."""
     tokens: tuple[int, ...]
     settled: bool
-    """Whether there is nothing that need not have been asked."""
+    """Whether every question was necessary."""
 
 
 class _Following:
@@ -272,7 +272,7 @@ class _Following:
         self._bits = mask.view(np.uint8).tobytes()
         special = grammar.special and (mask & grammar.vocabulary.special_mask).any()
         self.may_end: bool = matcher.is_accepting() or bool(special)
-        """Whether the text may: the sequence does, or a special token follows."""
+        """Whether the text may end: the sequence ends, or a special token follows."""
         self.answers: dict[bytes, bool] = {}
 
     def digest(self) -> bytes:

@@ -78,7 +78,7 @@ class Sandbox:
 
     @property
     def pid(self) -> int | None:
-        """The child's, if there is one now."""
+        """Process id of the child, None without one."""
         child = self._child
         return None if child is None or self._ended else child.process.pid
 
@@ -335,7 +335,7 @@ class CompileService:
 
     @property
     def sandbox_pid(self) -> int | None:
-        """The child process in which costly constraints are tried, if there is one now."""
+        """Process id of the sandbox's child, None without one."""
         return self._sandbox.pid
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:

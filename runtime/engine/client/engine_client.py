@@ -131,7 +131,7 @@ LATE_LOADS = 20.0
 A start reads all weights and runs steps of its own; a slow machine is slow at both.
 """
 LATE_LOADS_OF_RANKS = 4.0
-"""The same where a step waits for other ranks."""
+"""`LATE_LOADS` where a step waits for other ranks."""
 LATE_STEPS = 20.0
 """Bound of a step's time in times of its forecast, beyond which the engine hangs; at least
 `LATE_SECONDS` or `LATE_ALONE_SECONDS`.

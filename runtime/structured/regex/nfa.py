@@ -133,8 +133,8 @@ class Nfa:
         return node
 
     def begin(self, node: int) -> None:
-        """All is built, and begins at `node`. A collection of garbage looks at each list, but only
-        once at tuples of numbers."""
+        """Begin at `node`, after all nodes are built. A collection of garbage looks at each list,
+        but only once at tuples of numbers."""
         self._forks = {fork: tuple(targets) for fork, targets in self._forks.items()}
         self.start = self.entries(node)
 

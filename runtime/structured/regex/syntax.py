@@ -636,8 +636,8 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _without_states(graph: Graph) -> Regex:
-    """The texts of an automaton as a tree: state after state is taken out, and what led through it
-    leads around it (Brzozowski & McCluskey 1963), those first through which the least leads."""
+    """Return the texts of an automaton as a tree: remove state after state and lead its paths
+    around it (Brzozowski & McCluskey 1963), first the states with the fewest paths."""
     count = len(graph.edges)
     first, last = count, count + 1
     into: dict[int, dict[int, Regex]] = {state: {} for state in range(count + 2)}

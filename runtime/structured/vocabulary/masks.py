@@ -145,7 +145,7 @@ class TokenTable:
     def __init__(
         self, trie: ByteTrie, eos_token_ids: tuple[int, ...], dfa: LazyDfa, max_bytes: int
     ) -> None:
-        """No row is given out that would make the table larger than `max_bytes`."""
+        """`max_bytes` bounds the table: no row is given out beyond the bound."""
         self.key = next(_KEYS)
         self._dfa = dfa
         self._words = -(-trie.vocab_size // 32)

@@ -214,10 +214,10 @@ def words_of(vocab_size: int) -> int:
 
 
 def writable(out: Any, vocab_size: int) -> np.ndarray:
-    """`out`, a mask for a caller to read, as the array to write to; a torch tensor on the CPU as
-    the array that shares its memory.
+    """Return `out`, a mask to fill for a caller, as an array; a torch tensor on the CPU as the
+    array that shares its memory.
 
-    Raises TypeError where it is neither, ValueError where it is not a contiguous, writable int32
+    Raises TypeError for any other type, ValueError unless `out` is a contiguous, writable int32
     array of as many words as the vocabulary needs: some machines write to its address.
     """
     if not isinstance(out, np.ndarray):
