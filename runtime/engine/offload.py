@@ -128,7 +128,7 @@ def open_tiers(
     levels: list[Level] = []
     stores: list[StoreMemory] = []
     if cache.host_gb:
-        host = _open_host(config, runner, engines, new_memory() if memory < 0 else memory)
+        host = _open_host(config, runner, engines, memory)
         levels.append(host[0])
         stores.append(host[1])
     disk = folder = None
@@ -185,7 +185,8 @@ def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Tran
 def _open_host(
     config: EngineConfig, runner: ModelRunner, engines: int, memory: int
 ) -> tuple[Level, HostStore]:
-    """Open the host memory of a descriptor; a GPU copies from and to it by itself.
+    """Open the host memory of a descriptor (negative: of this process alone). A GPU copies from and
+    to it by itself.
 
     Raises `InvalidRequest`.
     """
@@ -202,7 +203,7 @@ def _open_host(
         )
     identity = kv_identity(runner, config.executor, config.cache)
     try:
-        store = HostStore(memory, identity, slots, size)
+        store = HostStore(new_memory() if memory < 0 else memory, identity, slots, size)
         if runner.device != "cpu":
             _pin(store.bytes)
         block = np.empty(size, np.uint8) if runner.device == "cpu" else store.buffer(slots - 1)
@@ -211,7 +212,8 @@ def _open_host(
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
     tier = Tier(slots)
     store.erase(tier.restore((one.slot, Label(one.key, one.owner), False) for one in store.kept()))
-    return Level("host", tier, store, outlives=True, eager=runner.device == "cpu"), store
+    held = memory >= 0  # by the server, which outlives this engine
+    return Level("host", tier, store, outlives=held, eager=held and runner.device == "cpu"), store
 
 
 def _pin(memory: np.ndarray) -> None:
