@@ -194,11 +194,7 @@ def _is_far(bound: float, integer: bool) -> bool:
 
 def _nudged(bound: float, sign: int) -> float:
     """Return the first number that a mask should allow above (`sign` 1) or below (-1) an exclusive
-    bound.
-
-    Reading drops digits beyond a float's: 1.00000000000000000001 reads as 1. So the number differs
-    from the bound within 15 digits.
-    """
+    bound. The number differs within 15 digits, as 1.00000000000000000001 reads as 1."""
     if abs(bound) >= 1e15:
         return math.nextafter(bound, sign * math.inf)
     exact = Decimal(repr(bound))
@@ -686,11 +682,8 @@ def _is_held(value: Any) -> bool:
 
 
 def _any(patterns: dict[str, Conjunction]) -> Conjunction:
-    """Return the condition on the value of a key that matches some of the patterns.
-
-    The value satisfies at least one of their schemas. Negated schemas are left out, which weakens
-    the condition.
-    """
+    """Return the condition on the value of a key that matches some of the patterns: at least one of
+    their schemas. Negated schemas are left out, which weakens the condition."""
     options, pointer = [], ""
     resolver = None
     for conjunction in patterns.values():
