@@ -12,10 +12,10 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -84,6 +84,14 @@ def step_record(path: Path, max_rows: int) -> np.ndarray:
     return np.memmap(path, np.int64, "r+", shape=shape).view(np.ndarray)
 
 
+def write_down(row: np.ndarray, rids: Sequence[int] | np.ndarray, lengths: Any) -> None:
+    """Write the requests of a step, with their context `lengths`, into a row of the record."""
+    count, most = len(rids), len(row) // 2
+    row[1 : 1 + count] = rids
+    row[1 + most : 1 + most + count] = lengths
+    row[0] = count  # last: the process may die at any moment
+
+
 TRUSTED_STEPS = 8
 """Measured steps from which on a forecast says whether the loop hangs."""
 
@@ -146,10 +154,7 @@ class Steps:
             at = plan.step % STEPS
             self._forecasts[at] = plan.forecast
             if self._record is not None:
-                row, count = self._record[at], len(plan.rids)
-                row[1 : 1 + count] = plan.rids
-                row[1 + len(row) // 2 :][:count] = plan.context_len
-                row[0] = count  # last: the process may die at any moment
+                write_down(self._record[at], plan.rids, plan.context_len)
         if self._overlap:
             updates = self._overlapped(plan)
         elif plan is None:
@@ -535,12 +540,10 @@ class EngineLoop:
             if self._record is None:
                 self._submit(message)
             else:
-                row = self._record[STEPS]
-                row[1] = message.rid
-                row[1 + len(row) // 2] = len(message.token_ids) + len(message.output_ids)
-                row[0] = 1
+                length = len(message.token_ids) + len(message.output_ids)
+                write_down(self._record[STEPS], (message.rid,), length)
                 self._submit(message)
-                row[0] = 0
+                self._record[STEPS, 0] = 0
         elif isinstance(message, Abort):
             for rid in message.rids:
                 if self._compiling.remove(rid) or self._resuming.pop(rid, None) is not None:

@@ -400,10 +400,10 @@ class RequestState:
         The last token of a complete output needs no KV, nor that of a prompt that is scored and
         not pinned.
         """
-        scored = self.score_from < self.prompt_len and not self.request.handling.cache.pin
-        if self.ending is None or (self.length == self.prompt_len and not scored):
+        if self.ending is None:
             return self.length
-        return self.length - 1
+        scored = self.score_from < self.prompt_len and not self.request.handling.cache.pin
+        return self.length - 1 if scored or self.length > self.prompt_len else self.length
 
     def match_limit(self) -> int:
         """Return the tokens that may come from the cache, as no score or state of them is

@@ -340,9 +340,9 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Take in a step's results; return the updates."""
-        flight = self._flights.popleft()
-        if flight.plan is not plan:
+        if not self._flights or self._flights[0].plan is not plan:
             raise RuntimeError("this plan is not the oldest one under way")
+        flight = self._flights.popleft()
         if self.kv.tiering.active:
             self.kv.tiering.saving.committed()
         for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
@@ -432,8 +432,9 @@ class Scheduler:
         computed again. Masks of an ended request may still be being filled; their matchers go with
         the masks.
         """
+        if not self._flights or self._flights[0].plan is not plan:
+            raise RuntimeError("this plan is not the oldest one under way")
         flight = self._flights.popleft()
-        assert flight.plan is plan
         guilty = self._suspects.accuse(flight)
         while self._flights:
             self._flights.popleft().drop()

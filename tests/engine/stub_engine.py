@@ -10,9 +10,7 @@ token wait as long as there is one named `busy`.
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import zmq
@@ -40,21 +38,13 @@ from rootlace.runtime.contracts.messages import (
     encode,
 )
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
-from rootlace.runtime.engine.core import step_record
+from rootlace.runtime.engine.core import step_record, write_down
 from rootlace.wire.protocol import RequestFacts
 from rootlace.wire.sampling import PIN_SECONDS
 
 DEADLY = 13
 SUDDEN = 14
 ENDLESS = 1000
-
-
-def write_down(step: np.ndarray, rids: Sequence[int] | np.ndarray, lengths: Any) -> None:
-    """Write work on `rids` up to the context `lengths` into one row of the record of steps."""
-    count, most = len(rids), len(step) // 2
-    step[1 : 1 + count] = rids
-    step[1 + most : 1 + most + count] = lengths
-    step[0] = count
 
 
 def main(folder: Path) -> None:

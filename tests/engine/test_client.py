@@ -33,10 +33,10 @@ from rootlace.runtime.engine.client.cache_orders import (
     Forgets,
 )
 from rootlace.runtime.engine.client.engine_client import EngineClient
-from rootlace.runtime.engine.core import step_record
+from rootlace.runtime.engine.core import step_record, write_down
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
-from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN, write_down
+from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN
 from tests.waiting import soon, until
 
 PARAMS = SamplingParams(max_tokens=1, seed=0)

@@ -36,7 +36,6 @@ class Tiering:
         self.handing = Handing(tree, tiers, self.moves, self.saving)
         self._shared: list[RequestState] = []
         """Admitted since the last `poll`."""
-        self._last = len(self.levels) - 1
         self._eager = next((at for at, one in enumerate(self.levels) if one.eager), None)
         self._growing: dict[RequestState, int] = {}
         """Running sequences with blocks in an eager level -> number of the blocks."""
@@ -61,9 +60,8 @@ class Tiering:
         size = self._tree.block_size
         for sequence in self._shared:
             count = min(sequence.cached_tokens // size, sequence.table_len)
-            outlives = self._last >= 0 and self.levels[self._last].outlives
-            if count and outlives and not sequence.finished:
-                self.saving.ahead(self._last, sequence, 0, count)
+            if count and self.levels and self.levels[-1].outlives and not sequence.finished:
+                self.saving.ahead(len(self.levels) - 1, sequence, 0, count)
         self._shared.clear()
         if self._eager is not None:
             for sequence, first in self._growing.items():
