@@ -1,6 +1,6 @@
 """Conversion of NumPy's arrays to torch's tensors and back, over the same memory.
 
-The native kernels take NumPy's arrays, so that an engine can run without torch; ml_dtypes has the
+The native kernels take NumPy's arrays, so that an engine can run without torch. ml_dtypes has the
 floats that NumPy lacks.
 """
 
@@ -24,7 +24,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The type of the same name, of ml_dtypes where NumPy has none."""
+    """Return NumPy's dtype of the same name; of ml_dtypes if NumPy lacks the dtype."""
     name = str(dtype).removeprefix("torch.")
     return np.dtype(getattr(ml_dtypes, name, name))
 

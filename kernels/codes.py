@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Codes = Literal["int8", "int4", "uint4", "fp8_e4m3", "e2m1", "nl4"]
-"""Types of codes: int4 is signed, uint4 unsigned. e2m1: MXFP4's four-bit floats. nl4: the levels of
+"""Types of codes. int4 is signed, uint4 unsigned; e2m1: MXFP4's four-bit floats; nl4: the levels of
 GGUF's IQ4_NL."""
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -17,4 +17,4 @@ TABLES: dict[Codes, tuple[float, ...]] = {
     "e2m1": (*_E2M1, *(-value for value in _E2M1)),
     "nl4": tuple(float(value) for value in _NL4),
 }
-"""Values of codes that share a byte: the code of input 2i is the lower half of byte i."""
+"""Values of four-bit codes. Two codes share a byte: input 2i has the lower half of byte i."""

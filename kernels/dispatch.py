@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 
 def with_reference(kernels: KernelSet, groups: Iterable[str]) -> KernelSet:
-    """Replace the operations of these groups of `OPERATIONS` by the reference. Raises ValueError
-    for an unknown group."""
+    """Replace the operations of `groups` (keys of `OPERATIONS`) by the reference's. Raises
+    ValueError for an unknown group."""
     names = tuple(groups)
     unknown = sorted(set(names) - OPERATIONS.keys())
     if unknown:

@@ -1,7 +1,7 @@
 """Interface of a set of kernels, and the inputs of attention's planning.
 
-One function per operation. `kernels/reference/` is the specification (each file states its formula)
-and the CPU path. An accelerated set replaces functions one by one
+Each operation is one function. `kernels/reference/` is the specification (each file states its
+formula) and the CPU path. An accelerated set replaces functions one by one
 (`msgspec.structs.replace(REFERENCE, rope=...)`) and is tested against the reference.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AttentionBatch(msgspec.Struct, frozen=True):
-    """Rows of a step, as host numbers, the same for every layer.
+    """Rows of a step as numbers on the host, the same for every layer.
 
     Row r owns the flat tokens `row_start[r] : row_start[r + 1]`, the last of its `context_len[r]`
     tokens. Its position p is in slot `block_tables[r, p // block_size] * block_size + p %
@@ -42,9 +42,9 @@ class AttentionBatch(msgspec.Struct, frozen=True):
 class HostPlan(Protocol):
     """Host work of one step's attention, the same for every layer with its window.
 
-    `arrays` (int32) are what the kernels read of it: the executor puts them on the device, with
-    everything else of the step in one transfer, and `bind` makes of them what `paged_attention`
-    takes. A set that uploads by itself has no arrays.
+    The kernels read `arrays` (int32). The executor sends the arrays to the device with all other
+    arrays of the step, in one transfer. `bind` makes the plan for `paged_attention` from the sent
+    arrays. A set that uploads by itself has no arrays.
     """
 
     @property
@@ -52,17 +52,19 @@ class HostPlan(Protocol):
         return []
 
     def bind(self, tensors: list[Tensor]) -> Any:
-        """The plan for `paged_attention`; `tensors` are the `arrays` on the device."""
+        """Return the plan for `paged_attention`; `tensors` are the `arrays` on the device."""
         return self
 
 
 class PlanAttention(Protocol):
-    """`window`: a token sees itself and the `window - 1` tokens before it; None: all before it.
+    """Plan the attention of a step.
 
-    With `rows`, only decode rows are planned (one new token each), and the plan is one of a family
-    whose launches are all alike: `arrays` differ in contents and in the length of the last one
-    only, never in meaning, so that a captured graph can be replayed on them. Rows from
-    `len(context_len)` up to `rows` are empty.
+    `window`: a token sees itself and the `window - 1` tokens before it; None: all tokens before it.
+
+    With `rows`, every row must be a decode row (one new token). Plans of one `rows` are a family
+    with equal launches. `arrays` differ in contents and in the length of the last array only, never
+    in meaning, so a captured graph can be replayed on them. Rows from `len(context_len)` up to
+    `rows` are empty.
     """
 
     def __call__(
@@ -81,7 +83,7 @@ ALIGNMENT = 16
 
 
 def slot_bytes(bits: int, heads: int, dim: int) -> int:
-    """Bytes of the keys, or the values, of one token in a layer of a cache of integers."""
+    """Return the bytes of one token's keys, or values, in a layer of a cache of integers."""
     words = -(-heads * dim * bits // 32) + heads * (1 if bits == 8 else -(-dim // 32))
     return -(-4 * words // ALIGNMENT) * ALIGNMENT
 
@@ -99,14 +101,13 @@ KVScaling = KVScales | KVCodes
 
 
 class PagedAttention(Protocol):
-    """Causal attention of the step's tokens over their rows' cached keys and values.
+    """Compute causal attention of the step's tokens over their rows' cached keys and values.
 
-    q [T, Nq, D]; k_cache, v_cache [B, S, Nk, D] of one layer, with this step's tokens already
-    written, in q's dtype, in float8_e4m3fn with `KVScales`, or as `KVCodes` say, which are read in
-    q's dtype. Scores are `scale` (default 1/sqrt(D))
-    times q . k, then, with `soft_cap` c > 0, c * tanh(score / c). Returns the output [T, Nq, D]
-    and, with `want_lse`, the natural log-sum-exp of those scores, float32 [T, Nq] (to merge
-    attention over parts of a context).
+    q [T, Nq, D]; k_cache, v_cache [B, S, Nk, D] of one layer hold this step's tokens already. The
+    caches have q's dtype, float8_e4m3fn with `KVScales`, or the format of `KVCodes`, read in q's
+    dtype. Scores are `scale` (default 1/sqrt(D)) times q . k, then, with `soft_cap` c > 0, c *
+    tanh(score / c). Returns the output [T, Nq, D]. With `want_lse`, also the natural log-sum-exp of
+    the scores, float32 [T, Nq] (to merge attention over parts of a context).
     """
 
     def __call__(
@@ -124,8 +125,8 @@ class PagedAttention(Protocol):
 
 
 class Linear(Protocol):
-    """x [T, inputs] times a weight of one of the kinds in `KernelSet.weights` -> [T, outputs] of
-    x's dtype: `out`, if given, which is contiguous."""
+    """Multiply x [T, inputs] by a weight -> [T, outputs] of x's dtype. `KernelSet.weights` names
+    the kinds of weights. `out`, if given, is contiguous and receives the result."""
 
     def __call__(self, x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor: ...
 
@@ -133,12 +134,13 @@ class Linear(Protocol):
 class RopeAndWrite(Protocol):
     """Norm and rotate queries and keys, write keys and values to the cache, in one pass.
 
-    qkv [T, Nq + 2 Nk, D]; cos, sin [T, D/2]; norm weights [D] are applied per head first where
-    given. k_cache, v_cache [B, S, Nk, D] of one layer, of qkv's dtype, or float8_e4m3fn with
-    `KVScales` (stored: value / scale, rounded to nearest, saturated at 448), or as `KVCodes` say.
-    Write i goes to slot `slots[i]` (int64 [M]) and holds token `tokens[i]`; None: token i (M = T).
-    With `tokens`, its first T entries are 0..T-1. Returns the rotated queries [T, Nq, D], where
-    keys become integers of 4 bits mixed as these are (`reference/kv_cache.py`).
+    qkv [T, Nq + 2 Nk, D]; cos, sin [T, D/2]; norm weights [D], if given, are applied per head
+    first. k_cache, v_cache [B, S, Nk, D] of one layer have qkv's dtype, float8_e4m3fn with
+    `KVScales` (stored: value / scale, rounded to nearest, saturated at 448), or the format of
+    `KVCodes`. Write i goes to slot `slots[i]` (int64 [M]) and holds token `tokens[i]`; None: token
+    i (M = T). With `tokens`, its first T entries are 0..T-1. Returns the rotated queries [T, Nq,
+    D]. With integer keys of 4 bits, the queries are mixed as the keys are
+    (`reference/kv_cache.py`).
     """
 
     def __call__(
@@ -174,16 +176,16 @@ class WriteKV(Protocol):
 
 
 Array: TypeAlias = Any
-"""A tensor; NumPy's array for the kernels of `HostSampling`."""
+"""Tensor, or NumPy's array for the kernels of `HostSampling`."""
 
 
 class LogitEdits(msgspec.Struct, frozen=True):
-    """Edits of logits [R, V] before sampling, in this order:
+    """Edits of logits [R, V] before sampling, in this order: bias, bans, mask, penalties.
 
-    bias, bans, mask, penalties (formulas: `reference/sampling.py`). Lists are in compressed rows:
-    row r owns the entries `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), without
-    duplicates. None means no such edit. `penalties` maps the name of each sampling parameter that
-    depends on earlier tokens to its values; with `seen_*`, all are given.
+    `reference/sampling.py` has the formulas. Lists are in compressed rows: row r owns the entries
+    `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), without duplicates. None means no
+    such edit. `penalties` maps the name of each sampling parameter that depends on earlier tokens
+    to its values; with `seen_*`, all are given.
     """
 
     bias_start: Array | None = None  # [R+1] int32
@@ -239,8 +241,8 @@ class PickTokens(Protocol):
 
 
 class TokenLogprobs(Protocol):
-    """log_softmax(logits)[r, tokens[r]], logits float32 or bfloat16 [R, V], tokens int [R] ->
-    float32 [R] (`out`, if given); NaN where the token is -1."""
+    """Return log_softmax(logits)[r, tokens[r]], float32 [R], in `out` if given; NaN for a token of
+    -1. logits float32 or bfloat16 [R, V], tokens int [R]."""
 
     def __call__(self, logits: Tensor, tokens: Tensor, out: Tensor | None = None) -> Tensor: ...
 
@@ -249,15 +251,18 @@ Scores: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 
 
 class ScoreTokens(Protocol):
-    """logits float32 or bfloat16 [N, V], tokens int [N] -> (each token's log-probability float32
-    [N], NaN for a token of -1; the `top` best tokens of the row int32 [N, min(top, V)], best first,
-    equal ones by id; their log-probabilities float32)."""
+    """Score tokens int [N] by logits float32 or bfloat16 [N, V].
+
+    Returns each token's log-probability float32 [N] (NaN for a token of -1), then the `top` best
+    tokens of each row int32 [N, min(top, V)], best first, equal ones by id; then their
+    log-probabilities float32.
+    """
 
     def __call__(self, logits: Tensor, tokens: Tensor, top: int) -> Scores: ...
 
 
 class HostSampling(msgspec.Struct, frozen=True):
-    """Sampling from logits in main memory: `EditLogits`, `PickTokens` and `ScoreTokens` of NumPy's
+    """Sampling from logits in main memory: `EditLogits`, `PickTokens` and `ScoreTokens` on NumPy's
     arrays."""
 
     edit_logits: Callable[..., np.ndarray]
@@ -266,13 +271,13 @@ class HostSampling(msgspec.Struct, frozen=True):
 
 
 class AutomatonTables(msgspec.Struct, frozen=True):
-    """Automata on a device. Their states are numbered through; state 0 is the dead one, from which
-    nothing is allowed, mask 0 the one that allows nothing.
+    """Automata on a device, with one numbering of all states and masks.
 
-    After token t state s goes on in `next_state[next_start[s] + token_class[class_row[s], t]]`.
+    State 0 is the dead state, which allows nothing; mask 0 allows nothing. Token t leads from state
+    s to state `next_state[next_start[s] + token_class[class_row[s], t]]`.
     """
 
-    mask_of: Tensor  # [S] int32, the row of `masks` that says what may follow a state
+    mask_of: Tensor  # [S] int32, row of `masks` with the tokens allowed at a state
     class_row: Tensor  # [S] int32
     next_start: Tensor  # [S] int32
     next_state: Tensor  # [N] int32
@@ -307,19 +312,19 @@ class KernelSet(msgspec.Struct, frozen=True):
     weights: frozenset[str]
     linear: Linear
     feed_tokens: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """token_ids int64 [T], feeds int64 [T], found int32 [S] -> int64 [T]: token_ids, but where
-    feeds is not negative the feeds[i]-th of `found` (0 for -1, which is no token)."""
+    """Replace tokens: token_ids int64 [T], feeds int64 [T], found int32 [S] -> int64 [T]. Where
+    feeds is not negative, the token is `found[feeds[i]]` (0 for -1, which is no token)."""
     embedding: Callable[[Tensor, Tensor], Tensor]
-    """weight [V, H], ids int64 [T] -> the rows of weight that ids name [T, H]."""
+    """Gather rows of weight: weight [V, H], ids int64 [T] -> [T, H]."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """x [..., H], weight [H], eps -> x over its root mean square, times weight [..., H], all of one
+    """Divide x by its root mean square, times weight: x [..., H], weight [H], eps -> [..., H], one
     dtype."""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    """x and residual [T, H], neither of which is changed, weight [H], eps -> (`rms_norm` of their
-    sum, the sum)."""
+    """Add and norm: x and residual [T, H] (unchanged), weight [H], eps -> (`rms_norm` of the sum,
+    the sum)."""
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
-    """x [..., H], weight, bias [H], eps -> x less its mean over its standard deviation, times
-    weight, plus bias [..., H], all of one dtype."""
+    """Normalise x: x [..., H], weight, bias [H], eps -> x less its mean over its standard
+    deviation, times weight, plus bias [..., H], all of one dtype."""
     rope_and_write: RopeAndWrite
     write_kv: WriteKV
     copy_slots: Callable[[Tensor, Tensor, Tensor], None]
@@ -328,13 +333,13 @@ class KernelSet(msgspec.Struct, frozen=True):
     plan_attention: PlanAttention
     paged_attention: PagedAttention
     silu_mul: Callable[[Tensor], Tensor]
-    """act(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
+    """Return act(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
     gelu_mul: Callable[[Tensor], Tensor]
     clamped_mul: Callable[[Tensor, float, float], Tensor]
-    """gate_up, alpha, limit: as `silu_mul` with a sigmoid of `alpha` times the gate, of what is
-    within `limit`: `reference/layers.py` says which."""
+    """Apply gpt-oss's activation to gate_up with alpha and limit -> [T, I]: formula in
+    `reference/layers.py`."""
     relu: Callable[[Tensor], Tensor]
-    """act(x) of x [T, I] -> [T, I]."""
+    """Return act(x) of x [T, I] -> [T, I]."""
     gelu: Callable[[Tensor], Tensor]
     gelu_tanh: Callable[[Tensor], Tensor]
     step_automata: StepAutomata

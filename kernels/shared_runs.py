@@ -1,9 +1,9 @@
 """Runs of rows with common leading blocks, which are read once for all rows of a run.
 
 A step's rows are in depth-first order of the prefix tree: rows that share blocks are neighbours, at
-every depth. Runs are nested as the tree is. Attention over a row's context merges the parts covered
-by runs and the rest by their log-sum-exps (cascade attention; Ye et al. 2024, "Cascade Inference";
-Juravsky et al. 2024, arXiv:2402.05099).
+every depth. Runs nest as the tree's nodes do. Attention merges the runs' parts of a row's context
+and the rest by their log-sum-exps (cascade attention; Ye et al. 2024, "Cascade Inference"; Juravsky
+et al. 2024, arXiv:2402.05099).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIRST_LOOK = 32
 
 
 class SharedRun(msgspec.Struct, frozen=True):
-    """Rows `begin : end` have the blocks `low : high` of their tables in common."""
+    """Run of rows: rows `begin : end` have the blocks `low : high` of their tables in common."""
 
     begin: int
     end: int
@@ -27,17 +27,18 @@ class SharedRun(msgspec.Struct, frozen=True):
 
 
 def whole_blocks(context: np.ndarray, decoding: np.ndarray, block_size: int) -> np.ndarray:
-    """Blocks a row may share: full ones, and not with its last position in them. [R]."""
+    """Return the number of blocks [R] that each row may share: full ones without the row's last
+    position."""
     return np.where(decoding, (context - 1) // block_size, 0)
 
 
 def chosen_runs(
     tables: np.ndarray, whole: np.ndarray, worth: Callable[[SharedRun], bool]
 ) -> list[SharedRun]:
-    """Return the runs that are `worth` it, outer before inner. A refused run leaves its common
+    """Return the runs that `worth` accepts, outer before inner. A refused run leaves its common
     blocks to the runs inside. At most `whole[r]` blocks of row r count."""
     runs: list[SharedRun] = []
-    around: list[tuple[int, int]] = []  # (end, blocks covered) of the runs that hold this one
+    around: list[tuple[int, int]] = []  # (end, blocks covered) of the enclosing runs
     for begin, end, high in _nested(common_blocks(tables, whole).tolist()):
         while around and begin >= around[-1][0]:
             around.pop()
@@ -51,9 +52,11 @@ def chosen_runs(
 
 
 def common_blocks(tables: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Leading blocks that row r and row r + 1 have in common, at most `whole` of each, [R-1].
+    """Count the leading blocks that rows r and r + 1 have in common, at most `whole` of each,
+    [R-1].
 
-    Most neighbours differ early, so little of the tables is read unless much is in common.
+    Most neighbours differ early, so the comparison reads little of the tables unless much is in
+    common.
     """
     limit = np.minimum(whole[1:], whole[:-1])
     common = np.zeros_like(limit)
@@ -72,9 +75,9 @@ def common_blocks(tables: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def _nested(common: list[int]) -> list[tuple[int, int, int]]:
-    """Maximal runs of rows with common blocks: (begin, end, how many), depth first.
+    """Return maximal runs of rows with common blocks, depth first: (begin, end, number of blocks).
 
-    The intervals of the longest-common-prefix array, found with one stack in linear time.
+    These are the intervals of the longest-common-prefix array, found with one stack in linear time.
     """
     found: list[tuple[int, int, int]] = []
     open_runs: list[tuple[int, int]] = []  # (begin, blocks in common), growing

@@ -1,7 +1,7 @@
-"""Weights of products: a dense matrix, or one of small codes with scales.
+"""Weights of products: a dense matrix, or a matrix of small codes with scales.
 
 `KernelSet.linear` multiplies by any kind of `Weight`; `KernelSet.weights` names the supported
-kinds. A new code is a line of `CODES`, and its kernels beside the reference's.
+kinds. A new code needs a line of `CODES`, and kernels beside the reference's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INTEGER_SCALES = (torch.uint8, torch.int8)
 
 
 class Dense(msgspec.Struct, frozen=True):
-    """x W^T + bias, with W [outputs, inputs] in the activations' type."""
+    """Dense weight of x W^T + bias, with W [outputs, inputs] in the activations' dtype."""
 
     matrix: torch.Tensor
     bias: torch.Tensor | None = None  # [outputs]
@@ -52,7 +52,7 @@ class Dense(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Numbers of outputs and inputs."""
         return self.matrix.shape[0], self.matrix.shape[1]
 
 
@@ -71,11 +71,11 @@ class Quantised(msgspec.Struct, frozen=True):
 
         W[o, i] = code(values[o, i]) * scale[o, i // group] + offset[o, i // group]
 
-    Product and sum are in float32, each rounded once; W is then rounded to the activations' type.
+    Product and sum are in float32, each rounded once; W is then rounded to the activations' dtype.
 
-    Scales and offsets are [outputs, groups] in one of `SCALES`. Or both are small integers, in one
-    of `INTEGER_SCALES`, and `units` [outputs, units] says what they are multiplied by: one unit is
-    that of groups / units consecutive groups. `offset_units` is the same of offsets.
+    Scales and offsets are [outputs, groups] in one of `SCALES`. Or both are small integers in one
+    of `INTEGER_SCALES`, to be multiplied by `units` [outputs, units] and `offset_units`. One unit
+    serves groups / units consecutive groups.
 
     order: int32 [inputs]. Column i of the stored matrix belongs to input order[i].
 
@@ -141,7 +141,7 @@ class Quantised(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Numbers of outputs and inputs."""
         in_byte = CODES[self.scheme.codes].in_byte
         return self.values.shape[0], self.values.shape[1] * in_byte
 
@@ -152,7 +152,7 @@ class Quantised(msgspec.Struct, frozen=True):
 
 
 class Stacked(msgspec.Struct, frozen=True):
-    """Weights of unlike schemes for the same inputs: their outputs one behind the other."""
+    """Weights of unlike schemes for the same inputs; their outputs follow one another."""
 
     parts: tuple[Dense | Quantised, ...]
 
@@ -162,7 +162,7 @@ class Stacked(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Numbers of outputs and inputs."""
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
 
@@ -174,12 +174,12 @@ def parts_of(weight: Weight) -> tuple[Dense | Quantised, ...]:
 
 
 def tensors(weight: Weight) -> list[torch.Tensor]:
-    """Tensors that a weight keeps in memory."""
+    """Return the tensors that a weight keeps in memory."""
     return [tensor for part in parts_of(weight) for _, tensor in _fields(part)]
 
 
 def unknown_kind(weights: Iterable[Weight], known: Iterable[str]) -> str | None:
-    """The first kind of weights that is not among `known`; None if all are."""
+    """Return the first kind of weights that is not among `known`; None if all are."""
     kinds = frozenset(known)
     parts = (part for weight in weights for part in parts_of(weight))
     return next((part.kind for part in parts if part.kind not in kinds), None)
@@ -220,7 +220,7 @@ def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
         raise ValueError("its columns are not in the order of the inputs")
     in_byte, group = CODES[weight.scheme.codes].in_byte, weight.group
     if weight.scheme.group is None:
-        group, groups = in_byte, slice(None)  # of the one scale of all
+        group, groups = in_byte, slice(None)  # the single scale of all inputs
     else:
         groups = slice(start // group, stop // group)
     if start % group or stop % group:
@@ -232,7 +232,7 @@ def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
         scales, units = getattr(weight, name), getattr(weight, unit)
         if scales is not None:
             parts[name] = scales[:, groups]
-        if units is not None:  # which become those of one group each
+        if units is not None:  # each becomes the unit of one group
             repeated = units.repeat_interleave(scales.shape[1] // units.shape[1], dim=1)
             parts[unit] = repeated[:, groups]
     there = {
@@ -242,7 +242,7 @@ def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
 
 
 def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantised | None:
-    """Both, as one weight of their type; None where they differ in type, scheme or order."""
+    """Join two weights into one weight of their type; None if type, scheme or order differ."""
     if isinstance(one, Dense) or isinstance(other, Dense):
         alike = isinstance(one, Dense) and isinstance(other, Dense)
     else:

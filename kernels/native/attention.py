@@ -27,7 +27,8 @@ spin on their cores for the next product, so other threads would start too late.
 
 @dataclass(frozen=True)
 class NativePlan(HostPlan):
-    """See `interface.HostPlan`. Work is divided in C++; `kept` is the memory of `rows`."""
+    """Plan for C++, which divides the work (`interface.HostPlan`). `kept` keeps the memory of
+    `rows` alive."""
 
     rows: Rows
     kept: object
@@ -36,8 +37,11 @@ class NativePlan(HostPlan):
 
 
 class NativeAttention:
-    """Implement `interface.PagedAttention` and related operations. Caches have q's dtype, float32
-    or bfloat16. Nothing is checked: a decoder's shapes are those of its cache."""
+    """Attention and writes of the cache (`interface.PagedAttention` and related operations).
+
+    Caches have q's dtype, float32 or bfloat16. Nothing is checked: the decoder guarantees shapes
+    that fit its cache.
+    """
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library
@@ -50,7 +54,7 @@ class NativeAttention:
     def plan(
         self, batch: AttentionBatch, window: int | None, rows: int | None = None
     ) -> NativePlan:
-        """See `interface.PlanAttention`; there are no graphs to replay, so `rows` says nothing."""
+        """Plan a step (`interface.PlanAttention`), ignoring `rows`, as no graph is replayed."""
         given = (batch.row_start, batch.context_len, batch.block_tables)
         kept = [one.astype("int32", order="C", copy=False) for one in given]
         starts, lengths, tables = (one.ctypes.data for one in kept)
@@ -92,7 +96,7 @@ class NativeAttention:
         slots: Tensor,
         tokens: Tensor | None = None,
     ) -> None:
-        """See `interface.WriteKV`."""
+        """Write keys and values (`interface.WriteKV`)."""
         _, size, heads, dim = k_cache.shape
         k, v = (one if one.stride()[1:] == (dim, 1) else one.contiguous() for one in (k, v))
         self._library.rl_write_kv(
@@ -104,7 +108,7 @@ class NativeAttention:
         )
 
     def copy(self, cache: Tensor, source: Tensor, target: Tensor) -> None:
-        """See `interface.KernelSet`."""
+        """Copy slots (`KernelSet.copy_slots`)."""
         parts, _, size, heads, dim = cache.shape
         self._library.rl_copy_kv(
             *(self._team.handle, DTYPES[cache.dtype], heads, dim, size, len(source)),
@@ -113,7 +117,7 @@ class NativeAttention:
 
 
 def attending_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
-    """The reference's kernels, with attention in C++."""
+    """Return the reference's kernels, with attention in C++."""
     attention = NativeAttention(library, team)
     return replace(
         REFERENCE,

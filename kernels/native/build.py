@@ -1,8 +1,8 @@
 """Compile `src/*.cpp` into a shared library for this machine, once.
 
-The library lies in the user's cache folder under a name made of everything it depends on: sources,
-flags, processor and compiler. Processes may build it at the same time: each links a file of its
-own and renames it into place.
+The library's name in the user's cache folder is made of all inputs: sources, flags, processor and
+compiler. Processes may build it at the same time: each links a file of its own and renames the file
+into place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 
 # Processor ----------------------------------------------------------------------------------------
 #
-# The instruction sets that kernels are written for, and which of them this processor has.
+# Instruction sets that kernels support, and the sets that this processor has.
 
 
 ROOT = Path(os.sep)
@@ -33,7 +33,7 @@ ROOT = Path(os.sep)
 
 class InstructionSet(msgspec.Struct, frozen=True):
     """Instruction set of a processor. `name` is that of `rl_instructions`, `flags` those of
-    /proc/cpuinfo. `target` are the compiler's flags for this set and no more."""
+    /proc/cpuinfo. `target`: the compiler's flags for exactly this set."""
 
     name: str
     flags: frozenset[str]
@@ -63,7 +63,7 @@ INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _AR
 
 class Processor(msgspec.Struct, frozen=True):
     """Processor with its instruction sets, the best first: `has` the reported ones, `lacks` the
-    others. Without a report from the system (`told`), `lacks` are those that may be missing."""
+    others. Without a report from the system (`told`), `lacks` are the sets that may be missing."""
 
     name: str
     architecture: str
@@ -107,12 +107,11 @@ def first_processor(root: Path = ROOT) -> dict[str, str]:
 
 # Prebuilt -----------------------------------------------------------------------------------------
 #
-# Libraries that a wheel brings along, one for each instruction set of its architecture.
+# Prebuilt libraries of a wheel, one for each instruction set of its architecture.
 #
-# They are apart, not one library that chooses inside: what the compiler makes of a template of the
-# standard library, the linker keeps once, and that one might have the best set's instructions.
-# Where a process loads two, one after the other, they share nothing: all but their interface is
-# hidden.
+# One library that chooses inside would fail: the linker keeps one copy of each instantiated
+# template of the standard library, and that copy might have the best set's instructions. Two
+# libraries loaded by one process share nothing: all symbols but their interface are hidden.
 
 
 FOLDER = Path(__file__).parent / "prebuilt"
@@ -133,20 +132,20 @@ def prebuilt_library(
 
 # Whole file ---------------------------------------------------------------------------------------
 #
-# Files that appear whole or not at all, whatever ends the process.
+# Files that appear whole or not at all, even if the process is killed.
 
 
 UNFINISHED = "new-"
-"""Prefix of the names of unfinished files, also of those that a killed process left."""
+"""Prefix of the names of unfinished files, including those of killed processes."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `path` in an existing folder. Raises OSError, and then keeps the old file."""
+    """Write `path` in an existing folder. Raises OSError, and then leaves the old file in place."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as new:
         try:
             new.write(content)
             new.flush()
-            os.fsync(new.fileno())  # the name must not outlive the content
+            os.fsync(new.fileno())  # the name must not reach the disk before the content
             Path(new.name).rename(path)
         except BaseException:
             Path(new.name).unlink(missing_ok=True)
@@ -162,12 +161,12 @@ FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
-    "-fvisibility=hidden",  # or two libraries in one process would share tables
+    "-fvisibility=hidden",  # otherwise two libraries in one process would share tables
     "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-Wno-psabi",
-    "-fno-schedule-insns",  # GCC for ARM would load far ahead, and keep sums in memory
+    "-fno-schedule-insns",  # otherwise GCC for ARM loads far ahead and spills sums to memory
 )
 NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """Compiler flags for all of this processor's features; a compiler's first supported one is used."""
@@ -189,25 +188,25 @@ class NativeUnavailable(Exception):
 class Compiler(msgspec.Struct, frozen=True):
     path: str
     program: str
-    """The file that `path` leads to."""
+    """File that `path` resolves to."""
     version: str
     target: tuple[str, ...]
     """Flags that select the processor."""
 
 
 def user_cache() -> Path:
-    """The user's cache folder: `$XDG_CACHE_HOME/rootlace`, by default in ~/.cache."""
+    """Return the user's cache folder: `$XDG_CACHE_HOME/rootlace`, by default in ~/.cache."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else _home() / ".cache") / "rootlace"
 
 
 def default_cache() -> Path:
-    """Folder of the compiled libraries."""
+    """Return the folder of the compiled libraries."""
     return user_cache() / "native"
 
 
 def _home() -> Path:
-    """The user's home; the root folder for a user without one, as containers often have."""
+    """Return the user's home; the root folder for a user without one, as in many containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -223,12 +222,12 @@ def library_file(
     sources: Path = SOURCES,
     prebuilt: Path | None = None,
 ) -> Iterator[Path]:
-    """Yield the library's path, valid in the `with` block: from `cache`, or `prebuilt`, or compiled
+    """Yield the library's path, valid in the `with` block: from `cache`, `prebuilt`, or compiled
     now.
 
     `target` replaces the flags that select this processor. `report` is called before a compilation.
-    Raises `NativeUnavailable` with the compilers' messages if all fail; without a compiler, a
-    library that one made earlier is used.
+    An earlier compiled library serves without a compiler. Raises `NativeUnavailable` with the
+    compilers' messages if all fail.
     """
     common = _common_digest(sources, target)
     faults = []
@@ -251,9 +250,9 @@ def library_file(
                 faults.append(str(fault))
                 continue
             if path.parent == folder:
-                # Its time of change says when a library was last used: many systems do not note
-                # reading.
-                with suppress(OSError):  # another user's, or the folder cannot be written
+                # A library's modification time records its last use: many systems record no access
+                # times.
+                with suppress(OSError):  # another user's file, or a folder that cannot be written
                     os.utime(path)
             yield path
             return
@@ -273,7 +272,8 @@ def find_compiler(name: str, target: Sequence[str] | None = None) -> Compiler | 
 
 @functools.cache
 def _compiler(path: str, target: tuple[str, ...] | None) -> Compiler | None:
-    """Probe a compiler, cached: two runs take a tenth of a second, and a start asks repeatedly."""
+    """Probe a compiler, cached: the two runs take a tenth of a second, and a start probes
+    repeatedly."""
     version = _output([path, "--version"])
     if version is None:
         return None
@@ -287,7 +287,7 @@ def _compiler(path: str, target: tuple[str, ...] | None) -> Compiler | None:
 def _made(
     path: Path, compiler: Compiler, sources: Path, report: Report | None, stack: ExitStack
 ) -> Path:
-    """Compile to `path`, or if it is not writable, to a folder that `stack` removes."""
+    """Compile to `path`; if it is not writable, to a folder that `stack` removes."""
     if report is not None:
         report("compiling native kernels")
     started = time.monotonic()
@@ -306,8 +306,8 @@ def _made(
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove former versions' libraries and killed processes' files. Processes that have loaded a
-    library keep it."""
+    """Remove former versions' libraries and killed processes' files. A process that has loaded a
+    library keeps using it."""
     now = time.time()
     for path in (*_listed(folder, "*.so"), *_listed(folder, f"{UNFINISHED}*")):
         with suppress(OSError):  # another process was faster
@@ -331,8 +331,8 @@ def compile_library(
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:
-    """Run the commands, one per core at a time, since each takes much memory. Raises
-    `NativeUnavailable` if one fails, and stops the others."""
+    """Run the commands, one per core at a time, since each takes much memory. If one fails, stops
+    the others and raises `NativeUnavailable`."""
     until = time.monotonic() + COMPILE_SECONDS
 
     def run(command: list[str]) -> None:
@@ -364,7 +364,7 @@ def _cores() -> int:
 
 
 def _output(command: list[str]) -> str | None:
-    """Output of a command; None if the command cannot be run or fails."""
+    """Return the output of a command; None if the command cannot be run or fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True

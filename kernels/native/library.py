@@ -26,7 +26,7 @@ from rootlace.kernels.native.build import (
 
 # Errors -------------------------------------------------------------------------------------------
 #
-# What a call of the native kernels raises. Whoever asked for it may go on, the team too.
+# Errors of calls of the native kernels. The caller and the team can continue after an error.
 
 
 class NativeError(RuntimeError):
@@ -39,11 +39,11 @@ class NativeOutOfMemory(NativeError, MemoryError):
 
 # Handles ------------------------------------------------------------------------------------------
 #
-# What the library hands out, freed with the Python object that holds it.
+# Objects of the library, freed with the Python object that owns them.
 
 
 class Team:
-    """Team of computing threads, the calling one included; see `src/team.h`."""
+    """Team of computing threads, including the calling thread; see `src/team.h`."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.handle: int = library.rl_team_new(threads)
@@ -59,7 +59,7 @@ class Workspace:
 
 
 def _free_with(holder: object, free: Callable[[int], None], handle: int) -> None:
-    # Not when the interpreter ends: a daemon thread may be inside a call then.
+    # Not at the interpreter's exit: a daemon thread may be inside a call.
     weakref.finalize(holder, free, handle).atexit = False
 
 
@@ -68,15 +68,15 @@ def _free_with(holder: object, free: Callable[[int], None], handle: int) -> None
 
 FLOAT32, BFLOAT16 = 0, 1
 SEEK_RUNS = -1
-"""`Rows.num_runs` where rows with blocks in common are to be looked for."""
+"""Value of `Rows.num_runs` that makes C++ find the rows with blocks in common."""
 LANES = 16
-"""Numbers in a vector of `src/isa/vector.h`, whatever the processor."""
+"""Numbers in a vector of `src/isa/vector.h`, on every processor."""
 
 log = logging.getLogger(__name__)
 
 # Declarations -------------------------------------------------------------------------------------
 #
-# Structures and functions are stated once, in C++: here they are read from there.
+# C++ headers declare structures and functions; this section parses the headers.
 
 
 HEADERS = ("api.h", "linear.h", "attention.h")
@@ -91,15 +91,16 @@ _TYPES = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float, "void": None
 
 
 class Status(c_int32):
-    """The result of a function that may fail: `declare` has it raised."""
+    """Result of a function that may fail: `declare` makes ctypes raise its error."""
 
 
 class Created(c_void_p):
-    """A handle that a function made; null where memory ran out."""
+    """Handle made by a function; null if memory ran out."""
 
 
 def _type(kind: str, pointer: str = "") -> Any:
-    """RlX is the structure X of this module. Pointers to others are addresses."""
+    """Return the ctypes type of a C type: RlX is the structure X of this module; pointers are
+    addresses."""
     structure = globals().get(kind.removeprefix("Rl")) if kind.startswith("Rl") else None
     if pointer:
         return c_void_p if structure is None else POINTER(structure)
@@ -107,13 +108,13 @@ def _type(kind: str, pointer: str = "") -> Any:
 
 
 def _parameters(given: str) -> list[Any]:
-    """Types of a function's parameters. Arrays and structures are passed as addresses."""
+    """Return the types of a function's parameters; arrays and structures are addresses."""
     each = given.split(",") if given.strip() else ()
     return [c_void_p if "*" in one else _type(one.split()[0]) for one in each]
 
 
 def _fields(name: str) -> list[tuple[str, Any]]:
-    """The fields of a structure."""
+    """Return the fields of a structure."""
     found: list[tuple[str, Any]] = []
     body = re.search(rf"struct {name} {{(.*?)}};", _DECLARED, re.DOTALL)
     assert body is not None, name
@@ -192,7 +193,7 @@ STRUCTURES = (
 
 
 def _functions() -> Iterator[tuple[str, tuple[Any, list[Any]]]]:
-    """Each function's name, and its result and parameters."""
+    """Yield each function's name, with its result and parameters."""
     declared = r"RL_API (?:const )?(\w+)(\*?)\s+(rl_\w+)\(([^)]*)\);"
     for kind, pointer, name, given in re.findall(declared, _DECLARED):
         result: Any = c_char_p if kind == "char" else Created
@@ -213,7 +214,7 @@ INSTRUCTIONS: dict[str, tuple[str, ...] | None] = {
     "best": None,
     "no-tiles": ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8"),
 }
-"""Compiler flags of a library's target: this processor, or less."""
+"""Compiler flags of a library's target: this processor, or a lesser instruction set."""
 
 
 class InstructionsRefused(NativeUnavailable):
@@ -256,7 +257,7 @@ def _created(library: ctypes.CDLL, made: int | None, *_: object) -> int:
 
 
 def load(report: Callable[[str], None] | None = None, instructions: str = "best") -> ctypes.CDLL:
-    """Load the library for this machine: compiled here earlier, packaged, or compiled now.
+    """Load the library for this machine: compiled earlier, packaged, or compiled now.
 
     A cached library that cannot be loaded is compiled again. If the system refuses the processor's
     tile unit, the library does without. `instructions` is one of `INSTRUCTIONS`, for tests and
@@ -270,8 +271,8 @@ def load(report: Callable[[str], None] | None = None, instructions: str = "best"
 def load_best(
     report: Callable[[str], None] | None = None, compile_here: bool = False
 ) -> tuple[ctypes.CDLL, str]:
-    """Load as `load`, and return the reason for doing without the tile unit, or "". `compile_here`
-    ignores the packaged library."""
+    """Load as `load` does; return the library and the reason for doing without the tile unit, or
+    "". `compile_here` ignores the packaged library."""
     processor = read_processor()
 
     def load_without(names: tuple[str, ...], target: tuple[str, ...] | None) -> ctypes.CDLL:
@@ -302,7 +303,7 @@ def _load(
                     path.unlink(missing_ok=True)
         with library_file(report=report, target=target, prebuilt=prebuilt) as path:
             return open_library(str(path))
-    except OSError as error:  # no place for temporary files, say
+    except OSError as error:  # for example, no place for temporary files
         raise NativeUnavailable(f"the kernels cannot be compiled: {error}") from error
 
 

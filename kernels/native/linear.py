@@ -21,7 +21,7 @@ from rootlace.kernels.weights import CODES, Dense, Quantised, Weight, parts_of, 
 
 # Codes --------------------------------------------------------------------------------------------
 #
-# Weights that are kept as codes, as the kernels in C++ take them (`src/codes.h`).
+# Quantised weights, in the form that the kernels in C++ take (`src/codes.h`).
 
 
 CHUNK = 16
@@ -40,7 +40,7 @@ TABLE = ctypes.c_float * 16
 
 
 def parts_packed(weight: Weight, gated: bool) -> tuple[Dense | Quantised, ...]:
-    """Parts that are packed side by side: gate and values, or the whole weight."""
+    """Return the parts that are packed side by side: gate and values, or the whole weight."""
     parts = parts_of(weight)
     if not gated or len(parts) > 1:
         return parts
@@ -77,7 +77,7 @@ def _finite(weight: Quantised) -> bool:
 
 
 def prepared(weight: Quantised) -> Quantised:
-    """The same weight in the form that the kernels take."""
+    """Return the same weight in the form that the kernels take."""
     if _alike(weight) and _whole(weight):
         return weight
     scales, offsets = flat_scales(weight)
@@ -102,13 +102,13 @@ def _whole(weight: Quantised) -> bool:
 
 
 def scheme_of(weight: Quantised) -> native.Scheme:
-    """The C structure of a `prepared` weight's scheme."""
+    """Return the C structure of a `prepared` weight's scheme."""
     code = CODES[weight.scheme.codes]
     units = weight.units
     group = 0 if weight.group == weight.shape[1] else weight.group
     codes, least = CODE_KINDS.get(weight.kind, FOUR_BITS), 0
     if weight.kind == "int8" and group:
-        # Five and six bits of a file are bytes here, of which two bits say nothing.
+        # A file's codes of five or six bits arrive as int8; a range below 64 fits six bits.
         least, most = (int(one) for one in weight.values.aminmax())
         codes, least = (SIX_BITS, least) if most - least < 64 else (codes, 0)
     return native.Scheme(
@@ -124,7 +124,7 @@ def scheme_of(weight: Quantised) -> native.Scheme:
 
 
 class Source:
-    """Weight to be packed, for C; valid as long as this object lives."""
+    """Weight to pack, as a C structure, valid while this object lives."""
 
     def __init__(self, weight: Quantised) -> None:
         parts = (weight.values, weight.scales, weight.offsets, weight.units, weight.offset_units)
@@ -181,9 +181,11 @@ class Packer(msgspec.Struct, frozen=True):
             raise ValueError(f"activations are in float32 or bfloat16, not in {self.dtype}")
 
     def pack(self, weight: Weight, *, gated: bool = False) -> Packed:
-        """`gated`: W's rows are those of the gate, then those of the values it gates. Gate and
-        values may be stacked weights of unlike schemes. A bias of any dtype is kept in float32.
-        Raises ValueError, also for codes that there are no kernels for (`why_not`)."""
+        """Pack a weight. `gated`: W's rows are the gate's, then those of the gated values.
+
+        Gate and values may be stacked weights of unlike schemes. A bias of any dtype is kept in
+        float32. Raises ValueError, also for codes without kernels (`why_not`).
+        """
         outputs, inputs = weight.shape
         if not outputs or not inputs:
             raise ValueError(f"weights of shape {[outputs, inputs]}")
@@ -229,9 +231,11 @@ class Packer(msgspec.Struct, frozen=True):
 
 
 class Products:
-    """y = x W^T + bias with weights of one shape, one after another in one call, as in a forward
-    pass; for measurements and tests. `gated` weights are only for an epilogue that is `gated`; see
-    `Packer.pack`."""
+    """Products y = x W^T + bias with weights of one shape, one after another in one call, as in a
+    forward pass; for measurements and tests.
+
+    `gated` weights need a `gated` epilogue; see `Packer.pack`.
+    """
 
     def __init__(
         self,

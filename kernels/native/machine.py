@@ -13,12 +13,12 @@ import numpy as np
 
 # Control groups -----------------------------------------------------------------------------------
 #
-# The control groups that this process is in: what limits its time and its memory on Linux.
+# Control groups of this process: on Linux these limit its processor time and memory.
 
 
 def control_groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """Yield each control group whose `controller` ("cpu", "memory") counts this process, outer ones
-    included: (version of its files, 1 or 2; its folder below `root`)."""
+    """Yield each control group whose `controller` ("cpu", "memory") counts this process, outer
+    groups too: (version of its files, 1 or 2; its folder below `root`)."""
     mounted = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -33,7 +33,7 @@ def control_groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 
 def read_text(path: Path) -> str:
-    """Text of a system file; "" where the file does not exist."""
+    """Return the text of a system file; "" if the file does not exist."""
     try:
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -53,24 +53,24 @@ def _groups(top: Path, path: str) -> Iterator[Path]:
 
 # Memory -------------------------------------------------------------------------------------------
 #
-# Memory in huge pages, where the system gives them: for large arrays, read in order or not.
+# Memory in huge pages, if the system gives them, for large arrays.
 
 
 HUGE_PAGE = 2 << 20
 
 
 def mapped(size: int, parts: int = 0) -> np.ndarray:
-    """`size` bytes (uint8), zero, aligned to `HUGE_PAGE`. What is never touched costs no memory.
+    """Return `size` zero bytes (uint8), aligned to `HUGE_PAGE`, which live as long as the array.
 
-    They live as long as the array does. Of `parts` equal ones that fill from their beginnings, each
-    begins with a huge page's size in small pages: who writes a little to each pays for that little.
-    Raises OSError if the system has no room for them.
+    Untouched memory costs nothing. `parts`: number of equal parts that fill from their beginnings.
+    Each part begins with a huge page's size in small pages, so a little data in a part takes little
+    memory. Raises OSError if the system lacks memory.
     """
     # Private and anonymous: shared memory gets huge pages on few systems.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them
+        with contextlib.suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
     begin = -whole.ctypes.data % HUGE_PAGE
@@ -100,7 +100,8 @@ class Core(msgspec.Struct, frozen=True):
 
 
 class Cores(msgspec.Struct, frozen=True):
-    """`quota`: seconds of processor time that the control groups grant per second; None: all."""
+    """Cores of this process. `quota`: processor seconds per second granted by the control groups;
+    None: all."""
 
     all: tuple[Core, ...]
     quota: float | None = None
@@ -125,9 +126,12 @@ def usable_cores() -> int:
 
 
 def read_cores(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Cores:
-    """Read /sys and /proc below `root`. `allowed`: the hardware threads that this process may run
-    on; None: ask the system. What the system does not tell is taken as the simplest: every hardware
-    thread is a core, all cores are alike, and nothing limits their time."""
+    """Read /sys and /proc below `root`.
+
+    `allowed`: the hardware threads that this process may run on; None: ask the system. Where the
+    system reports nothing, every hardware thread is a core, all cores are alike, and their time is
+    unlimited.
+    """
     threads = sorted(_affinity() if allowed is None else allowed)
     system = root / "sys/devices/system"
     small = _small(root, threads)
@@ -147,8 +151,8 @@ def _affinity() -> list[int]:
 
 
 def _small(root: Path, threads: list[int]) -> set[int]:
-    """Hardware threads of efficiency cores: those that Intel's hybrids list, or those of less
-    capacity than others."""
+    """Return the hardware threads of efficiency cores: those that Intel's hybrids list, or those of
+    less capacity than other threads."""
     listed = set(_numbers(read_text(root / "sys/devices/cpu_atom/cpus")))
     if listed:
         return listed
@@ -169,7 +173,7 @@ def _nodes(folder: Path) -> dict[int, int]:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Quotas of the control groups that this process is in, outer groups included."""
+    """Yield the quotas of this process's control groups, outer groups included."""
     for version, group in control_groups(root, "cpu"):
         if version == 2:
             words = read_text(group / "cpu.max").split()
@@ -185,7 +189,7 @@ def _share(quota: str, period: str) -> Iterator[float]:
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers of a list such as 0-3,8."""
+    """Parse a list of numbers such as 0-3,8."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

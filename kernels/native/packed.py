@@ -45,7 +45,8 @@ class Epilogue(enum.IntEnum):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """W [outputs, inputs], packed for `src/linear.cpp`; `schemes` of codes, None for numbers."""
+    """Packed W [outputs, inputs] for `src/linear.cpp`. `schemes`: those of codes; None for dense
+    weights."""
 
     memory: np.ndarray  # uint8
     outputs: int
@@ -55,8 +56,8 @@ class Packed(msgspec.Struct, frozen=True):
     schemes: ctypes.Array[native.Scheme] | None = None
 
     def rows(self, library: ctypes.CDLL, dtype: np.dtype[Any], rows: np.ndarray) -> np.ndarray:
-        """float32 [n, inputs]: the numbers that the codes of `rows` (int32 [n], not checked) stand
-        for; `dtype` is what W was packed for."""
+        """Return the values of the codes of `rows` (int32 [n], not checked), float32 [n, inputs].
+        `dtype`: the activations' dtype that W was packed for."""
         found = np.empty((len(rows), self.inputs), np.float32)
         at, to = np.ascontiguousarray(rows, np.int32), found.ctypes.data
         weights = ctypes.byref(self.structure())
@@ -64,8 +65,8 @@ class Packed(msgspec.Struct, frozen=True):
         return found
 
     def products(self, library: ctypes.CDLL, team: native.Team, rows: np.ndarray) -> np.ndarray:
-        """float32 [n, outputs]: products with `rows`, which are contiguous, of the type that W was
-        packed for, and of as many numbers each as W has inputs."""
+        """Return products with `rows`, float32 [n, outputs]. `rows` [n, inputs] are contiguous and
+        have the dtype that W was packed for."""
         found = np.empty((len(rows), self.outputs), np.float32)
         structure = self.structure()
         library.rl_linear(
@@ -76,7 +77,8 @@ class Packed(msgspec.Struct, frozen=True):
         return found
 
     def structure(self, factor: float = 1.0) -> native.Linear:
-        """Return the C structure, valid while this object lives; `factor`: of float32 products."""
+        """Return the C structure, valid while this object lives. `factor` multiplies float32
+        products."""
         bias = None if self.bias is None else self.bias.ctypes.data
         order = None if self.order is None else self.order.ctypes.data
         return native.Linear(

@@ -1,4 +1,5 @@
-"""Logits edited, and tokens picked and scored, in C++: `reference/sampling.py`, by all threads."""
+"""Editing of logits, and picking and scoring of tokens, in C++ by all threads:
+`reference/sampling.py`."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from rootlace.kernels.native.library import Edits, Team
 
 # Columns ------------------------------------------------------------------------------------------
 #
-# Numbers per row that C++ takes by name (`src/columns.h`): the sources list them, in order.
+# Numbers per row that C++ takes by name (`src/columns.h`). C++ sources list the names in order.
 
 
 _TYPES: dict[str, np.dtype[Any]] = {"double": np.dtype(np.float64), "int32_t": np.dtype(np.int32)}
 
 
 def declared_columns(text: bytes) -> dict[str, np.dtype[Any]]:
-    """The columns that `rl_penalties` or `rl_pick_params` lists, in order."""
+    """Return the columns that `rl_penalties` or `rl_pick_params` lists, in order."""
     pairs = (one.split() for one in text.decode().split(",") if one)
     return {name: _TYPES[kind] for kind, name in pairs}
 
@@ -30,10 +31,8 @@ def declared_columns(text: bytes) -> dict[str, np.dtype[Any]]:
 def _columns(
     declared: Mapping[str, np.dtype[Any]], values: Mapping[str, np.ndarray], count: int
 ) -> tuple[list[int], list[np.ndarray]]:
-    """(`RlColumn` of each declared column, one behind the other; the arrays that these point to).
-
-    Raises ValueError where names or lengths are not those that C++ reads.
-    """
+    """Return (`RlColumn` of each declared column, one behind the other; the arrays that these point
+    to). Raises ValueError if names or lengths differ from those that C++ reads."""
     if values.keys() != declared.keys():
         raise ValueError(f"given are {sorted(values)}, the kernel reads {sorted(declared)}")
     kept = [np.asarray(values[name], dtype) for name, dtype in declared.items()]
@@ -41,7 +40,7 @@ def _columns(
 
 
 def _column(values: np.ndarray, count: int) -> tuple[int, int]:
-    """`RlColumn` of api.h."""
+    """Return the fields of an `RlColumn` (api.h): address and stride in bytes."""
     if values.shape != (count,):
         raise ValueError(f"a column of {list(values.shape)} for {count} rows")
     return values.ctypes.data, values.strides[0]
@@ -60,7 +59,7 @@ class NativeSampling:
         self._params = declared_columns(library.rl_pick_params())
 
     def edit_logits(self, logits: np.ndarray, edits: LogitEdits) -> np.ndarray:
-        """See `interface.EditLogits`."""
+        """Edit logits (`interface.EditLogits`)."""
         logits = np.ascontiguousarray(logits, np.float32)
         _check(edits, len(logits))
         given = Edits()
@@ -94,7 +93,7 @@ class NativeSampling:
         choice: Choice,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """See `interface.PickTokens`."""
+        """Pick tokens (`interface.PickTokens`)."""
         logits = np.ascontiguousarray(logits, np.float32)
         count, vocab = logits.shape
         if out is not None and tuple(out.shape) != (count,):
@@ -128,7 +127,7 @@ class NativeSampling:
     def score_tokens(
         self, logits: np.ndarray, tokens: np.ndarray, top: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """See `interface.ScoreTokens`."""
+        """Score tokens (`interface.ScoreTokens`)."""
         logits = np.ascontiguousarray(logits, np.float32)
         tokens = np.ascontiguousarray(tokens, np.int32)
         count, vocab = logits.shape
@@ -153,7 +152,7 @@ class NativeSampling:
 
 
 def native_sampling(library: ctypes.CDLL, team: Team) -> HostSampling:
-    """Logits edited, and tokens picked and scored, in C++."""
+    """Return the operations of `HostSampling` in C++."""
     own = NativeSampling(library, team)
     return HostSampling(own.edit_logits, own.pick_tokens, own.score_tokens)
 

@@ -6,10 +6,11 @@ For query head h of a token at position p, with key head g = h // (Nq / Nk):
     out = sum_j softmax_j(s_j) * v[j, g],   max(0, p - window + 1) <= j <= p
     lse = log sum_j exp(s_j)
 
-where scale is 1 / sqrt(D) unless told. Keys and values of an fp8 cache are what is stored times
-their head's scale; those of a cache of integers are what `kv_codes` reads, in the queries' type.
-Scores and softmax are in float32; over an fp8 cache everything is. Grouped queries share the
-gathered keys: those of one token are laid out as queries of the same key head, nothing is repeated.
+where scale is 1 / sqrt(D) unless given. Keys and values of an fp8 cache are the stored numbers
+times their head's scale. Those of a cache of integers are the numbers that `kv_cache` reads, in the
+queries' dtype. Scores and softmax are in float32; over an fp8 cache all operations are. Grouped
+queries share the gathered keys: the queries of one token are laid out as queries of the same key
+head, without copies of keys.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from rootlace.kernels.reference.kv_cache import dequantise
 
 
 def from_e4m3(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """float8_e4m3fn [..., N, D] times scale float32 [N] -> float32 [..., N, D].
+    """Convert float8_e4m3fn [..., N, D] times scale float32 [N] -> float32 [..., N, D].
 
-    The bits are moved to where float16 has sign, exponent and mantissa, which is the same number
-    2^8 times too small (its bias is 15), subnormal ones too; on a CPU that takes a tenth of torch's
-    own conversion. What is not a number would read as 480, but no finite or infinite value is
-    stored as that.
+    The bits move to float16's places of sign, exponent and mantissa. That is the same number, 2^8
+    times too small (its bias is 15), also for subnormal numbers. On a CPU this takes a tenth of the
+    time of torch's own conversion. NaN would read as 480, but no finite or infinite value is stored
+    as NaN.
     """
     bits = stored.view(torch.int8).to(torch.int16)  # the sign bit goes to the upper byte
     bits <<= 7
@@ -48,14 +49,14 @@ def from_e4m3(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 # Attention plan -----------------------------------------------------------------------------------
 #
-# Host side of the reference attention: rows become groups that one dense attention call handles.
+# Host side of the reference attention: each group of rows is one dense attention call.
 #
-# Rows with one new token (decode) are sorted by length and cut into groups whose padding is small
-# and whose gathered keys and values stay in the processor's cache. A row with more new tokens
-# (extend) is cut into chunks of queries, a group each, so that a long prompt neither needs a [T, T]
-# mask nor computes the half above the diagonal.
+# Rows with one new token (decode) are sorted by length and cut into groups. A group has little
+# padding, and its gathered keys and values stay in the processor's cache. A row with more new
+# tokens (extend) is cut into chunks of queries, a group each. So a long prompt neither needs a
+# [T, T] mask nor computes the half above the diagonal.
 #
-# Padding repeats a slot of the row itself: a slot nobody has written is never read.
+# Padding repeats a slot of the row itself, so unwritten slots are never read.
 
 
 QUERY_CHUNK = 256
@@ -65,12 +66,12 @@ GATHER_BYTES = 1 << 20
 PADDING = 1.25
 """Maximum ratio of a decode group's gathered slots to needed slots."""
 SMALL_GROUP = 1024
-"""Slots below which a group may be padded freely: there the cost is that of the calls."""
+"""Slots below which a group may be padded freely, since calls dominate its cost."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """`rows` rows with `count` queries each: the (ordered) tokens from `start` on. All read as many
-    slots."""
+    """Group of `rows` rows with `count` queries each: the (ordered) tokens from `start` on. All
+    rows read equally many slots."""
 
     start: int
     rows: int
@@ -81,8 +82,8 @@ class Group(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AttentionPlan(HostPlan):
-    """`order` permutes the step's tokens so that every group is a slice; None: already so. The
-    tensors are on their device already."""
+    """Plan of a step. `order` permutes the step's tokens so that every group is a slice; None: the
+    tokens are in that order already. The tensors are on their device already."""
 
     order: torch.Tensor | None  # [T] int64: ordered token i is flat token order[i]
     restore: torch.Tensor | None  # [T] int64, the inverse
@@ -92,16 +93,14 @@ class AttentionPlan(HostPlan):
 def plan_attention(
     batch: AttentionBatch, window: int | None, rows: int | None = None
 ) -> AttentionPlan:
-    """Plan one step for layers with this sliding window (None: full attention).
-
-    Raises ValueError for `rows`: what is launched here depends on the step.
-    """
+    """Plan one step for layers with this sliding window (None: full attention). Raises ValueError
+    for `rows`: the launches of this plan depend on the step."""
     if rows is not None:
         raise ValueError("the reference attention cannot be captured")
     row_start = batch.row_start.astype(np.int64)
     lengths = np.diff(row_start)
     context = batch.context_len.astype(np.int64)
-    # The first position that a row's only new token sees.
+    # First position that a row's only new token sees.
     first = np.zeros_like(context) if window is None else np.maximum(context - window, 0)
     span = context - first
 
@@ -130,7 +129,7 @@ def plan_attention(
 
 
 def _gather_limit(batch: AttentionBatch) -> int:
-    """Slots a decode group may gather."""
+    """Return the number of slots that a decode group may gather."""
     slot_bytes = 2 * batch.num_kv_heads * batch.head_dim * batch.dtype.itemsize
     limit = GATHER_BYTES if batch.device.type == "cpu" else 256 * GATHER_BYTES
     return max(limit // slot_bytes, 1)
@@ -171,8 +170,8 @@ def _decode_group(
 def _extend_mask(
     batch: AttentionBatch, length: int, context: int, window: int | None
 ) -> torch.Tensor:
-    """The causal mask for rows of at most `length` new tokens and `context` in all, aligned at its
-    lower right corner: every chunk's mask is a corner of it."""
+    """Return the causal mask for rows of at most `length` new tokens and `context` tokens in all.
+    It is aligned at its lower right corner: every chunk's mask is a corner of it."""
     height = min(length, QUERY_CHUNK)
     width = context if window is None else min(context, height + window - 1)
     query = torch.arange(height, device=batch.device).unsqueeze(1) - (height - 1)
@@ -187,7 +186,7 @@ def _extend_mask(
 def _extend_groups(
     batch: AttentionBatch, row: int, start: int, window: int | None, mask: torch.Tensor
 ) -> Iterator[Group]:
-    """The chunks of a row."""
+    """Yield the chunks of a row."""
     length = int(batch.row_start[row + 1] - batch.row_start[row])
     for begin in range(0, length, QUERY_CHUNK):
         count = min(QUERY_CHUNK, length - begin)
@@ -232,7 +231,7 @@ def paged_attention(
     scales: KVScaling | None = None,
     want_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `interface.PagedAttention`. q [T, Nq, D] -> ([T, Nq, D], float32 [T, Nq] or None)."""
+    """Compute `interface.PagedAttention`: q [T, Nq, D] -> ([T, Nq, D], float32 [T, Nq] or None)."""
     heads, dim = q.shape[1:]
     kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
     scoring = _Scoring(scale, soft_cap)
@@ -271,7 +270,7 @@ def paged_attention(
 
 
 Read = Callable[[torch.Tensor], torch.Tensor]
-"""Keys or values of one layer at slots [M] -> [M, Nk, D]: in float32 of an fp8 cache."""
+"""Function from slots [M] to a layer's keys or values [M, Nk, D]; float32 for an fp8 cache."""
 
 
 def _reader(
@@ -302,7 +301,8 @@ def _attend(
     scoring: _Scoring,
     want_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """q [B, Nq, M, D]; k, v [B, Nk, S, D]; mask like [B, 1, M, S] -> [B, Nq, M, D], [B, Nq, M]."""
+    """Attend: q [B, Nq, M, D]; k, v [B, Nk, S, D]; mask like [B, 1, M, S] -> [B, Nq, M, D], [B, Nq,
+    M]."""
     if mask is not None and mask.dtype != q.dtype:
         mask = mask.to(q.dtype)
     if scoring.soft_cap > 0.0:
@@ -329,7 +329,7 @@ def _attend_capped(
     mask: torch.Tensor | None,
     scoring: _Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend as `_attend`, by the formula: no fused kernel has a soft cap."""
+    """Attend as `_attend` does, by the formula: no fused kernel has a soft cap."""
     scores = _scores(q, k, mask, scoring)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp_(scores - lse.unsqueeze(-1))
@@ -340,7 +340,7 @@ def _attend_capped(
 def _scores(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
 ) -> torch.Tensor:
-    """q [B, Nq, M, D]; k [B, Nk, S, D]; mask -> float32 [B, Nk, Nq / Nk, M, S]."""
+    """Return scores: q [B, Nq, M, D]; k [B, Nk, S, D]; mask -> float32 [B, Nk, Nq / Nk, M, S]."""
     kv_heads, dim = k.shape[1], k.shape[3]
     grouped = q.unflatten(1, (kv_heads, -1)).float()
     scores = grouped @ k.float().transpose(-1, -2).unsqueeze(2)

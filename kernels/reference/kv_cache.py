@@ -17,29 +17,28 @@ from rootlace.kernels.interface import slot_bytes
 #     offset = floor(min_d x[d])                        rounded down to bfloat16
 #     scale = ceil((max_d x[d] - offset) / (2^b - 1))   rounded up to bfloat16; 0 below 2^-100
 #     code[d] = clamp(round((x[d] - offset) * (1 / scale)), 0, 2^b - 1)      all 0 where scale is 0
-#     what is read: code[d] * scale + offset            in float32, then in the type asked for
+#     value read: code[d] * scale + offset              in float32, then in the requested dtype
 #
-# A group is all numbers of a head or, with codes of 4 bits, 32 of them: 16 neighbours and those
-# that are D / 2 further. The last group has what is left where D is not whole groups.
+# With codes of 8 bits (b = 8), a group is all numbers of a head. With 4 bits, a group is 32
+# numbers: 16 neighbours and the 16 numbers D / 2 further. The last group may be smaller.
 #
-# Some channels of keys are large in all tokens, and would have the others of their group rounded to
-# few values. So keys that are rounded to 4 bits are mixed before, and queries, which leaves their
-# products as they are: by a Walsh-Hadamard matrix, whose entries are all of one size (`mixed`; as
-# QuaRot does, arXiv:2404.00456).
+# Some channels of keys are large in all tokens and would leave few codes to other channels of their
+# group. So keys of 4 bits are mixed before rounding, by a Walsh-Hadamard matrix with entries of one
+# magnitude (`mixed`; as QuaRot does, arXiv:2404.00456). Queries are mixed by the same matrix, which
+# keeps their products with keys.
 #
-# With codes of b bits. What is read is within scale / 2 of x (and the last place of float32), since
-# no x lies outside offset ... offset + (2^b - 1) scale. `code * scale` has at most 16 bits and is
-# exact in float32, so it makes no difference whether the sum is fused with it. Numbers that are not
-# finite, or that lie further apart than float32 reaches, make all numbers of their group NaN.
+# The value read is within scale / 2 of x (and the last place of float32), since no x lies outside
+# offset ... offset + (2^b - 1) scale. `code * scale` has at most 16 bits and is exact in float32,
+# so fusing the sum with the product changes nothing. A number that is not finite makes its whole
+# group NaN. So do numbers further apart than float32 reaches.
 #
-# Nothing but the token decides what is stored, and attention reads what is stored also for the
-# tokens of its own step: results depend neither on chunks nor on company, nor on where blocks
-# begin.
+# The stored bytes depend on the token alone. Attention reads stored bytes also for the tokens of
+# its own step. So results depend neither on chunks, nor on other rows, nor on the bounds of blocks.
 #
-# A slot of the cache is one row of bytes: the codes of all heads, from the next multiple of 4 on a
-# word per group, head by head, with scale (lower half) and offset (upper half), and nothing up to a
-# multiple of `ALIGNMENT`. Two codes of 4 bits share a byte: that of number d, in the lower half,
-# with that of d + D / 2. So a group is 16 bytes.
+# A slot of the cache is one row of bytes. First come the codes of all heads. From the next multiple
+# of 4 on, each group has a word, head by head: scale (lower half) and offset (upper half). Zeros
+# fill the row up to a multiple of `ALIGNMENT`. Two codes of 4 bits share a byte: number d in the
+# lower half, number d + D / 2 in the upper half. So a group is 16 bytes.
 
 
 GROUP_BYTES = 16
@@ -47,7 +46,7 @@ LEAST_SCALE = 2.0**-100
 LOWER, UPPER = 0xFFFF, -0x10000
 """Halves of a word, as int32."""
 
-# Triton's kernels use these, too: they may call no other function.
+# Triton's kernels call these functions too, so the functions may call no others.
 
 
 def num_groups(bits: int, dim: int) -> int:
@@ -61,14 +60,16 @@ def words_at(bits: int, heads: int, dim: int) -> int:
 
 
 def mixing_steps(half: int) -> int:
-    """`mixed` mixes 2 to this power neighbours within each half of a head."""
+    """Return s: `mixed` mixes 2^s neighbours within each half of a head."""
     return (half & -half).bit_length() - 1
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:
-    """Queries or keys [..., D] times an orthogonal matrix of numbers +-1 / sqrt(2w): each half in
-    groups of w neighbours, the largest power of two that divides D / 2, and then the halves. In
-    float32, rounded once; D is even."""
+    """Mix queries or keys [..., D] by an orthogonal matrix of numbers +-1 / sqrt(2w).
+
+    The matrix mixes each half in groups of w neighbours, then the halves; w is the largest power of
+    two that divides D / 2. In float32, rounded once; D is even.
+    """
     wide, half = x.float(), x.shape[-1] // 2
     steps = mixing_steps(half)
     for distance in [*(1 << step for step in range(steps)), half]:
@@ -78,16 +79,16 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Finite [M, Nk, D] of any floating-point type -> uint8 [M, slot_bytes]."""
+    """Quantise finite [M, Nk, D] of any floating-point dtype -> uint8 [M, slot_bytes]."""
     count, heads, dim = values.shape
     wide, most = values.float().unsqueeze(2), float(2**bits - 1)  # [M, Nk, groups, numbers]
     if bits == 4:
-        # The last byte stands for those that a smaller group lacks.
+        # A smaller group repeats its last byte.
         byte = torch.arange(num_groups(4, dim) * GROUP_BYTES, device=values.device)
         byte = byte.clamp_(max=dim // 2 - 1).view(-1, GROUP_BYTES)
         wide = values.float()[..., torch.cat((byte, byte + dim // 2), dim=1)]
     offset = _rounded_down(wide.amin(3))
-    # By a tensor: on a GPU torch would multiply by the inverse of a number, which rounds otherwise.
+    # Divided by a tensor: on a GPU torch multiplies by a number's inverse and rounds differently.
     scale = _rounded_up((wide.amax(3) - offset) / wide.new_full((), most))
     scale = torch.where(scale < LEAST_SCALE, 0.0, scale)
     inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
@@ -109,7 +110,7 @@ def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
 def dequantise(
     stored: torch.Tensor, bits: int, heads: int, dim: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """uint8 [M, slot_bytes] -> [M, Nk, D] in `dtype`."""
+    """Convert uint8 [M, slot_bytes] -> [M, Nk, D] in `dtype`."""
     codes = stored[:, : heads * dim * bits // 8].unflatten(1, (heads, -1))
     begin, groups = words_at(bits, heads, dim), num_groups(bits, dim)
     words = stored[:, begin : begin + 4 * heads * groups].contiguous().view(torch.bfloat16)
@@ -124,7 +125,8 @@ def dequantise(
 
 
 def _rounded_down(x: torch.Tensor) -> torch.Tensor:
-    """float32 to the next bfloat16 below; the upper half of its bits is the one towards zero."""
+    """Round float32 down to the next bfloat16. Dropping the lower half of its bits rounds towards
+    zero."""
     pattern = x.view(torch.int32)
     return (torch.where(pattern < 0, pattern + LOWER, pattern) & UPPER).view(torch.float32)
 
@@ -145,10 +147,10 @@ def write_kv(
     slots: torch.Tensor,
     tokens: torch.Tensor | None = None,
 ) -> None:
-    """cache[slots[i]] = new[tokens[i]], for keys and values of one layer, in place.
+    """Set cache[slots[i]] = new[tokens[i]], for keys and values of one layer, in place.
 
-    k_cache, v_cache [B, S, N, D]; k, v [T, N, D]; slots int64 [M]. `tokens` int64 [M] says which
-    token goes to each slot, None that they go in order (M = T). No slot may appear twice.
+    k_cache, v_cache [B, S, N, D]; k, v [T, N, D]; slots int64 [M]. `tokens` int64 [M]: the token
+    for each slot; None: tokens in order (M = T). No slot may appear twice.
     """
     if tokens is not None:
         k, v = k.index_select(0, tokens), v.index_select(0, tokens)
@@ -158,7 +160,7 @@ def write_kv(
 
 
 def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """cache[target[i]] = cache[source[i]] in every layer at once, in place.
+    """Set cache[target[i]] = cache[source[i]] in every layer at once, in place.
 
     cache [L, B, S, N, D] (layers, keys and values, are one axis L); source, target int64 [M] slots.
     No target may also be a source, or appear twice.
@@ -168,5 +170,5 @@ def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) 
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    """fp8 as bytes, which torch can copy by index everywhere; anything else as it is."""
+    """Return fp8 as bytes, which torch can index on every device; any other dtype unchanged."""
     return values.view(torch.uint8) if values.dtype.itemsize == 1 else values

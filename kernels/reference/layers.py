@@ -44,7 +44,7 @@ gelu_tanh = functools.partial(gelu, approximate="tanh")
 
 
 def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Rows of `weight` [V, H] named by `ids` [T] (int64) -> [T, H], the weight's dtype."""
+    """Gather the rows `ids` [T] (int64) of `weight` [V, H] -> [T, H], the weight's dtype."""
     return weight.index_select(0, ids)
 
 
@@ -58,20 +58,20 @@ def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [T, 2I], the gate first -> [T, I]."""
+    """Return silu(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
 
 
 def clamped_mul(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """gate_up [T, 2I], the gate first -> [T, I]. As gpt-oss has it."""
+    """Apply gpt-oss's clamped activation to gate_up [T, 2I] = [gate, up] -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     return (gate * torch.sigmoid(gate * alpha)).mul_(up.clamp(-limit, limit).add_(1.0))
 
 
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [T, 2I], the gate first -> [T, I]. The approximation by tanh, as Gemma has it."""
+    """Return gelu(gate) * up of gate_up [T, 2I] -> [T, I], by Gemma's approximation with tanh."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gelu_tanh(gate).mul_(up)
 
@@ -112,7 +112,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`s = residual + x`; returns (rms_norm(s), s). Both inputs [T, H]; neither is changed."""
+    """Return (rms_norm(s), s) with `s = residual + x`. Both inputs [T, H]; neither is changed."""
     total = residual + x
     return rms_norm(total, weight, eps), total
 
@@ -154,7 +154,7 @@ def rope(
 
 # Rope and write -----------------------------------------------------------------------------------
 #
-# Queries normed and rotated, keys too and into the cache with values; see `rope`, `kv_cache`.
+# Norm and rotation of queries and keys, and writing of keys and values: see `rope`, `kv_cache`.
 
 
 def rope_and_write(
@@ -171,7 +171,7 @@ def rope_and_write(
     eps: float = 0.0,
     scales: KVScaling | None = None,
 ) -> torch.Tensor:
-    """See `interface.RopeAndWrite`."""
+    """Compute `interface.RopeAndWrite`."""
     kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     q, k = rope(q, k, cos, sin, q_norm, k_norm, eps)
@@ -192,13 +192,13 @@ def _stored(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
 
 # Feed tokens --------------------------------------------------------------------------------------
 #
-# A step's tokens, some of which the step before found: y[i] = found[f[i]] if f[i] >= 0 else x[i].
+# Tokens of a step, some from the step before: y[i] = found[f[i]] if f[i] >= 0 else x[i].
 #
-# What was not found (-1) becomes token 0: its row has failed, and any token will do.
+# A found token of -1 becomes token 0: its row has failed, and any token will do.
 
 
 def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """token_ids, feeds int64 [T], found int32 [S] -> int64 [T]."""
+    """Replace tokens by found ones: token_ids, feeds int64 [T], found int32 [S] -> int64 [T]."""
     fed = found.index_select(0, feeds.clamp(min=0)).clamp(min=0)
     return torch.where(feeds >= 0, fed.to(torch.int64), token_ids)
 
@@ -211,26 +211,28 @@ WEIGHTS = frozenset({"dense", *CODES})
 
 INT8 = Scheme("int8", 32, offsets=True)
 INT4 = Scheme("uint4", 32, offsets=True)
-"""Integers of -128 ... 127, or of 0 ... 15, with a scale and an offset of 16 bits for 32 inputs of
-an output: 9 or 5 bits for a weight."""
+"""Schemes of -128 ... 127 and of 0 ... 15, with a scale and an offset of 16 bits per 32 inputs of
+an output: 9 and 5 bits per weight."""
 ROWS = Scheme("int8")
-"""Integers of -127 ... 127 with a float32 scale for an output, which native kernels multiply
-fastest: 8 bits for a weight, whose error has about four times the square of that of `INT8`."""
+"""Scheme of -127 ... 127 with a float32 scale per output, 8 bits per weight: the fastest in native
+kernels. The square of its error is about four times that of `INT8`."""
 AT_ONCE = 1 << 18
 """Number of weights rounded at a time, which bounds the additional memory."""
 CUTS = (0.0, 0.03, 0.06)
 """Fractions of a group's range to try to cut off, at either end, with 4 bits."""
 STEPS = (255, 254, 253, 252, 250, 248, 244, 240)
-"""Numbers of steps to try for a group's range, with 8 bits. One of them suits a group better by
-chance: the mean square of the error is a fifth less than with 255. Multiples of 15, 31 and 63 among
-them match grids of as many steps."""
+"""Numbers of steps to try for a group's range, with 8 bits.
+
+By chance, one of these numbers suits a group better: the mean square error is a fifth less than
+with 255 alone. Multiples of 15, 31 and 63 among them match grids of as many steps.
+"""
 HALF_RANGE = (2.0**-10, 2.0**15)
-"""Range of a matrix's largest magnitude for scales and offsets in float16, which there resolves
-2^-14 of it. Other matrices have bfloat16."""
+"""Range of a matrix's largest magnitude for float16 scales and offsets. There float16 resolves
+2^-14 of the magnitude. Other matrices have bfloat16."""
 
 
 def linear(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> torch.Tensor:
-    """See `interface.Linear`. x [T, inputs] -> [T, outputs] in x's dtype."""
+    """Multiply x [T, inputs] by a weight -> [T, outputs] in x's dtype. See `interface.Linear`."""
     if isinstance(weight, Stacked):
         return torch.cat([linear(x, part) for part in weight.parts], dim=-1, out=out)
     matrix = weight.matrix if isinstance(weight, Dense) else dequantise(weight).to(x.dtype)
@@ -244,9 +246,9 @@ def linear(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> 
 def quantise(matrix: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None = None) -> Quantised:
     """Round W [outputs, inputs] to `INT8`, `INT4`, or to int8 of any groups without offsets.
 
-    With offsets, scale and offset are those of the least squared error that a search finds
-    (`_fitted`). Without, a group's largest magnitude becomes 127, weights the nearest integer.
-    Raises ValueError where groups do not fit the inputs, or for another scheme.
+    With offsets, a search finds the scale and offset of the least squared error (`_fitted`).
+    Without, a group's largest magnitude becomes 127, and weights the nearest integer. Raises
+    ValueError if groups do not fit the inputs, or for another scheme.
     """
     if scheme not in (INT8, INT4) and (scheme.codes != "int8" or scheme.offsets):
         raise ValueError(f"weights are not rounded to {scheme}")
@@ -283,16 +285,19 @@ def quantise(matrix: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None = N
 def _fitted(
     groups: torch.Tensor, scheme: Scheme, kind: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes (float32 [..., group]) of groups of numbers x, scales s and offsets o of `kind` [...]
-    such that the sum of (code * s + o - x)^2 is small: the best of several, each rounded to `kind`
-    before it is judged. Of equals the first is taken."""
+    """Search codes with a small sum of (code * s + o - x)^2 for groups x [..., group].
+
+    Returns codes (float32 [..., group]), scales s and offsets o of `kind` [...]. The search takes
+    the best of several candidates, each rounded to `kind` before the comparison; of equals the
+    first.
+    """
     low, high = groups.aminmax(dim=-1, keepdim=True)
     least, most = (-128, 127) if scheme == INT8 else (0, 15)
     if scheme == INT8:
         spans = [(high - low) / steps for steps in STEPS]
         tried = [(scale, low - least * scale) for scale in spans]
     else:
-        # Numbers that lie on a grid are met exactly by one that spans the whole range.
+        # A grid over the whole range meets numbers on a grid exactly.
         tried = [_cut(groups, low, high), ((high - low) / 15, low)]
     best: list[torch.Tensor] = []
     for scale, offset in tried:
@@ -318,10 +323,10 @@ def _nearest(
 def _cut(
     groups: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and offsets [..., 1] for codes of 0 ... 15.
+    """Return scales and offsets [..., 1] for codes of 0 ... 15.
 
-    Codes are the nearest integers for a range of which `CUTS` are cut off. For given codes c the
-    best scale is cov(c, x) / var(c), which leaves var(x) - cov(c, x)^2 / var(c) as error: the cuts
+    Each of `CUTS` cuts off a part of the range; codes are the nearest integers. For given codes c
+    the best scale is cov(c, x) / var(c), with an error of var(x) - cov(c, x)^2 / var(c). The cuts
     of the least error are taken, and fitted once more.
     """
     mean = groups.mean(dim=-1, keepdim=True)
@@ -333,7 +338,7 @@ def _cut(
         both = torch.linalg.vecdot(codes, centred).unsqueeze(-1)
         own = torch.linalg.vecdot(codes, codes).unsqueeze(-1) - codes.shape[-1] * middle**2
         scale = torch.where(own > 0, both / own, 0.0)
-        return scale, mean - scale * middle, scale * both  # what it takes from the error
+        return scale, mean - scale * middle, scale * both  # reduction of the error
 
     best = [span / 15, low, torch.full_like(low, -1.0)]
     for below in CUTS:
@@ -346,7 +351,7 @@ def _cut(
 
 
 def dequantise(weight: Quantised) -> torch.Tensor:
-    """W, float32 [outputs, inputs], its columns in the order of the inputs."""
+    """Return W, float32 [outputs, inputs], with its columns in the order of the inputs."""
     outputs, inputs = weight.shape
     scales, offsets = flat_scales(weight)
     found = numbers(weight).view(outputs, -1, weight.group) * scales.unsqueeze(2)
@@ -383,7 +388,7 @@ def numbers(weight: Quantised) -> torch.Tensor:
 @functools.cache
 def table_of(codes: Codes, device: torch.device) -> torch.Tensor:
     """Return the table, made once per device: CUDA graphs capture no copy from the host."""
-    with torch.inference_mode(False):  # so that it can be used in any mode
+    with torch.inference_mode(False):  # usable in any autograd mode
         return torch.tensor(CODES[codes].table, device=device)
 
 

@@ -40,12 +40,12 @@ SECOND = 0x94D049BB133111EB
 
 
 def uniforms(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """seed, position int64 [R] -> float64 [R] in [0, 1), of 53 random bits each."""
+    """Return float64 [R] in [0, 1), of 53 random bits each, for seed, position int64 [R]."""
     return random_bits(seed, position).double() * 2.0**-53
 
 
 def random_bits(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """seed, position int64 [R] -> int64 [R], from 0 to 2^53 - 1."""
+    """Return random int64 [R], from 0 to 2^53 - 1, for seed, position int64 [R]."""
     gamma = _signed(GAMMA)
     stream = _mix(seed + gamma)
     return _shifted(_mix(stream + (position + 1) * gamma), 11)
@@ -58,7 +58,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift bits to the right, as of a number without a sign."""
+    """Shift bits to the right, as of an unsigned number."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -75,16 +75,14 @@ def _signed(word: int) -> int:
 
 
 def best_ids(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of each row's `count` best, best first. values float32 [R, V] -> int64 [R, count].
-
-    NaN ranks before everything. Nothing waits for a device.
-    """
+    """Return the ids of each row's `count` best, best first: values float32 [R, V] -> int64 [R,
+    count]. NaN ranks before everything. No operation waits for a device."""
     if values.device.type != "cpu":
         return best_ids_by_keys(values, count)
     count = min(count, values.shape[1])
     top, ids = torch.topk(values, count, dim=1)
-    # Which of several equal values came last among the `count` is up to topk. Rows in which some
-    # were left out are ranked by keys, which are slower to make and to compare.
+    # topk chooses among equal values at the end of the `count`. Rows that left equals out are
+    # ranked by keys, which are slower to make and to compare.
     split = ((values >= top[:, -1:]).sum(1) > count).nonzero().squeeze(1)
     if len(split):
         ids = ids.index_copy(0, split, best_ids_by_keys(values.index_select(0, split), count))
@@ -103,10 +101,8 @@ _KEY_IDS = 0xFFFF_FFFF
 
 
 def _rank_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """int64 keys, all different within a row, that sort as (value, -id).
-
-    The upper half is the float's bits, made to sort as its value does; the lower the reversed id.
-    """
+    """Return int64 keys, all different within a row, that sort as (value, -id). The upper half is
+    the float's bits, made to sort as its value does; the lower the reversed id."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0: -0.0 becomes 0.0, which it equals
     ordered = (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).to(torch.int64)
     return (ordered << 32) + (_KEY_IDS - ids)
@@ -131,14 +127,14 @@ def apply_masks(logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -
 
 
 def _forbidden(words: torch.Tensor) -> torch.Tensor:
-    """int32 [R, W] -> bool [R, 32 * W], set where the bit is not."""
+    """Return bool [R, 32 * W] of int32 words [R, W], set where the bit is not."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words.unsqueeze(-1) >> shifts) & 1).eq(0).view(len(words), -1)
 
 
 # Logits -------------------------------------------------------------------------------------------
 #
-# What happens to logits before sampling. In this order, on the float32 logits x of a row:
+# Edits of logits before sampling, in this order, on the float32 logits x of a row:
 #
 # 1. bias: x[t] += bias[t]; a bias of -inf bans t, whatever x[t] is
 # 2. mask: x[t] = -inf where the mask does not allow t
@@ -175,7 +171,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
 def _places(
     start: torch.Tensor, token: torch.Tensor, vocab: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row, flat index), int64 each, of the entries of compressed rows."""
+    """Return (row, flat index), int64 each, of the entries of compressed rows."""
     rows = torch.arange(len(start) - 1, device=start.device)
     owner = rows.repeat_interleave(start.diff(), output_size=len(token))
     return owner, owner * vocab + token
@@ -191,7 +187,7 @@ def _places(
 
 
 def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores:
-    """See `interface.ScoreTokens`. Nothing waits for a device."""
+    """Score tokens (`interface.ScoreTokens`). No operation waits for a device."""
     logits = logits.float()
     normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
     index = tokens.to(torch.int64).clamp(min=0).unsqueeze(1)
@@ -207,7 +203,7 @@ def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores
 def token_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """See `interface.TokenLogprobs`."""
+    """Compute `interface.TokenLogprobs`."""
     found, _, _ = score_tokens(logits, tokens, 0)
     return found if out is None else out.copy_(found)
 
@@ -231,7 +227,8 @@ def step_automata(
     rows: torch.Tensor,
     tables: AutomatonTables,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """states, source, rows int32 [R], tokens int32 [P] -> (states, rows), int32 [R] each."""
+    """Advance automata: states, source, rows int32 [R], tokens int32 [P] -> (states, rows), int32
+    [R] each."""
     vocab = tables.token_class.shape[1]
     before = states.clamp(min=0).long()
     taken = tokens.index_select(0, source.clamp(min=0)).long()
@@ -250,14 +247,14 @@ def step_automata(
 NO_TOKEN = -1
 FIRST_RANKED = 256
 MORE_RANKED = 16
-"""Growth factor on a CPU of the number of a row's ranked tokens, at first `FIRST_RANKED`, until the
-cut is among them."""
+"""Growth factor on a CPU for the number of ranked tokens of a row, until the cut is among them. The
+first number is `FIRST_RANKED`."""
 
 
 def pick_tokens(
     logits: torch.Tensor, rows: PickRows, choice: Choice, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """logits float32 or bfloat16 [R, V], not changed -> int32 [R]."""
+    """Pick tokens from logits float32 or bfloat16 [R, V], not changed -> int32 [R]."""
     x = logits.to(torch.float32, copy=rows.mask_row is not None)
     if rows.mask_row is not None:
         assert rows.mask_table is not None
@@ -271,7 +268,7 @@ def pick_tokens(
 
 
 def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) -> torch.Tensor:
-    # Where nothing is drawn any temperature will do.
+    # Greedy rows draw nothing, so any temperature will do.
     temperature = rows.params["temperature"]
     temperature = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
     # In place: fresh memory of this size costs a CPU more than the arithmetic.
@@ -308,8 +305,8 @@ def _kept(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tenso
 def _in_prefix(
     x: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, ranked: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (bool [R, V]: the tokens that top-k and top-p keep among each row's `ranked` best;
-    bool [R]: whether they keep no others)."""
+    """Return two arrays: bool [R, V], the tokens that top-k and top-p keep among each row's
+    `ranked` best; bool [R], whether these cuts keep no other tokens."""
     vocab = x.shape[1]
     ids = best_ids(x, ranked)
     in_top_k = torch.arange(ranked, device=x.device) < top_k.unsqueeze(1)

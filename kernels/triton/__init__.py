@@ -1,7 +1,5 @@
-"""Triton kernels, each tested against its reference.
-
-Importing this imports triton; `kernels.dispatch` does so on a GPU only.
-"""
+"""Triton kernels, each tested against its reference. An import of this package imports triton.
+`kernels.dispatch` imports the package on a GPU only."""
 
 from msgspec.structs import replace
 

@@ -1,7 +1,7 @@
-"""Attention of a step: rows with one new token by the decode kernels, others by the extend kernel.
+"""Attention of a step: decode kernels for rows with one new token, the extend kernel for others.
 
-All write into one output. A step of decode rows takes up to three launches per layer: nodes that
-rows share (where any two can share), each row's own parts, and the merge.
+All kernels write to one output. A step of decode rows takes up to three launches per layer: shared
+nodes (where two rows can share), each row's own parts, and the merge.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from rootlace.kernels.triton.launching import architecture, padded, settings
 
 # Merge attention ----------------------------------------------------------------------------------
 #
-# Second stage of decode attention: the partial results of each row become its output.
+# Second stage of decode attention: merge the partial results of each row into its output.
 #
-# Attention over parts of a context, out_i with log-sum-exp l_i, is over the whole
+# Parts of a context have attention out_i with log-sum-exps l_i. Attention over the whole context is
 #
 #     out = sum_i 2^(l_i - m) out_i / sum_i 2^(l_i - m),   lse = m + log2 sum_i 2^(l_i - m)
 #
-# with m = max_i l_i (Dao et al. 2022, arXiv:2205.14135; here in base 2). The parts of a row are
-# joined in order of position, `CHUNK` at a time, whatever is beside it. A program does one query
-# head of one row; it reads n (D + 1) float32 and writes D of the output.
+# with m = max_i l_i (Dao et al. 2022, arXiv:2205.14135; here in base 2). The kernel joins the parts
+# of a row in order of position, `CHUNK` at a time, independent of other rows. A program computes
+# one query head of one row: it reads n (D + 1) float32 and writes D numbers of the output.
 
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -98,7 +98,7 @@ def merge_kernel(
         if LSE:
             tl.store(lse + token * HEADS + head, (peak + tl.log2(total)) * LN_2)
     elif token < 0:
-        # A row added as padding, whose token has the row's number: nothing undefined is passed on.
+        # A padding row's token has the row's number. Its output is defined, so that no NaN spreads.
         offset = (row.to(tl.int64) * HEADS + head) * DIM
         tl.store(out + offset + column, tl.zeros([BLOCK_D], out.dtype.element_ty), mask=exists)
         if LSE:
@@ -133,7 +133,8 @@ class AttentionPlan:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """The numbers for decode rows are the last array, and with `rows` the only one."""
+        """Return the arrays for the device. The numbers of decode rows come last; with `rows` no
+        others exist."""
         arrays: list[np.ndarray] = []
         if self.extend is not None:
             arrays += [self.block_tables, *self.extend.arrays]
@@ -142,7 +143,8 @@ class AttentionPlan:
         return arrays
 
     def bind(self, tensors: list[torch.Tensor]) -> BoundPlan:
-        """`tensors`: `arrays` on the device; the last may be longer there."""
+        """Bind the plan to `tensors`: `arrays` on the device. The last tensor may be longer than
+        its array."""
         return BoundPlan(self, tensors)
 
 
@@ -159,11 +161,9 @@ def plan_attention(
     rows: int | None = None,
     rules: AttentionRules | None = None,
 ) -> AttentionPlan:
-    """See `interface.PlanAttention`.
-
-    Raises ValueError for heads wider than `MAX_HEAD_DIM` and, with `rows`, for a step that has more
-    rows or other ones.
-    """
+    """Plan as `interface.PlanAttention` specifies. Raises ValueError for heads wider than
+    `MAX_HEAD_DIM`. With `rows`, raises ValueError for more rows or for rows with several new
+    tokens."""
     if batch.head_dim > MAX_HEAD_DIM:
         raise ValueError(f"heads of {batch.head_dim}; at most {MAX_HEAD_DIM} are supported")
     rules = rules or AttentionRules()
@@ -191,7 +191,7 @@ def plan_attention(
     if len(extending):
         shapes = tile_shapes(arch, batch.head_dim, group, batch.dtype)
         extend = plan_extend(batch, extending, window, shapes)
-        # Only the tables of these rows are uploaded, as rows 0, 1, ...
+        # Only the tables of these rows are uploaded, numbered 0, 1, ...
         tables = np.ascontiguousarray(tables[extending], dtype=np.int32)
         for launch in extend.launches:
             launch.items[:, 0] = np.searchsorted(extending, launch.items[:, 0])
@@ -209,10 +209,8 @@ def paged_attention(
     scales: KVScaling | None = None,
     want_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `interface.PagedAttention`. Rows that only pad (`rows`) get zeros, with a log-sum-exp of
-    -inf.
-
-    Raises ValueError for a cache that is not contiguous or of another type.
+    """Compute `interface.PagedAttention`. Rows added as padding (`rows`) get zeros, with a
+    log-sum-exp of -inf. Raises ValueError for a cache that is not contiguous or has another dtype.
     """
     host = plan.plan
     tokens, heads, dim = q.shape

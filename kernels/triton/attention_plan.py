@@ -1,30 +1,30 @@
-"""Host side of decode attention: one array of numbers that says who reads what.
+"""Host side of decode attention: one array of numbers that assigns positions to programs.
 
-Each row's own positions are cut at fixed places, multiples of a power of two that its context alone
-decides (`split_lengths`), into items of work; what rows share is cut into segments
-(`shared_nodes`). An item leaves a partial result and its log-sum-exp, the merge joins those of a
-row in order of position. A row that shares nothing is therefore computed by the same operations in
-the same order whoever is beside it. A row with one item alone has no partial result: the item
-writes the row's output.
+The plan cuts each row's own positions into items of work, at multiples of a power of two. The row's
+context alone decides the power (`split_lengths`). Positions that rows share are cut into segments
+(`shared_ranges`). An item writes a partial result and its log-sum-exp; the merge joins the partial
+results of a row in order of position. A row without shared positions is therefore computed by the
+same operations in the same order in every batch. The only item of a row writes the row's output
+directly.
 
 The launches are the same for every step of a family (`rows`): a fixed number of programs loop over
-items whose count they read here. A partial result is Nq (D + 1) float32, and there is room for
-`slots_per_row` (10 to 130) of them per row: 256 rows of 32 heads of 128 over 8 KV heads take 76 MB,
-which every layer uses again.
+the items, whose count is in this array. A partial result is Nq (D + 1) float32. There is memory for
+`slots_per_row` (10 to 130) partial results per row: 256 rows of 32 heads of 128 over 8 KV heads
+take 76 MB, which all layers reuse.
 
-Layout, int32, everything in one array that may grow at its end only:
+Layout, int32, in one array that may grow at its end only:
 
-    header [8]: own items, shared items, where shared items begin, zeros
+    header [8]: own items, shared items, start of the shared items, zeros
     starts [rows + 1]: a row's partial results are starts[r] : starts[r + 1]
-    tokens [rows]: its flat token; -1: the row is empty
-    firsts [rows]: the first position that it sees
+    tokens [rows]: the row's flat token; -1: the row is empty
+    firsts [rows]: the first position that the row sees
     zeros, to a multiple of 8
-    own items [I, 8]: flat token; where position 0's block would be (below); first position, behind
-        the last; partial result, or -1 to write the output; zeros
+    own items [I, 8]: flat token; place of position 0's block (see blocks); first position, end of
+        the positions; partial result, or -1 to write the output; zeros
     shared items [J, 8]: first row; first (row, query head of the group) pair of the tile; number of
-        pairs of the node; block of position 0; first position, behind the last; which of its rows'
-        partial results; 0
-    blocks: of every item's positions; that of position p is `numbers[item's block + p // S]`
+        pairs of the node; place of position 0's block; first position, end of the positions; index
+        among the partial results of its rows; 0
+    blocks: blocks of every item's positions; position p is in `numbers[item's place + p // S]`
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rootlace.kernels.triton.launching import TYPE_NAMES, Launch, settings
 
 # Shared nodes -------------------------------------------------------------------------------------
 #
-# Cost rule of tree attention: which nodes of a step's rows are read once for all rows below them.
+# Cost rule of tree attention: selects the nodes that are read once for all rows below them.
 #
-# What sharing saves is bytes of keys and values. What it costs is a partial result per row and
-# segment (written, and read again by the merge) and a launch that ends before the rows' own begins.
-# The constants come from counting bytes; no GPU has measured them yet.
+# Sharing saves bytes of keys and values. Sharing costs a partial result per row and segment
+# (written, and read again by the merge) and a launch before that of the rows' own items. The
+# constants come from counting bytes; no GPU has measured them yet.
 
 
 class SharingRule(msgspec.Struct, frozen=True):
-    """Rule for sharing a node: minimum bytes saved beyond partial results, by a node (`node_bytes`)
+    """Rule for sharing a node: least bytes saved, net of partial results, by a node (`node_bytes`)
     and by all nodes (`step_bytes`).
 
     `step_bytes` is the memory traffic during a launch's start and drain (about 2 us at 4 TB/s),
@@ -64,8 +64,8 @@ class SharingRule(msgspec.Struct, frozen=True):
 
 
 class SharedRange(msgspec.Struct, frozen=True):
-    """Rows `begin : end` share the keys of the positions `low : high`; `saved` positions are read
-    less often. `outer`: no other range holds these rows and more."""
+    """Range of rows with shared keys. Rows `begin : end` share the positions `low : high`; sharing
+    saves `saved` reads of a position. `outer`: no other range holds these rows and more."""
 
     begin: int
     end: int
@@ -88,8 +88,9 @@ def shared_ranges(
 ) -> list[SharedRange]:
     """Return the ranges worth sharing among the `decoding` rows (bool [R]), outer before inner.
 
-    first [R]: the first position that a row sees, not 0 if a window hides some. A row's ranges are
-    contiguous and begin at its first position or before; none of them holds its last position.
+    first [R]: the first position that a row sees, above 0 if a window hides some. A row's ranges
+    are contiguous and begin at its first position or before. No range holds the row's last
+    position.
     """
     size, group = batch.block_size, batch.num_heads // batch.num_kv_heads
     # A row's partial result is 4 Nq D bytes, written and read; a position 2 Nk D elements.
@@ -97,7 +98,7 @@ def shared_ranges(
     position_bytes = 2 * batch.num_kv_heads * batch.head_dim * batch.dtype.itemsize
     windowed = bool(first.any())
     ranges: list[SharedRange] = []
-    reach = 0  # behind the last row of all ranges so far
+    reach = 0  # end of the rows of all ranges so far
 
     def worth(run: SharedRun) -> bool:
         nonlocal reach
@@ -131,8 +132,8 @@ def segment_counts(
 ) -> list[int] | None:
     """Return the number of segments of each range, with a tile of `tile` (row, query head) pairs.
 
-    Every row of every segment takes one of `slots` partial results; returns None if they do not
-    suffice.
+    Every row of every segment takes one of `slots` partial results. Returns None if `slots` is too
+    small.
     """
     if sum(found.rows for found in ranges) > slots:
         return None
@@ -151,17 +152,17 @@ def segment_counts(
 #
 # Host side of the extend kernel: rows with more than one new token become tiles of queries.
 #
-# A tile is as many tokens as have `block_m` (token, query head of one KV head's group) pairs; an
-# item of work is a tile and the range of positions whose keys it attends to, and is done once for
-# every KV head. Rows with many new tokens have large tiles and read their whole context in one
-# item. Rows with few of them (text that a constraint forces, the end of a long prompt) would leave
-# most of the device idle: their tiles are small and their context is cut at multiples of `SPLIT`
-# positions into parts that are merged by their log-sum-exps. How a row is cut depends on that row
-# alone, so its results do not depend on which rows are beside it.
+# A tile has as many tokens as give `block_m` (token, query head of one KV head's group) pairs. An
+# item of work is a tile and a range of key positions; every KV head computes each item once. Rows
+# with many new tokens have large tiles and read their whole context in one item. Rows with few new
+# tokens (text that a constraint forces, the end of a long prompt) would leave most of the device
+# idle. So these rows have small tiles, and their context is cut at multiples of `SPLIT` positions.
+# The parts are merged by their log-sum-exps. The cuts of a row depend on the row alone, so its
+# results do not depend on the other rows of the batch.
 #
-# Items are in order of falling size: the hardware starts programs in order, so the last ones to
-# start are the shortest, and no long one is left running alone (longest processing time first;
-# Graham 1969, "Bounds on Multiprocessing Timing Anomalies").
+# Items are in order of falling size. The hardware starts programs in order, so the shortest items
+# start last and no long item runs alone at the end (longest processing time first; Graham 1969,
+# "Bounds on Multiprocessing Timing Anomalies").
 
 
 SPLIT = 2048
@@ -170,15 +171,15 @@ MIN_PROGRAMS = 128
 """Minimum number of a row's programs (tiles x KV heads); a long context with fewer is cut."""
 
 FIELDS = 8
-"""Numbers of an item: see `ExtendPlan`."""
+"""Number of fields of an item: see `ExtendPlan`."""
 MERGE_FIELDS = 4
 
 
 class TileShape(msgspec.Struct, frozen=True):
-    """Specialisation of the kernel.
+    """Specialisation of the extend kernel.
 
-    `block_m` pairs (query token, query head of the group) by `block_n` keys, and compile options. A
-    tile has `block_m // group` tokens: the last pairs may be left over.
+    A tile has `block_m` (query token, query head of the group) pairs by `block_n` keys; the rest
+    are compile options. A tile has `block_m // group` tokens; leftover pairs stay idle.
     """
 
     block_m: int
@@ -187,16 +188,16 @@ class TileShape(msgspec.Struct, frozen=True):
     num_stages: int
 
     def tokens(self, group: int) -> int:
-        """Query tokens of a tile, for `group` query heads per KV head."""
+        """Return the query tokens of a tile, for `group` query heads per KV head."""
         return max(self.block_m // group, 1)
 
 
 class ExtendLaunch(msgspec.Struct, frozen=True):
-    """The items that one specialisation works on, int32 [I, 8]. An item is:
+    """Items of one specialisation, int32 [I, 8]. The fields of an item:
 
     row of the block tables, first flat token, number of tokens (at most a tile's), position of the
     first token, first key position (a multiple of `block_n`), end of the key positions (at most the
-    last token's, plus one), first row of the partial results or -1 (to write the final ones), 0.
+    last token's, plus one), first row of the partial results or -1 (to write the output), 0.
     """
 
     shape: TileShape
@@ -206,10 +207,10 @@ class ExtendLaunch(msgspec.Struct, frozen=True):
 class ExtendPlan(msgspec.Struct, frozen=True):
     """Plan of `extend_attention` on the host.
 
-    `launches` are large tiles and small ones; either may have no items. `merges` int32 [M, 4] has a
-    row for each token with a cut context. Its fields: flat token, its row of the first part's
-    partial results, number of parts, rows of partial results between two parts. `num_parts` is the
-    total number of rows of partial results.
+    `launches`: large tiles, then small ones; either may have no items. `merges` int32 [M, 4] has a
+    row for each token with a cut context. Its fields: flat token, its row in the first part's
+    partial results, number of parts, rows of partial results between two parts. `num_parts`: total
+    number of rows of partial results.
     """
 
     launches: tuple[ExtendLaunch, ...]
@@ -220,7 +221,7 @@ class ExtendPlan(msgspec.Struct, frozen=True):
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """Arrays that `extend_attention` takes as device tensors."""
+        """Return the arrays that `extend_attention` takes as device tensors."""
         return [*(launch.items for launch in self.launches), self.merges]
 
 
@@ -230,10 +231,8 @@ def plan_extend(
     window: int | None,
     shapes: tuple[TileShape, TileShape],
 ) -> ExtendPlan:
-    """Plan the rows `rows` (int [E], indices into the batch) with the (large, small) tiles.
-
-    Any number of new tokens is allowed, one too.
-    """
+    """Plan the rows `rows` (int [E], indices into the batch) with the (large, small) tiles. A row
+    may have any number of new tokens, including one."""
     rows = np.asarray(rows, dtype=np.int64)
     large, small = shapes
     group = batch.num_heads // batch.num_kv_heads
@@ -258,7 +257,8 @@ def plan_extend(
 def _tiles(
     batch: AttentionBatch, rows: np.ndarray, window: int | None, shape: TileShape
 ) -> np.ndarray:
-    """Return one item per tile, with all positions that its tokens see, [I, 8] in order of rows."""
+    """Return one item per tile, with all positions that the tile's tokens see: [I, 8], in order of
+    rows."""
     tokens = shape.tokens(batch.num_heads // batch.num_kv_heads)
     starts = batch.row_start.astype(np.int64)
     lengths = starts[rows + 1] - starts[rows]
@@ -299,7 +299,7 @@ def _cut(
     rows = np.where(many, cut[:, 2], 0)
     cut[:, 6] = np.where(many, first_part + np.cumsum(rows) - rows, -1)
 
-    # Per token of the tiles that were cut. Parts of a tile lie one behind the other.
+    # Per token of the cut tiles. Partial results of a tile's parts follow one another.
     first = cut[index == 0][:, 6]
     tiled = np.flatnonzero(parts > 1)
     counts = items[tiled, 2]
@@ -320,12 +320,12 @@ def _int32(values: np.ndarray) -> np.ndarray:
 def tile_shapes(
     arch: int, head_dim: int, group: int, dtype: torch.dtype
 ) -> tuple[TileShape, TileShape]:
-    """The (large, small) tiles for `plan_extend`; `arch` as in `launching.architecture`.
+    """Return the (large, small) tiles for `plan_extend`; `arch` as in `launching.architecture`.
 
-    They suit an fp8 cache too. Raises ValueError for a group of more query heads than a tile has
-    rows.
+    The tiles suit an fp8 cache too. Raises ValueError if the group has more query heads than a
+    large tile has rows.
     """
-    if arch == 0:  # interpreted: every operation costs the same, whatever its size
+    if arch == 0:  # interpreted: an operation's cost does not depend on its size
         large, small = TileShape(64, 64, 4, 1), TileShape(16, 64, 4, 1)
     else:
         kind = TYPE_NAMES[dtype]
@@ -358,17 +358,17 @@ class SplitRule(msgspec.Struct, frozen=True):
 
     @property
     def slots_per_row(self) -> int:
-        """Partial results of a row, at most: a window may begin and end inside a part, and what a
-        row shares adds one."""
+        """Maximum number of a row's partial results: a window may begin and end inside a part, and
+        shared positions add one."""
         return self.most + 2
 
 
 def split_rule(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) -> SplitRule:
     """Return the rule whose parts keep a GPU busy with cheap partial results.
 
-    A lone row should have a program for each of about 128 multiprocessors. A part should read 64
-    KiB, which hides its latencies, and 32 times the bytes that it writes; large groups would then
-    leave a lone row few parts.
+    A lone row should have a program for each of about 128 multiprocessors. A part should read at
+    least 64 KiB, which hides latencies, and 32 times the bytes that the part writes. With large
+    groups, that bound would leave a lone row few parts.
     """
     enough = max((1 << 16) // (2 * head_dim * itemsize), 64 * num_heads // num_kv_heads)
     least = int(_power_of_two(np.array(enough)))
@@ -376,14 +376,15 @@ def split_rule(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) 
 
 
 class DecodePlan(msgspec.Struct, frozen=True):
-    """Plan of the launches on the host; `numbers` has the rest (see the module)."""
+    """Plan of the decode launches on the host. `numbers` is the array of the module's docstring."""
 
     numbers: np.ndarray
     rows: int
     slots: int
     """Required number of partial results."""
     shares: bool
-    """Whether the kernel for shared nodes is launched (with `rows`: whether it ever may be)."""
+    """Whether the kernel for shared nodes is launched; with `rows`, whether any step may launch it.
+    """
 
     @property
     def items_at(self) -> int:
@@ -391,18 +392,18 @@ class DecodePlan(msgspec.Struct, frozen=True):
 
 
 def items_at(rows: int) -> int:
-    """Place at which the rows' own items begin."""
+    """Return the index at which the rows' own items begin."""
     return -(-(HEADER + 3 * rows + 1) // FIELDS) * FIELDS
 
 
 class _Rows(msgspec.Struct, frozen=True):
-    """The rows of a step as plain numbers, int64 [R] each."""
+    """Rows of a step as plain numbers, int64 [R] each."""
 
     token: np.ndarray
     decoding: np.ndarray  # bool
     context: np.ndarray
     first: np.ndarray
-    """The first position that a row sees."""
+    """First position that a row sees."""
     length: np.ndarray
     """Positions per part of the row."""
 
@@ -420,9 +421,10 @@ def plan_decode(
     sharing: SharingRule,
     tile: int,
 ) -> DecodePlan:
-    """Plan the rows with one new token; `tile` (row, query head) pairs make a tile of a node.
+    """Plan the rows with one new token; `tile` is the (row, query head) pairs of a node's tile.
 
-    Raises ValueError if a context is empty or, with `rows`, if there are more or other rows.
+    Raises ValueError if a context is empty. With `rows`, also for more rows or for a row with
+    several new tokens.
     """
     step = _rows(batch, window, split)
     count = len(step.context)
@@ -436,13 +438,13 @@ def plan_decode(
         ranges = shared_ranges(batch, step.decoding, step.first, sharing)
     ranges, segments, begin = _fitting_ranges(ranges, step, slots, batch, sharing, tile)
     own = step.own_items(begin)
-    above = np.zeros_like(own)  # partial results of what a row shares
+    above = np.zeros_like(own)  # partial results of a row's shared positions
     ordinals = []
     for found, number in zip(ranges, segments, strict=True):
         ordinals.append(int(above[found.begin]))
         above[found.begin : found.end] += number
     partial = above + own
-    partial[partial == 1] = 0  # the only item writes the output itself
+    partial[partial == 1] = 0  # an only item writes the output directly
     starts = np.zeros(room + 1, np.int64)
     np.cumsum(partial, out=starts[1 : count + 1])
     starts[count + 1 :] = starts[count]
@@ -472,13 +474,14 @@ def plan_decode(
 
 
 def split_lengths(span: np.ndarray, rule: SplitRule) -> np.ndarray:
-    """Positions per part of rows that see `span` positions [R]: powers of two times `least`."""
+    """Return the positions per part of rows that see `span` positions [R]: powers of two times
+    `least`."""
     parts = -(-span // (rule.least * rule.most))
     return rule.least * _power_of_two(parts)
 
 
 def _power_of_two(values: np.ndarray) -> np.ndarray:
-    """The least power of two that is no smaller, of numbers below 2^52."""
+    """Return the least power of two at or above each value; values are below 2^52."""
     return 1 << np.ceil(np.log2(np.maximum(values, 1))).astype(np.int64)
 
 
@@ -500,14 +503,14 @@ def _fitting_ranges(
     rule: SharingRule,
     tile: int,
 ) -> tuple[list[SharedRange], list[int], np.ndarray]:
-    """Ranges, the segments of each, and where each row's own positions then begin.
+    """Return the ranges, the segments of each, and the start of each row's own positions.
 
-    Where ranges nest so deeply that a row's partial results have no room, only the outermost ranges
-    are shared: they add one partial result per row, for which there is always room.
+    Deeply nested ranges may need more partial results than a row has. Then only the outermost
+    ranges are shared: these add one partial result per row, which always fits.
     """
     group = batch.num_heads // batch.num_kv_heads
     begin = step.first.copy()
-    for found in ranges:  # inner ones come later, and reach further
+    for found in ranges:  # inner ranges come later, and reach further
         np.maximum(begin[found.begin : found.end], found.high, out=begin[found.begin : found.end])
     left = slots - int(step.own_items(begin).sum())
     segments = segment_counts(ranges, group, batch.num_kv_heads, tile, rule, left)
@@ -518,9 +521,10 @@ def _fitting_ranges(
 
 
 def _own_items(step: _Rows, begin: np.ndarray, counts: np.ndarray, slot: np.ndarray) -> np.ndarray:
-    """Items [I, 8], the longest first, so that no long one is begun last. Blocks are not placed.
+    """Return the rows' own items [I, 8], without places of blocks.
 
-    slot [R]: the partial result of a row's first own item, -1: none.
+    The longest items come first, so that no long item starts last. slot [R]: the partial result of
+    a row's first own item; -1: none.
     """
     order = np.argsort(-step.length, kind="stable")
     row = np.repeat(order, counts[order])
@@ -529,7 +533,7 @@ def _own_items(step: _Rows, begin: np.ndarray, counts: np.ndarray, slot: np.ndar
     edge = (begin[row] // length + index) * length
     items = np.zeros((len(row), FIELDS), np.int64)
     items[:, 0] = step.token[row]
-    items[:, 1] = row  # until the blocks are placed
+    items[:, 1] = row  # replaced by the place of the row's blocks
     items[:, 2] = np.maximum(edge, begin[row])
     items[:, 3] = np.minimum(edge + length, step.context[row])
     items[:, 4] = np.where(slot[row] >= 0, slot[row] + index, -1)
@@ -544,7 +548,8 @@ def _shared_items(
     tile: int,
     unit: int,
 ) -> np.ndarray:
-    """Items [J, 8]; the tiles of a segment are neighbours, as they read the same keys."""
+    """Return the shared items [J, 8], without places of blocks. The tiles of a segment are
+    neighbours, as they read the same keys."""
     parts = [np.zeros((0, FIELDS), np.int64)]
     for node, (found, number, ordinal) in enumerate(zip(ranges, segments, ordinals, strict=True)):
         pairs = found.rows * group
@@ -555,7 +560,7 @@ def _shared_items(
         items[:, 0] = found.begin
         items[:, 1] = np.tile(np.arange(tiles) * tile, number)
         items[:, 2] = pairs
-        items[:, 3] = node  # until the blocks are placed
+        items[:, 3] = node  # replaced by the place of the node's blocks
         items[:, 4] = found.low + segment * step
         items[:, 5] = np.minimum(items[:, 4] + step, found.high)
         items[:, 6] = ordinal + segment
@@ -572,11 +577,11 @@ def _place_blocks(
     shared: np.ndarray,
     at: int,
 ) -> list[np.ndarray]:
-    """The blocks to be read, to be laid out from `at` on; items are told where theirs are."""
+    """Return the blocks to append from index `at` on, and write each item's place of its blocks."""
     size, tables = batch.block_size, batch.block_tables
     low = begin // size
     high = np.where(step.decoding, -(-step.context // size), low)
-    bases = at + np.cumsum(high - low) - high  # where the block of position 0 would be
+    bases = at + np.cumsum(high - low) - high  # index of position 0's block
     items[:, 1] = bases[items[:, 1]]
     blocks = [
         tables[row, start:stop]

@@ -1,13 +1,14 @@
-"""First stage of decode attention: one new token per row against its own cached positions.
+"""First stage of decode attention: one new token per row against the row's own cached positions.
 
-Split over positions (flash decoding; Dao, Haziza, Massa, Sizov 2023), by the fixed parts of
-`attention_plan`. The unit of work is an item and a KV head: the query heads of the group are the
-rows of a matrix product (padded to 16), so keys and values are read once for all of them. Programs
-are as many as the GPU holds at a time and loop over units; the KV heads of an item are neighbours,
-as they are in memory.
+Contexts are split over positions (flash decoding; Dao, Haziza, Massa, Sizov 2023), by the fixed
+parts of `attention_plan`. A unit of work is an item and a KV head. The query heads of the group are
+the rows of a matrix product (padded to 16), so keys and values are read once for the whole group.
+As many programs as the GPU holds at a time loop over units. The KV heads of an item are neighbours,
+as in memory.
 
-Bound by memory: 4 D bytes per (position, KV head) in 16 bits, and two partial results of 4 D bytes
-per (item, query head). Products of 16 rows need 16 flops per byte, a tenth of what a GPU can do.
+The kernel is bound by memory: 4 D bytes per (position, KV head) in 16 bits, and two partial results
+of 4 D bytes per (item, query head). Products of 16 rows need 16 flops per byte, a tenth of a GPU's
+capability.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ ITEM = tl.constexpr(FIELDS)
 
 @triton.jit
 def to_half(query):
-    """A tile of queries in float16, for products with e4m3, and the factor of these products.
+    """Convert a tile of queries to float16 for products with e4m3 -> tile, factor of the products.
 
-    e4m3 is exact in float16, and one instruction converts two of them, where bfloat16 takes five:
-    with bfloat16, conversion is more work than all else that is done with a byte of the cache.
-    Queries keep all their bits, except those that float16 cannot hold: in a tile with larger ones
-    than it can hold all are scaled down, and the smallest are then rounded.
+    e4m3 is exact in float16, and one instruction converts two numbers. The conversion to bfloat16
+    takes five, more work than everything else done with a byte of the cache. Queries keep all their
+    bits if float16 can hold the tile's largest query. Otherwise the whole tile is scaled down, and
+    the smallest queries are rounded.
     """
     wide = query.to(tl.float32)
     largest = tl.max(tl.max(tl.abs(wide), 1), 0)
@@ -60,9 +61,12 @@ def _attended(
     CAPPED: tl.constexpr, FP8: tl.constexpr, BITS: tl.constexpr, NATIVE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Attention of queries [M, D] to a head's keys at the positions first : last: float32 [M, D],
-    and log-sum-exps [M] in base 2. With WINDOW a query sees positions from its `row_first` [M] on.
-    `cache`: keys, values, and the scales of both."""
+    """Attend with queries [M, D] to a head's keys at positions first : last -> float32 [M, D], and
+    log-sum-exps [M] in base 2.
+
+    With WINDOW, a query sees positions from its `row_first` [M] on. `cache`: keys, values, and the
+    scales of both.
+    """
     k_cache, v_cache, k_scales, v_scales = cache
     factor = score_scale
     if FP8:
@@ -74,7 +78,7 @@ def _attended(
     acc = tl.zeros(query.shape, tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     peak = tl.full([query.shape[0]], float("-inf"), tl.float32)
-    # Every tile has a position that is seen, but for a window's: its maximum is a number.
+    # Every tile has a visible position, except with a window: so its maximum is finite.
     begin = first_tile(first, BLOCK_SIZE, BLOCK_N)
     block = blocks_of(table, begin, last, BLOCK_SIZE, BLOCK_N)
     for start in range(begin, last, BLOCK_N):
@@ -91,7 +95,7 @@ def _attended(
             KV_HEADS, DIM, FP8, BITS, NATIVE,
         )  # fmt: skip
         score = dot(query, tl.trans(k), tl.zeros([query.shape[0], BLOCK_N], tl.float32))
-        # Hiding positions by a sum costs nothing: it is fused with the product by the factor.
+        # Hiding positions by a sum costs nothing: the compiler fuses the sum with the product.
         hidden = tl.where(seen, 0.0, float("-inf"))
         if CAPPED:
             score = soft_cap * tanh(score * factor) + hidden[None, :]
@@ -100,7 +104,7 @@ def _attended(
         if WINDOW:
             score = tl.where(position[None, :] >= row_first[:, None], score, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(score, 1))
-        if WINDOW:  # a row may see nothing of a tile: a finite peak, no weights
+        if WINDOW:  # a row may see no position of a tile: finite peak, weights of 0
             new_peak = tl.maximum(new_peak, -1e30)
         weight = tl.exp2(score - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
@@ -108,7 +112,7 @@ def _attended(
         acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
         peak = new_peak
 
-    if WINDOW:  # a row that saw nothing: zeros, with a log-sum-exp that is as good as -inf
+    if WINDOW:  # a row without visible positions: zeros, log-sum-exp of about -1e30
         total = tl.where(total == 0.0, 1.0, total)
     norm = 1.0 / total
     if FP8:
@@ -149,7 +153,8 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program p: units p, p + programs, ...; unit u: item `u // KV_HEADS`, head `u % KV_HEADS`."""
+    """Run units p, p + programs, ... as program p. Unit u: item `u // KV_HEADS`, head `u %
+    KV_HEADS`."""
     units = tl.load(numbers) * KV_HEADS
     column = tl.arange(0, BLOCK_D)
     member = tl.arange(0, BLOCK_M)
@@ -195,14 +200,14 @@ def decode_attention(
     part_out: torch.Tensor,
     part_lse: torch.Tensor,
 ) -> None:
-    """Work off the own items of `numbers` (see `attention_plan`).
+    """Compute the own items of `numbers` (see `attention_plan`).
 
     out [T, Nq, D]; lse float32 [T, Nq] or None; part_out [P, Nq, D] and part_lse [P, Nq] float32;
     all contiguous, as the queries are.
     """
     launch = settings("decode_attention", architecture(out.device), **_key(inputs, out.dtype))
     rows = padded(inputs.constants["GROUP"], 16)
-    # No more programs than run at the same time: a further one would start when others have ended.
+    # No more programs than run at the same time: a further one would start after others have ended.
     # A larger group needs more of a multiprocessor than the table assumes.
     resident = max(launch.blocks["PROGRAMS"] - (rows > 16), 1)
     decode_kernel[(multiprocessors(out.device) * resident,)](
@@ -224,14 +229,15 @@ def decode_attention(
 
 
 def _key(inputs: AttentionInputs, dtype: torch.dtype) -> dict[str, int | str | bool]:
-    """Keys of both kernels in the tuning tables, where `fp8` means a cache of other numbers than
-    the queries'."""
+    """Return the keys of both kernels in the tuning tables. `fp8`: the cache has another dtype than
+    the queries."""
     other = inputs.constants["FP8"] or inputs.constants["BITS"] > 0
     return decode_key(inputs.constants["DIM"], dtype, other)
 
 
 def decode_key(dim: int, dtype: torch.dtype, fp8: bool) -> dict[str, int | str | bool]:
-    """Keys of `decode_attention` in the tuning tables: padded width, types of queries and cache."""
+    """Return the keys of `decode_attention` in the tuning tables: padded width, dtypes of queries
+    and cache."""
     return {"head_dim": padded(dim, 16), "dtype": TYPE_NAMES[dtype], "fp8": fp8}
 
 
@@ -239,14 +245,14 @@ def decode_key(dim: int, dtype: torch.dtype, fp8: bool) -> dict[str, int | str |
 #
 # The query heads of a KV head's group, of all rows under the node, are the rows of one matrix
 # product: `BLOCK_M` (row, query head) pairs per tile, against a segment of the node's positions.
-# What it leaves are partial results per row and segment, joined with the row's others by the merge
-# (cascade attention; Ye et al. 2024, "Cascade Inference"; Juravsky et al. 2024, arXiv:2402.05099;
-# here over every level of the tree at once: one launch whatever the tree). `attention_plan` says
-# what is shared and how it is cut.
+# The kernel writes partial results per row and segment; the merge joins them with the row's other
+# partial results (cascade attention; Ye et al. 2024, "Cascade Inference"; Juravsky et al. 2024,
+# arXiv:2402.05099). One launch computes every level of any tree. `attention_plan` chooses the
+# shared positions and cuts them.
 #
-# 64 rows under 8192 positions, 32 query heads over 8 KV heads of 128, 16 bits: 33.5 MB are read
-# instead of 2.1 GB, for 8.6 Gflop; 256 flops per byte, where memory and matrix units of an H100
-# take about as long. Partial results of 8 segments are 8 MB, in the L2 cache.
+# Example: 64 rows under 8192 positions, 32 query heads over 8 KV heads of 128, 16 bits. The kernel
+# reads 33.5 MB instead of 2.1 GB, for 8.6 Gflop. At 256 flops per byte, memory and matrix units of
+# an H100 take about as long. Partial results of 8 segments are 8 MB, in the L2 cache.
 
 STARTS = tl.constexpr(HEADER)
 
@@ -277,9 +283,8 @@ def tree_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program p: units p, p + programs, ...; unit u: item `u // KV_HEADS`, head `u % KV_HEADS`.
-
-    The tiles of a segment, which read the same keys, are neighbours and run at the same time.
+    """Run units p, p + programs, ... as program p. Unit u: item `u // KV_HEADS`, head `u %
+    KV_HEADS`. The tiles of a segment read the same keys; as neighbours they run at the same time.
     """
     units = tl.load(numbers + 1) * KV_HEADS
     items_at = tl.load(numbers + 2)
@@ -328,10 +333,8 @@ def tree_attention(
     part_out: torch.Tensor,
     part_lse: torch.Tensor,
 ) -> None:
-    """Work off the shared items of `numbers`, planned for `rows` rows and this `tile`.
-
-    `dtype` is that of queries; part_out [P, Nq, D] and part_lse [P, Nq] float32; all contiguous.
-    """
+    """Compute the shared items of `numbers`, planned for `rows` rows and this `tile`. `dtype` is
+    that of the queries; part_out [P, Nq, D] and part_lse [P, Nq] float32; all contiguous."""
     device, arch = part_out.device, architecture(part_out.device)
     launch = settings("tree_attention", arch, **_key(inputs, dtype), tile=tile)
     programs = tree_programs(device, arch, inputs.constants["DIM"], dtype, tile)
@@ -352,9 +355,8 @@ def tree_attention(
 
 
 def tree_tile(rows: int, group: int, dim: int, dtype: torch.dtype) -> int:
-    """Pairs per tile for a family of `rows` rows: all there are, if their results fit into
-    registers. Rows of the matrix units that are left over cost nothing where memory is the bound.
-    """
+    """Return the pairs per tile for a family of `rows` rows: all pairs, if their results fit into
+    registers. Unused rows of the matrix units cost nothing in a kernel bound by memory."""
     most = 32 if dtype == torch.float32 else 128 if dim <= 128 else 64
     return min(padded(rows * group, 16), most)
 

@@ -1,23 +1,23 @@
 """Attention of rows with several new tokens over a paged cache (flash attention; Dao 2023,
 arXiv:2307.08691).
 
-A program takes one item of `extend_plan` and one KV head: `block_m` pairs (new token, query head of
-the KV head's group) against the keys of all the positions the item names, `block_n` at a time, with
-the running softmax in base 2. The heads of a group share every load; keys of the context and of the
-chunk itself are read from the cache alike, in one loop. Where all keys of a tile are visible to all
-queries of it, nothing is masked: only tiles on the diagonal and on the window's edge are.
+A program takes one item of `plan_extend` and one KV head. The program computes `block_m` pairs (new
+token, query head of the KV head's group) against the item's keys, `block_n` at a time, with the
+running softmax in base 2. The heads of a group share every load. Keys of the context and of the
+chunk are both read from the cache, in one loop. Only tiles on the diagonal and on the window's edge
+need a mask; in other tiles every query sees every key.
 
 Work: 4 D flops per (query, visible key, head). A tile of keys and values is 4 D block_n bytes in 16
-bits and serves 4 D block_m block_n flops: block_m flops per byte read, and all but the first reader
-of a context find it in the L2 cache. At block_m = 128 the matrix units of an H100 (990 Tflop/s)
-would take 7.7 TB/s, so they are the bound, not memory. The exponentials come on top: a tile of 128
-x 128 with a head of 128 is 2048 cycles of products and, at 16 exponentials per cycle and
-multiprocessor, 1024 of those; the compiler lets the two follow one another. Expected by that count,
-and not measured: 60 % of the matrix units' peak. A row with few tokens is bound by the bytes of its
-context, which is why it is cut into parts.
+bits and serves 4 D block_m block_n flops: block_m flops per byte read. All but the first reader of
+a context find it in the L2 cache. At block_m = 128 the matrix units of an H100 (990 Tflop/s) would
+take 7.7 TB/s, so the matrix units are the bound, not memory. Exponentials come on top: a tile of
+128 x 128 with a head of 128 takes 2048 cycles of products. At 16 exponentials per cycle and
+multiprocessor, its exponentials take 1024 cycles, and the compiler does not overlap the two. The
+count predicts 60 % of the matrix units' peak; nobody has measured it. The bytes of its context
+bound a row with few tokens, so such a context is cut into parts.
 
-Keys and values are read two tiles ahead (three buffers; Triton divides num_stages by the depth of
-the chain table -> keys, so that takes five).
+Keys and values are read two tiles ahead, which takes three buffers. Triton divides num_stages by
+the depth of the chain table -> keys, so num_stages is five.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 ITEM = tl.constexpr(FIELDS)
 MERGE = tl.constexpr(MERGE_FIELDS)
 LOWEST = tl.constexpr(-1e30)
-"""The maximum over no keys: finite, so that differences of maxima are numbers."""
+"""Maximum over no keys: finite, so that differences of maxima are numbers."""
 
 MERGE_HEADS = 8
 """Heads per program of the merge: 8 of 128 columns are 8 float32 per thread."""
@@ -89,7 +89,7 @@ def _extend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program: item `pid // KV_HEADS`, KV head `pid % KV_HEADS`."""
+    """Compute item `pid // KV_HEADS` for KV head `pid % KV_HEADS`."""
     item = items + (tl.program_id(0) // KV_HEADS) * ITEM
     head = tl.program_id(0) % KV_HEADS
     row = tl.load(item)
@@ -125,9 +125,9 @@ def _extend_kernel(
     for start in range(begin, end, BLOCK_N):
         start = tl.multiple_of(start, BLOCK_N)
         place = start + tl.arange(0, BLOCK_N)
-        # Behind the end the last key is read again. No query sees those places, so no mask is
-        # needed, and slots that nobody has written are not read.
-        stored = tl.minimum(place, end - 1).to(tl.uint32)  # divided by a shift
+        # Places beyond the end read the last key again. No query sees these places, so the load
+        # needs no mask and never reads an unwritten slot.
+        stored = tl.minimum(place, end - 1).to(tl.uint32)  # unsigned: the division is a shift
         block = tl.load(table + stored // BLOCK_SIZE)
         slot = block.to(tl.int64) * BLOCK_SIZE + stored % BLOCK_SIZE
         offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
@@ -151,7 +151,7 @@ def _extend_kernel(
             v = from_e4m3(v, query.dtype, NATIVE)
         score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
         if CAPPED:
-            # soft_cap is in base 2 already, and so is what comes out.
+            # soft_cap is in base 2 already, and so is the score.
             score = soft_cap * tanh(score * score_scale)
         every = start + BLOCK_N <= first_position + 1  # key is visible to every query
         if WINDOW:
@@ -177,15 +177,15 @@ def _extend_kernel(
         acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
         peak = new_peak
 
-    # A part of a context may hold nothing that a query sees: 0, with a log-sum-exp of -inf.
+    # A query may see no position of a part: its output is 0, its log-sum-exp -inf.
     factor = 1.0 / tl.where(total == 0.0, 1.0, total)
     if FP8:
         factor *= tl.load(v_scales + head)
     acc = acc * factor[:, None]
     log_sum = (tl.log2(total) + peak) * LN_2
-    # The item's numbers are read again, and one is added that is always 0, which the compiler does
-    # not know. Otherwise it would keep the queries' addresses in dozens of registers all through
-    # the loop, only to use them here.
+    # The item's numbers are read again, and a number is added that is always 0, unknown to the
+    # compiler. Otherwise the compiler would keep the queries' addresses in dozens of registers
+    # through the whole loop, for use here alone.
     pair = tl.arange(0, BLOCK_M) + tl.load(item + 7, volatile=True)
     token = pair // GROUP
     query_head = head * GROUP + pair % GROUP
@@ -219,7 +219,7 @@ def _merge_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program: one token of `merges`, `BLOCK_H` heads of it; parts in their order."""
+    """Merge `BLOCK_H` heads of one token of `merges`, its parts in their order."""
     merge = merges + tl.program_id(0) * MERGE
     token = tl.load(merge).to(tl.int64)
     first = tl.load(merge + 1).to(tl.int64)
@@ -257,7 +257,7 @@ def extend_attention(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    """Attention of the planned rows' tokens, written to their places in `out` and `lse` only.
+    """Attend with the planned rows' tokens; write only these tokens' places in `out` and `lse`.
 
     out [T, Nq, D] of the whole step (last axis contiguous, as that of the queries); block_tables
     int32 [R, W] (rows contiguous); `arrays` are `plan.arrays` on the device (int32, contiguous; any

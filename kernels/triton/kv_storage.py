@@ -25,9 +25,9 @@ from rootlace.kernels.triton.launching import (
 #
 # From positions to slots, in kernels that loop over tiles of a row's positions.
 #
-# Keys can only be asked for once it is known where they are. A loop that reads the table and then
-# the keys of the same tile is pipelined at half the depth, as the compiler has to overlap both. So
-# blocks are read one tile ahead:
+# The load of keys needs their block numbers. A loop that reads the table and then the keys of the
+# same tile is pipelined at half the depth, as the compiler has to overlap both loads. So kernels
+# read block numbers one tile ahead:
 #
 #     begin = first_tile(first, BLOCK_SIZE, BLOCK_N)
 #     block = blocks_of(table, begin, last, BLOCK_SIZE, BLOCK_N)
@@ -40,44 +40,46 @@ from rootlace.kernels.triton.launching import (
 
 @triton.jit
 def first_tile(first, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where tiles that cover `first` begin: where they fit into blocks, none lies in two."""
+    """Return the start of the tiles that cover `first`. Tiles that fit into blocks lie in one block
+    each."""
     return first // BLOCK_N * BLOCK_N if BLOCK_SIZE % BLOCK_N == 0 else first
 
 
 @triton.jit
 def blocks_of(table, start, last, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The blocks of the positions start : start + BLOCK_N; 0 from `last` on.
+    """Load the blocks of positions start : start + BLOCK_N; 0 from `last` on.
 
-    One number for all if tiles fit into blocks. `table`: where that of position 0 would be.
+    Tiles that fit into blocks have one number for all positions. `table` points to the entry of
+    position 0, even if the row has none there.
     """
     if BLOCK_SIZE % BLOCK_N == 0:
         block = tl.load(table + start // BLOCK_SIZE, mask=start < last, other=0)
     else:
         position = start + tl.arange(0, BLOCK_N)
-        index = position.to(tl.uint32) // BLOCK_SIZE  # a shift, where a signed one is four steps
+        index = position.to(tl.uint32) // BLOCK_SIZE  # unsigned: one shift; signed: four steps
         block = tl.load(table + index.to(tl.int32), mask=position < last, other=0)
     return block
 
 
 @triton.jit
 def slots_of(block, position, BLOCK_SIZE: tl.constexpr):
-    """int64: a layer's cache may have more than 2^31 elements."""
+    """Return slots as int64: a layer's cache may have more than 2^31 elements."""
     inside = position.to(tl.uint32) % BLOCK_SIZE
     return block.to(tl.int64) * BLOCK_SIZE + inside.to(tl.int32)
 
 
 # Kv codes -----------------------------------------------------------------------------------------
 #
-# Keys and values as integers with scales beside them: `reference/kv_cache.py`, to the bit.
+# Keys and values as integers with scales: equal to `reference/kv_cache.py`, to the bit.
 #
-# Kernels are given a cache of integers twice, as bytes and, for scales and offsets, as words.
+# Kernels take a cache of integers twice: as bytes, and as words for scales and offsets.
 
 
 _LEAST_SCALE = tl.constexpr(kv_cache.LEAST_SCALE)
 _LOWER = tl.constexpr(kv_cache.LOWER)
 _UPPER = tl.constexpr(kv_cache.UPPER)
 _WHOLE = tl.constexpr(12582912.0)
-"""1.5 * 2^23, whose last place is 1: a number below 2^22 that is added to it is rounded."""
+"""1.5 * 2^23, with a last place of 1: adding it to a number below 2^22 rounds the number."""
 
 
 _GROUP_BYTES = tl.constexpr(kv_cache.GROUP_BYTES)
@@ -93,7 +95,8 @@ def load_codes(
     cache, words, slot, head, column, seen, dtype: tl.constexpr,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values [N, columns] of a head at slots int64 [N], in `dtype`; 0 where not `seen`."""
+    """Load keys or values [N, columns] of a head at slots int64 [N], in `dtype`; 0 where not
+    `seen`."""
     slot_size: tl.constexpr = _slot_bytes(BITS, KV_HEADS, DIM)
     first_word: tl.constexpr = _words_at(BITS, KV_HEADS, DIM) // 4
     width: tl.constexpr = DIM * BITS // 8
@@ -107,7 +110,7 @@ def load_codes(
     if groups == 1:
         word = tl.load(words, mask=seen[:, None], other=0)
     elif column.shape[0] == DIM and groups * 32 == DIM:
-        # Each word is loaded once, and stands for both halves of its group.
+        # Each word is loaded once, for both halves of its group.
         word = tl.load(words + tl.arange(0, groups)[None, :], mask=seen[:, None], other=0)
         shape: tl.constexpr = (slot.shape[0], 2, groups, _GROUP_BYTES)
         word = tl.broadcast_to(word[:, None, :, None], shape)
@@ -121,7 +124,8 @@ def load_codes(
 
 @triton.jit
 def mixed(first, second, column, HALF: tl.constexpr):
-    """Both halves [heads, columns] of queries or keys, `kv_cache.mixed`, in their dtype."""
+    """Mix both halves [heads, columns] of queries or keys, in their dtype, as `kv_cache.mixed`
+    does."""
     kind: tl.constexpr = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
     steps: tl.constexpr = _mixing_steps(HALF)
@@ -140,10 +144,8 @@ def store_codes(
     cache, words, slot, head, column, first, second, inside,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Both halves [heads, columns] of a token's keys, or values, to its slot, where `inside`.
-
-    head [heads, 1], column [heads, columns]; what is outside the halves is 0.
-    """
+    """Store both halves [heads, columns] of a token's keys, or values, in its slot, where `inside`.
+    head [heads, 1], column [heads, columns]; columns outside the halves hold 0."""
     slot_size: tl.constexpr = _slot_bytes(BITS, KV_HEADS, 2 * HALF)
     first_word: tl.constexpr = _words_at(BITS, KV_HEADS, 2 * HALF) // 4
     groups: tl.constexpr = _num_groups(BITS, 2 * HALF)
@@ -187,7 +189,8 @@ def store_codes(
 
 @triton.jit
 def _code(values, offset, inverse, most: tl.constexpr):
-    """int32. The bounds stand between product and sum, which else would be rounded as one."""
+    """Return codes, int32. The bounds between product and sum keep the compiler from fusing these,
+    which would round once instead of twice."""
     scaled = (values - offset[:, :, None]) * inverse[:, :, None]
     scaled = tl.minimum(tl.maximum(scaled, 0.0), most * 1.0)
     return (scaled + _WHOLE).to(tl.int32, bitcast=True) & most
@@ -200,14 +203,14 @@ LOG2_E = 1.4426950408889634
 
 
 def bits_of(scales: KVScaling | None) -> int:
-    """Bits of a cache's integers; 0: the cache holds no integers."""
+    """Return the bits of a cache's integers; 0 if the cache holds no integers."""
     return scales.bits if isinstance(scales, KVCodes) else 0
 
 
 def scale_arguments(
     k_cache: torch.Tensor, v_cache: torch.Tensor, scales: KVScaling | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the scales of keys and of values; a cache of integers has them in its words."""
+    """Return the scales of keys and of values, or the words of a cache of integers."""
     if scales is None:
         return None, None
     if isinstance(scales, KVCodes):
@@ -234,7 +237,7 @@ def attention_inputs(
     scales: KVScaling | None = None,
 ) -> AttentionInputs:
     """Take the arguments of `interface.PagedAttention`. Raises ValueError for a cache that is not
-    contiguous or of another type, and for a scale that is not positive."""
+    contiguous or of another dtype, and for a scale that is not positive."""
     check_cache("keys", k_cache, q, scales)
     check_cache("values", v_cache, q, scales)
     heads, dim = q.shape[1:]
@@ -266,8 +269,8 @@ def load_heads(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     FP8: tl.constexpr, BITS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values [N, columns] of a head at slots int64 [N], in `dtype`; 0 where not `seen`:
-    slots that nobody has written may hold anything. Those of fp8 are not scaled yet."""
+    """Load keys or values [N, columns] of a head at slots int64 [N], in `dtype`; 0 where not
+    `seen`, since unwritten slots may hold anything. fp8 values are not scaled yet."""
     if BITS:
         found = load_codes(cache, scales, slot, head, column, seen, dtype, KV_HEADS, DIM, BITS)
     else:
@@ -284,8 +287,8 @@ def load_heads(
 def check_cache(
     name: str, cache: torch.Tensor, heads: torch.Tensor, scales: KVScaling | None
 ) -> None:
-    """Check that keys or values are stored as `scales` say, for the dtype and width of `heads` [T,
-    N, D]. Raises ValueError."""
+    """Check that the dtype of stored keys or values fits `scales`, and `heads` [T, N, D]. Raises
+    ValueError."""
     dtype, dim = heads.dtype, heads.shape[2]
     shape = tuple(cache.shape[2:])
     if isinstance(scales, KVCodes):
@@ -300,16 +303,16 @@ def check_cache(
         raise ValueError(f"the slots of {name} are {list(shape)}, where {list(wanted)} is wanted")
 
 
-# Queries and keys normed and rotated, keys and values cached: `reference/layers.py`.
+# Norm and rotation of queries and keys, and writing of keys and values: `reference/layers.py`.
 #
-# One pass over qkv: every element is read once and written once (2 * (Nq + 2 Nk) * D elements per
-# token, and the keys and values of a duplicate again). A program takes one write and a group of
-# heads, in two tiles [heads, D / 2], the halves that are rotated into each other.
+# One pass over qkv reads and writes every element once: 2 * (Nq + 2 Nk) * D elements per token, and
+# the keys and values of a duplicate again. A program takes one write and a group of heads, in two
+# tiles [heads, D / 2], the halves of the rotation.
 #
-# Rounded where the reference rounds: the normed quotient, its product with the weight, each product
-# and the sum of the rotation (in float32 the compiler may fuse the last two). fp8 is made of the
-# rounded keys and values divided by their head's scale in float32, integers as in
-# `reference/kv_cache.py`.
+# Numbers are rounded where the reference rounds: the normed quotient, its product with the weight,
+# each product and the sum of the rotation (in float32 the compiler may fuse the last two). fp8
+# values are the rounded keys and values, divided by their head's scale in float32. Integers are
+# made as in `reference/kv_cache.py`.
 
 
 @triton.jit
@@ -319,7 +322,7 @@ def _product(x, factor, kind: tl.constexpr):
 
 @triton.jit
 def _norm(first, second, weight_ptr, column, eps, HALF: tl.constexpr):
-    """Both halves of heads [HEADS, BLOCK] normed over 2 * HALF columns, in their dtype."""
+    """Normalise both halves [HEADS, BLOCK] of heads over 2 * HALF columns, in their dtype."""
     inside = column < HALF
     weight_1 = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     weight_2 = tl.load(weight_ptr + HALF + column, mask=inside, other=0.0).to(tl.float32)
@@ -334,7 +337,7 @@ def _norm(first, second, weight_ptr, column, eps, HALF: tl.constexpr):
 
 @triton.jit
 def _rotate(first, second, cos, sin):
-    """[x1 c - x2 s, x2 c + x1 s], every operation rounded to the dtype."""
+    """Return [x1 c - x2 s, x2 c + x1 s], every operation rounded to the dtype."""
     kind: tl.constexpr = first.dtype
     wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
@@ -345,7 +348,7 @@ def _rotate(first, second, cos, sin):
 
 @triton.jit
 def _store_scaled(target, values, scale_ptr, head, inside, num_heads):
-    """Values [HEADS, BLOCK] to the cache, as they are or as fp8 in units of their head's scale."""
+    """Store values [HEADS, BLOCK] unchanged, or as fp8 after division by their head's scale."""
     if scale_ptr is None:
         tl.store(target, values, mask=inside)
     else:
@@ -359,7 +362,7 @@ def _store(
     cache_ptr, scale_ptr, slot, head, column, first, second, inside,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Both halves [HEADS, BLOCK] of a token's keys, or values, to its slot."""
+    """Store both halves [HEADS, BLOCK] of a token's keys, or values, in its slot."""
     if BITS:
         store_codes(
             cache_ptr, scale_ptr, slot, head, column, first, second, inside, KV_HEADS, HALF, BITS
@@ -399,8 +402,8 @@ def rope_and_write_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (i, g): write i and, for g below cdiv(Q_HEADS, HEADS), a group of query heads, for
-    the others of key and value heads. HALF = D / 2 columns are padded to BLOCK."""
+    """Compute write i and head group g in program (i, g). Groups below cdiv(Q_HEADS, HEADS) are
+    query heads, the others key and value heads. HALF = D / 2 columns are padded to BLOCK."""
     write = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
@@ -408,7 +411,7 @@ def rope_and_write_kernel(
     if tokens_ptr is not None:
         token = tl.load(tokens_ptr + write).to(tl.int64)
 
-    # Every head loads cosines for itself (from the L1 cache): in vectors, with nothing exchanged.
+    # Each head loads its own cosines (from the L1 cache): vector loads without an exchange.
     column = tl.broadcast_to(tl.arange(0, BLOCK)[None, :], (HEADS, BLOCK))
     across = column < HALF
     cos = tl.load(cos_ptr + token * HALF + column, mask=across, other=0.0)
@@ -471,10 +474,8 @@ def rope_and_write(
     eps: float = 0.0,
     scales: KVScaling | None = None,
 ) -> torch.Tensor:
-    """See `interface.RopeAndWrite`. A view of qkv with adjacent columns is read as it lies.
-
-    Raises ValueError for caches of another shape or layout than the interface's.
-    """
+    """Compute `interface.RopeAndWrite`. A view of qkv with adjacent columns is read without a copy.
+    Raises ValueError for caches whose shape or layout is not the interface's."""
     count, _, head_dim = qkv.shape
     kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
     q_heads = qkv.shape[1] - 2 * kv_heads

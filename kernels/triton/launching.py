@@ -1,9 +1,9 @@
-"""How a kernel is launched on an architecture: looked up in a small committed table.
+"""Launch settings of a kernel on an architecture, from small committed tables.
 
-Nothing is tried out when a server starts. `tuned/sm_90.json` and its like are written by a
-measurement on that architecture (`python -m benchmarks.gpu --tune`) or by hand; an architecture
-without a table takes `tuned/default.json`, whose entries fit every GPU from compute capability 8.0
-on (99 KiB of shared memory). One file:
+A server tries out nothing at its start. A measurement on an architecture (`python -m benchmarks.gpu
+--tune`) writes its table, such as `tuned/sm_90.json`, or a person does. An architecture without a
+table takes `tuned/default.json`, whose entries fit every GPU from compute capability 8.0 on (99 KiB
+of shared memory). One file:
 
     {
       "measured": {"gpu": "NVIDIA H200", "triton": "3.6.0", "date": "2026-11-21"} or null,
@@ -18,11 +18,10 @@ on (99 KiB of shared memory). One file:
       }
     }
 
-`measured` is null for a table nobody has measured yet. A kernel's entries are tried in order, and
-the first whose conditions all hold is taken: a condition is a value that the key must equal, or
-`{"most": n}`, an upper bound. The last entry has no condition, so that there always is an answer.
-The keys are the kernel's own (they stand where it calls `settings`); all entries of a kernel name
-the same blocks, in every table.
+`measured` is null for a table without a measurement. The first entry of a kernel whose conditions
+all hold is taken. A condition is a value that the key must equal, or `{"most": n}`, an upper bound.
+The last entry has no condition, so every case has an entry. Each kernel defines its keys (at its
+call of `settings`). All entries of a kernel name the same blocks, in every table.
 """
 
 from __future__ import annotations
@@ -58,10 +57,8 @@ class Launch(msgspec.Struct, frozen=True):
 
 @functools.cache
 def settings(kernel: str, arch: int, **key: Key) -> Launch:
-    """The launch of `kernel` on compute capability `arch` (90 for 9.0) for a case.
-
-    Raises KeyError if the kernel is in no table.
-    """
+    """Return the launch of `kernel` on compute capability `arch` (90 for 9.0) for a case. Raises
+    KeyError if no table has the kernel."""
     table = _table(arch)
     if kernel not in table:
         table = _table(0)
@@ -73,7 +70,7 @@ def settings(kernel: str, arch: int, **key: Key) -> Launch:
 
 
 def forget() -> None:
-    """Read the tables again at their next use, as one was written while kernels run."""
+    """Drop the cached tables, so that the next use reads tables written since."""
     settings.cache_clear()
     _table.cache_clear()
 
@@ -94,27 +91,27 @@ def _holds(key: Mapping[str, Key], name: str, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-# What every kernel shares: matrix products, 8-bit floats, the device's architecture, padding.
+# Helpers of all kernels: matrix products, 8-bit floats, the device's architecture, padding.
 #
-# Triton decides where a kernel is *defined* whether it is compiled or interpreted; `INTERPRET` is
-# that decision, for what the interpreter computes differently.
+# Triton decides at a kernel's definition whether to compile or to interpret it. `INTERPRET` holds
+# that decision, for operations that the interpreter computes differently.
 #
-# An fp8 cache reaches kernels as bytes (`as_bits`): a pointer to e4m3 exists from sm_89 on only.
+# Kernels take an fp8 cache as bytes (`as_bits`): pointers to e4m3 exist from sm_89 on only.
 
 INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 
 E4M3_MAX = tl.constexpr(448.0)
 
 TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""Triton's names of the types of activations."""
+"""Triton's names of the dtypes of activations."""
 
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a @ b in float32: the matrix units for 16-bit operands, exact products for float32.
+    """Return acc + a @ b in float32: by the matrix units for 16-bit operands, exact for float32.
 
-    The interpreter's product of bfloat16 operands is wrong (it multiplies their bit patterns), so
-    there operands are widened first, which changes no value.
+    The interpreter's product of bfloat16 operands is wrong (it multiplies their bit patterns).
+    There operands are widened first, which changes no value.
     """
     if INTERPRET:
         a = a.to(tl.float32)
@@ -124,10 +121,11 @@ def dot(a, b, acc):
 
 @triton.jit
 def round_to(x, dtype: tl.constexpr):
-    """float32 x in `dtype`, to nearest, ties to even: what `x.to(dtype)` is when compiled.
+    """Round float32 x to `dtype`, to nearest, ties to even, as a compiled `x.to(dtype)` does.
 
     The interpreter truncates to bfloat16, half of a last place too low on average, and makes
-    1.2e-38 of 0; so there the bits are rounded here. (A store converts too: round before it.)
+    1.2e-38 of 0. So under the interpreter this function rounds the bits. A store converts too:
+    round first.
     """
     if INTERPRET and dtype == tl.bfloat16:
         pattern = x.to(tl.uint32, bitcast=True)
@@ -139,20 +137,20 @@ def round_to(x, dtype: tl.constexpr):
 
 @triton.jit
 def from_e4m3(bits, dtype: tl.constexpr, NATIVE: tl.constexpr):
-    """Bytes of e4m3 (4 bits of exponent with bias 7, 3 of mantissa) as `dtype`, exactly.
+    """Convert bytes of e4m3 (4 bits of exponent with bias 7, 3 of mantissa) to `dtype`, exactly.
 
-    `NATIVE`: the architecture converts (`native_e4m3`). Otherwise exponent and mantissa are moved
-    to their places in a float32 (with bias 127), which is 2^120 too small: also where it is
-    subnormal. Only 0x7f and 0xff are not numbers; there is no infinity.
+    `NATIVE`: the architecture converts (`native_e4m3`). Otherwise exponent and mantissa move to
+    their places in a float32 (bias 127). The result is 2^120 too small, also for subnormal numbers.
+    Only 0x7f and 0xff are NaN; e4m3 has no infinity.
     """
     if NATIVE:
-        # By way of float32, in two instructions: the one from float16 to bfloat16 takes eight times
-        # as long as both.
+        # By way of float32, in two instructions: the instruction from float16 to bfloat16 takes
+        # eight times as long as both.
         value = bits.to(tl.float8e4nv, bitcast=True).to(tl.float16)
         if dtype == tl.float16:
             return value
         return value.to(tl.float32).to(dtype)
-    # Widened with its sign, a byte has it in bits 20 + 7 and above; the mask is 0x87f00000.
+    # A byte widened with its sign has the sign in bits 20 + 7 and above; mask 0x87f00000.
     wide = (bits.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000
     value = wide.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
     return tl.where((bits & 0x7F) == 0x7F, float("nan"), value).to(dtype)
@@ -160,11 +158,11 @@ def from_e4m3(bits, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def to_e4m3(x):
-    """float32 as bytes of e4m3: to nearest, ties to even, saturated at 448; NaN stays NaN.
+    """Convert float32 to bytes of e4m3: to nearest, ties to even, saturated at 448; NaN stays NaN.
 
-    By integer arithmetic on every architecture, so that all of them store the same bytes. From
-    2^-6 on, 20 bits of mantissa are rounded away and the bias goes from 127 to 7. Below, numbers
-    are multiples of 2^-9: adding 2^14, whose last place that is, rounds to one.
+    Integer arithmetic makes every architecture store the same bytes. From 2^-6 on, 20 bits of
+    mantissa are rounded away and the bias goes from 127 to 7. Below, numbers are multiples of 2^-9:
+    adding 2^14, whose last place is 2^-9, rounds to one.
     """
     pattern = x.to(tl.int32, bitcast=True)
     size = tl.minimum(tl.abs(x), E4M3_MAX)
@@ -178,18 +176,18 @@ def to_e4m3(x):
 
 @triton.jit
 def tanh(x):
-    """float32, to about 1e-7 absolutely; -1 and 1 far out."""
+    """Return tanh of float32 x, to about 1e-7 absolutely; -1 and 1 for large magnitudes."""
     return 1.0 - 2.0 / (tl.exp2(x * 2.8853900817779268) + 1.0)
 
 
 def as_bits(cache: torch.Tensor) -> torch.Tensor:
-    """Return a KV cache as a kernel's argument: the tensor itself, or the bytes of an fp8 one."""
+    """Return a KV cache as a kernel's argument: the tensor itself, or the bytes of an fp8 cache."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 @functools.cache
 def architecture(device: torch.device) -> int:
-    """10 * major + minor of the compute capability (80, 90, ...); 0 where there is no GPU."""
+    """Return 10 * major + minor of the compute capability (80, 90, ...); 0 without a GPU."""
     if device.type != "cuda":
         return 0
     major, minor = torch.cuda.get_device_capability(device)
@@ -197,19 +195,19 @@ def architecture(device: torch.device) -> int:
 
 
 def native_e4m3(arch: int) -> bool:
-    """Whether an architecture converts e4m3 by itself."""
+    """Return whether the architecture has an instruction that converts e4m3."""
     return arch >= 89
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Return the number of a device's multiprocessors, for kernels with as many programs as can run
-    at once; a small number without a GPU."""
+    """Return the number of a device's multiprocessors, which sizes launches to one wave; a small
+    number without a GPU."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def padded(size: int, least: int = 1) -> int:
-    """The power of two that holds `size` elements: Triton's tensors have no other lengths."""
+    """Return the power of two for `size` elements: Triton's tensors have no other lengths."""
     return max(triton.next_power_of_2(size), least)

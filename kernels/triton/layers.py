@@ -1,8 +1,7 @@
-"""Norms, gathers, copies, gated activations, and products with weights of small codes.
+"""Norms, gathers, copies, gated activations, and products with quantised weights.
 
-Gathers, copies and activations read and write each element once.
-
-Each kernel has the bits of its reference, in `reference/layers.py` and `reference/kv_cache.py`.
+Gathers, copies and activations read and write each element once. Each kernel gives the bits of its
+reference, in `reference/layers.py` and `reference/kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from rootlace.kernels.weights import CODES, Quantised, Weight, parts_of
 
 # Feed tokens --------------------------------------------------------------------------------------
 #
-# Tokens that the step before found, put in their places: `reference/layers.py`.
+# Tokens of the step before, written to their places: `reference/layers.py`.
 #
-# In a decode step every token may be one of them. A launch takes longer than the few hundred
-# numbers; as torch operations there would be six.
+# In a decode step every token may come from the step before. A launch takes longer than its few
+# hundred numbers, and torch operations would take six launches.
 
 
 FEED_BLOCK = 256
@@ -48,8 +47,11 @@ def feed_tokens_kernel(ids_ptr, feeds_ptr, found_ptr, out_ptr, count, BLOCK: tl.
 
 
 def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """token_ids, feeds int64 [T], found int32 [S], each contiguous -> int64 [T]. Feeds must be
-    below S: nothing checks them on the device."""
+    """Put tokens of the step before into their places: see `interface.KernelSet`.
+
+    token_ids, feeds int64 [T], found int32 [S], each contiguous -> int64 [T]. Feeds must be below
+    S: the device checks none.
+    """
     out = torch.empty_like(token_ids)
     count = len(token_ids)
     if count:
@@ -61,7 +63,7 @@ def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tenso
 
 # Embedding ----------------------------------------------------------------------------------------
 #
-# Token embedding, a gather of rows: `reference/layers.py`. Bit for bit what it copies.
+# Token embedding, a gather of rows without a change of bits: `reference/layers.py`.
 
 
 @triton.jit(do_not_specialize_on_alignment=["ids_ptr"])
@@ -75,10 +77,8 @@ def embedding_kernel(weight_ptr, ids_ptr, out_ptr, width, stride, BLOCK: tl.cons
 
 
 def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Rows of `weight` [V, H] named by `ids` [T] (int64 or int32) -> [T, H], the weight's dtype.
-
-    Ids must be in 0..V-1: nothing checks them on the device.
-    """
+    """Gather the rows `ids` [T] (int64 or int32) of `weight` [V, H] -> [T, H], the weight's dtype.
+    Ids must be in 0..V-1: the device checks none."""
     if weight.stride(1) != 1:
         raise ValueError("the columns of the embedding's weight must be adjacent")
     tokens, width = len(ids), weight.shape[1]
@@ -107,7 +107,7 @@ def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 @triton.jit(do_not_specialize_on_alignment=["source_ptr", "target_ptr"])
 def copy_slots_kernel(cache_ptr, source_ptr, target_ptr, width, layer_stride, BLOCK: tl.constexpr):
-    """Program (i, l, c) copies part c of slot `source[i]`'s `width` elements in layer l."""
+    """Copy part c of the `width` elements of slot `source[i]` in layer l, in program (i, l, c)."""
     index = tl.program_id(0)
     layer = cache_ptr + tl.program_id(1).to(tl.int64) * layer_stride
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -118,7 +118,7 @@ def copy_slots_kernel(cache_ptr, source_ptr, target_ptr, width, layer_stride, BL
 
 
 def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """cache[target[i]] = cache[source[i]] in every layer at once, in place.
+    """Set cache[target[i]] = cache[source[i]] in every layer at once, in place.
 
     cache [L, B, S, N, D] (layers, keys and values, are one axis L), each layer contiguous; source,
     target int64 [M] slots. No target may also be a source, or appear twice.
@@ -155,10 +155,8 @@ def silu(gate):
 
 @triton.jit
 def gelu_tanh(gate):
-    """gate / 2 * (1 + tanh(z)) = gate / (1 + exp(-2 z)), z = sqrt(2 / pi) (gate + 0.044715 gate^3).
-
-    Where the exponential overflows, the quotient is the limit, zero.
-    """
+    """Return gate / 2 * (1 + tanh(z)) = gate / (1 + exp(-2 z)), with z = sqrt(2 / pi) (gate +
+    0.044715 gate^3). Where the exponential overflows, the quotient is the limit, zero."""
     double_z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     return gate / (1.0 + tl.exp(-double_z))
 
@@ -178,12 +176,13 @@ def gated_kernel(gate_up_ptr, out_ptr, width, stride, GELU: tl.constexpr, BLOCK:
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [T, 2I], the gate first -> [T, I]."""
+    """Return silu(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
     return _gated(gate_up, gelu=False)
 
 
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [T, 2I], the gate first -> [T, I]. The approximation by tanh, as Gemma has it."""
+    """Return gelu(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I], by Gemma's approximation
+    with tanh."""
     return _gated(gate_up, gelu=True)
 
 
@@ -209,12 +208,12 @@ def _gated(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
 
 # Root mean square layer norm, alone and with the residual's addition: `reference/layers.py`.
 #
-# One program per row, which it holds in registers: x and residual are read once, the sum and the
-# norm are written once, 4 * H elements for `add_rms_norm`. Rounded where the reference rounds: the
-# sum, the quotient, the product. The mean is summed in another order, in float32 as there.
+# A program holds one row in registers. It reads x and residual once and writes the sum and the norm
+# once, 4 * H elements for `add_rms_norm`. Numbers are rounded where the reference rounds: the sum,
+# the quotient, the product. The mean is summed in another order, in float32 as in the reference.
 
 WIDEST_NORM = 32768
-"""Columns that a program can hold in registers."""
+"""Maximum number of columns that a program can hold in registers."""
 
 
 @triton.jit
@@ -230,7 +229,8 @@ def rms_norm_kernel(
     eps,
     BLOCK: tl.constexpr,
 ):
-    """weight * (x / sqrt(mean(x^2) + eps)) of a row of x, or of its sum with the residual's."""
+    """Compute weight * (x / sqrt(mean(x^2) + eps)) of a row of x, or of its sum with the residual's
+    row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -256,7 +256,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`s = residual + x`; returns (rms_norm(s), s). Both inputs [T, H]; neither is changed."""
+    """Return (rms_norm(s), s) with `s = residual + x`. Both inputs [T, H]; neither is changed."""
     return _normed(_rows(x), _rows(residual), weight, eps)
 
 
@@ -286,7 +286,7 @@ def _normed(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x [..., H] as [rows, H] with adjacent columns; a copy only of what has no such view."""
+    """Return x [..., H] as [rows, H] with adjacent columns, copied only if no such view exists."""
     if x.shape[-1] > WIDEST_NORM:
         raise ValueError(f"rows of {x.shape[-1]} columns; at most {WIDEST_NORM} are supported")
     rows = x.reshape(-1, x.shape[-1])
@@ -295,22 +295,22 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 # Linear -------------------------------------------------------------------------------------------
 #
-# Products with weights of small codes: `reference/layers.py`, without a dense matrix in memory.
+# Products with quantised weights: `reference/layers.py`, without a dense matrix in memory.
 #
-# A program computes BLOCK_M rows of BLOCK_N outputs. Codes are unpacked in registers, BLOCK_K
-# inputs at a time, multiplied by their groups' scales as `weights.Quantised` says, rounded to the
-# type of activations, and multiplied with these by the matrix units. So the weights are read once,
-# in their codes, for every BLOCK_M rows: a kernel for steps of few rows, which are bound by
-# reading. Steps of more rows make each matrix dense once, as the reference does.
+# A program computes BLOCK_M rows of BLOCK_N outputs. The program unpacks codes in registers,
+# BLOCK_K inputs at a time, and applies the groups' scales as in `weights.Quantised`. The weights
+# are rounded to the activations' dtype and multiplied by the matrix units. So every BLOCK_M rows
+# read the codes once, which suits steps of few rows: reading bounds these steps. Steps of more rows
+# make each matrix dense once, as the reference does.
 
 
 MOST_ROWS = 64
-"""Rows of a step beyond which matrices are made dense. What would be best has not been measured."""
+"""Rows of a step beyond which matrices are made dense. The best value has not been measured."""
 
 
 @triton.jit
 def _numbers(pointer, units, output, group, inside, GROUPS: tl.constexpr, UNITS: tl.constexpr):
-    """Scales or offsets of outputs [N, 1] and groups [1, K], float32; 0 where not `inside`."""
+    """Load scales or offsets of outputs [N, 1] and groups [1, K], float32; 0 where not `inside`."""
     found = tl.load(pointer + output * GROUPS + group, mask=inside, other=0).to(tl.float32)
     if units is not None:
         unit = tl.load(units + output * UNITS + group // (GROUPS // UNITS), mask=inside, other=0)
@@ -322,7 +322,7 @@ def _numbers(pointer, units, output, group, inside, GROUPS: tl.constexpr, UNITS:
 def quantised_linear_kernel(
     x,  # [T, INPUTS]
     values,  # [OUTPUTS, INPUTS], or [OUTPUTS, INPUTS / 2] where two codes share a byte
-    table,  # [16] float32, what codes of four bits stand for, or nothing
+    table,  # [16] float32, values of codes of four bits, or nothing
     scales,  # [OUTPUTS, GROUPS]
     offsets,  # the same, or nothing
     units,  # [OUTPUTS, UNITS] of scales, or nothing
@@ -344,7 +344,7 @@ def quantised_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (i, j): outputs from i * BLOCK_N on, of rows from j * BLOCK_M on."""
+    """Compute outputs from i * BLOCK_N on, of rows from j * BLOCK_M on, in program (i, j)."""
     output = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     row = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -383,7 +383,7 @@ def quantised_linear_kernel(
 
 
 def linear(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> torch.Tensor:
-    """See `interface.Linear`. x [T, inputs] -> [T, outputs] in x's dtype."""
+    """Multiply x [T, inputs] by a weight -> [T, outputs] in x's dtype. See `interface.Linear`."""
     parts = parts_of(weight)
     if len(x) > MOST_ROWS or not any(isinstance(part, Quantised) for part in parts):
         return dense_products(x, weight, out)
@@ -403,7 +403,7 @@ def linear(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> 
 
 
 def _multiply(x: torch.Tensor, weight: Quantised, out: torch.Tensor) -> None:
-    """out [T, outputs] = x W^T + bias, rows of either any distance apart."""
+    """Compute out [T, outputs] = x W^T + bias. Rows of x and out may lie any distance apart."""
     outputs, inputs = weight.shape
     if not len(x):
         return
@@ -439,7 +439,7 @@ def _multiply(x: torch.Tensor, weight: Quantised, out: torch.Tensor) -> None:
         BLOCK_K=launch.blocks["BLOCK_K"],
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        # Product and sum of a weight are rounded each.
+        # Product and sum of a weight are rounded separately.
         enable_fp_fusion=False,
     )
 

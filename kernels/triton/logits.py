@@ -1,11 +1,9 @@
 """Logits: biases, bans, masks, penalties and log-probabilities, as in `reference/sampling.py`.
 
-Editing is one pass over the logits.
-
-Each program has one tile of one row. It copies the tile, masked, to float32; then it finds, in the
-row's two lists, the entries of its tile (they are sorted by token; 128 of them are compared at
-once) and changes those tokens in its copy. 2 + 4 bytes per logit (bf16), a bit for the mask, and
-the lists.
+Editing is one pass over the logits. A program has one tile of one row and copies the tile, masked,
+to float32. Then it finds the tile's entries in the row's two lists, which are sorted by token, and
+changes these tokens in the copy. The search compares 128 entries at once. Traffic: 2 + 4 bytes per
+logit (bf16), a bit for the mask, and the lists.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from rootlace.kernels.triton.launching import architecture, padded, settings
 
 # Rows ---------------------------------------------------------------------------------------------
 #
-# What kernels over rows of logits share: masked loads, keys that order logits, masses, random
-# numbers.
+# Helpers for rows of logits: masked loads, keys that order logits, masses, random numbers.
 #
 # Masses are sums of weights w = exp((x - max x) / T), in float64.
 #
@@ -28,14 +25,15 @@ from rootlace.kernels.triton.launching import architecture, padded, settings
 # mask_row_ptr, words, vocab), `asked` is (temperature_ptr, top_k_ptr, top_p_ptr, vocab).
 
 MAX_VOCAB = 1 << 24
-"""A rank (`rank_of`) has 24 bits for the token."""
+"""Exclusive bound of vocabularies: a rank (`rank_of`) has 24 bits for the token."""
 EVERYTHING = tl.constexpr(-(1 << 62))
-"""A rank below all."""
+"""Rank below all ranks of tokens."""
 
 
 @triton.jit
 def load_logits(source, row, ids, MASKED: tl.constexpr):
-    """float32 logits of tokens `ids` of a row; -inf outside, and where the row's mask forbids."""
+    """Load logits of tokens `ids` of a row as float32; -inf outside, and where the row's mask
+    forbids."""
     logits_ptr, stride, mask_ptr, mask_row_ptr, words, vocab = source
     inside = ids < vocab
     x = tl.load(logits_ptr + row.to(tl.int64) * stride + ids, mask=inside, other=float("-inf"))
@@ -52,7 +50,7 @@ def load_logits(source, row, ids, MASKED: tl.constexpr):
 
 @triton.jit
 def order_key(x):
-    """int32 keys that order float32 as numbers: -0.0 is 0.0, NaN above everything."""
+    """Return int32 keys that order float32 as numbers: -0.0 equals 0.0, NaN is above everything."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(x != x, 0x7FFFFFFF, key)
@@ -60,25 +58,25 @@ def order_key(x):
 
 @triton.jit
 def key_value(key):
-    """The float32 whose `order_key` is `key`."""
+    """Return the float32 with the `order_key` `key`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def rank_of(x, ids):
-    """int64, larger for what ranks before: the larger logit, then the smaller id."""
+    """Return ranks as int64: larger for a larger logit and, of equal logits, for a smaller id."""
     return (order_key(x).to(tl.int64) << 24) | (0xFFFFFF - ids)
 
 
 @triton.jit
 def rank_key(rank):
-    """The int32 `order_key` in a rank."""
+    """Return the int32 `order_key` in a rank."""
     return (rank >> 24).to(tl.int32)
 
 
 @triton.jit
 def rank_id(rank):
-    """The int32 token in a rank."""
+    """Return the int32 token in a rank."""
     return (0xFFFFFF - (rank & 0xFFFFFF)).to(tl.int32)
 
 
@@ -91,7 +89,7 @@ def _mix(x):
 
 @triton.jit
 def uniform(seed, position):
-    """float64 in [0, 1) from int64 each: `reference/sampling.py`."""
+    """Return float64 in [0, 1) from int64 seed and position, as `reference/sampling.py` does."""
     stream = _mix(seed.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15)
     counter = position.to(tl.uint64, bitcast=True) + 1
     bits = _mix(stream + counter * 0x9E3779B97F4A7C15) >> 11
@@ -100,13 +98,13 @@ def uniform(seed, position):
 
 @triton.jit
 def inverse_of(temperature):
-    """1 / T, finite: a product with 0 stays 0."""
+    """Return 1 / T, finite, so that its product with 0 is 0."""
     return tl.minimum(1.0 / temperature, 1.0e308)
 
 
 @triton.jit
 def largest_of(best_ptr, row, tiles, TILES: tl.constexpr):
-    """(rank of the row's best token, its logit, whether that is a finite number)."""
+    """Return (rank of the row's best token, its logit, whether the logit is a finite number)."""
     tile = tl.arange(0, TILES)
     ranks = tl.load(best_ptr + row * tiles + tile, mask=tile < tiles, other=EVERYTHING)
     rank = tl.max(ranks, 0)
@@ -118,7 +116,7 @@ def largest_of(best_ptr, row, tiles, TILES: tl.constexpr):
 
 @triton.jit
 def cut_parameters(row, finite, asked):
-    """(whether the row has a cut to be searched for, top_k, top_p)."""
+    """Return (whether the row has top-k or top-p to search for, top_k, top_p)."""
     temperature_ptr, top_k_ptr, top_p_ptr, vocab = asked
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
@@ -128,7 +126,7 @@ def cut_parameters(row, finite, asked):
 
 @triton.jit
 def row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES: tl.constexpr):
-    """float64 [TILES]: the tiles' masses relative to the row's largest logit."""
+    """Return the tiles' masses relative to the row's largest logit, float64 [TILES]."""
     tile = tl.arange(0, TILES)
     there = tile < tiles
     ranks = tl.load(best_ptr + row * tiles + tile, mask=there, other=EVERYTHING)
@@ -144,14 +142,14 @@ PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 @triton.jit
 def _first_from(token_ptr, low, high, wanted, ENTRIES: tl.constexpr):
-    """The first of the places low..high-1 whose token is at least `wanted`; `high` if none is.
+    """Return the first place in low..high-1 whose token is at least `wanted`; `high` if none is.
     Tokens ascend. Every round narrows the places to one in ENTRIES."""
     while high > low:
         step = (high - low + ENTRIES - 1) // ENTRIES
         places = low + tl.arange(0, ENTRIES) * step
         tokens = tl.load(token_ptr + places, mask=places < high, other=0x7FFFFFFF)
         below = tl.sum((tokens < wanted).to(tl.int32), 0)
-        # The last sample below `wanted` is number below - 1: the place is behind it.
+        # The place lies behind sample `below` - 1, the last below `wanted`.
         high = tl.minimum(low + below * step, high)
         low = tl.where(below > 0, low + (below - 1) * step + 1, high)
     return low
@@ -186,12 +184,12 @@ def edit_logits_kernel(
     begin, end = tile * BLOCK, tile * BLOCK + BLOCK
     entry = tl.arange(0, ENTRIES)
     if BIASED:
-        # A bias changes nothing of what is masked, so it may come after the mask.
+        # A bias cannot change a masked logit (-inf), so the mask may come first.
         start, stop = tl.load(bias_start_ptr + row), tl.load(bias_start_ptr + row + 1)
         start = _first_from(bias_token_ptr, start, stop, begin, ENTRIES)
         stop = _first_from(bias_token_ptr, start, stop, end, ENTRIES)
         if start < stop:
-            tl.debug_barrier()  # other threads have stored what is changed here
+            tl.debug_barrier()  # other threads stored the logits changed here
             for first in range(start, stop, ENTRIES):
                 there = first + entry < stop
                 token = tl.load(bias_token_ptr + first + entry, mask=there, other=0)
@@ -220,7 +218,7 @@ def edit_logits_kernel(
 
 
 def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
-    """logits float32 or bfloat16 [R, V], not changed -> float32 [R, V]."""
+    """Edit logits float32 or bfloat16 [R, V] -> float32 [R, V], new. See `interface.EditLogits`."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     count, vocab = logits.shape
@@ -232,7 +230,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
     penalties = edits.penalties or dict.fromkeys(PENALTIES, out)
     words = 0 if edits.mask_table is None else edits.mask_table.shape[1]
     edit_logits_kernel[(triton.cdiv(vocab, block), count)](
-        # A tensor that the launch does not read may be any.
+        # Any tensor stands in for one that the launch does not read.
         (
             *(logits, logits.stride(0), _or(edits.mask_table, out), _or(edits.mask_row, out)),
             *(words, vocab),
@@ -252,7 +250,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         BLOCK=block,
         ENTRIES=launch.blocks["ENTRIES"],
         num_warps=launch.num_warps,
-        # The product of the repetition penalty is rounded before the rest is subtracted.
+        # The repetition penalty's product is rounded before the other penalties are subtracted.
         enable_fp_fusion=False,
     )
     return out
@@ -264,8 +262,8 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
 
 # Log-probabilities of tokens: `reference/sampling.py`.
 #
-# One pass: each tile of a row gives its largest logit and its mass relative to that; then one
-# program per row merges them and looks up the token. Tiles are the same whatever the batch is.
+# One pass: each tile of a row gives its largest logit and its mass relative to that logit. Then one
+# program per row merges the tiles and looks up the token. Tiles do not depend on the batch.
 
 
 @triton.jit
@@ -307,7 +305,8 @@ def row_logprob_kernel(
 def token_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """logits float32 or bfloat16 [R, V], tokens int [R] -> float32 [R]; NaN where a token is -1."""
+    """Return the log-probabilities of tokens int [R] from logits float32 or bfloat16 [R, V] ->
+    float32 [R]; NaN for a token of -1."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     count, vocab = logits.shape

@@ -1,16 +1,15 @@
 """From logits to tokens: `reference/sampling.py`, without a sort, in float64.
 
-A row is cut into tiles of the same length whatever the batch is; each program has one tile of one
-row, so that one row is spread over many programs, and sums run in an order of their own row. The
-launches, of which a step's `choice` takes the first two and the last ("greedy", "random") or all:
+A row is cut into tiles of a length that no batch changes. Each program has one tile of one row: so
+many programs work on one row, and sums run in an order of the row alone. The launches (a step's
+`choice` "greedy" or "random" needs only 1 and 6):
 
 1. `tile_stats`: each tile's best token, its least logit, and its mass relative to its own largest
-   logit: all that greedy and plainly random rows need, in one pass over the logits.
-2. `tile_levels`, twice (`row_cuts`): of the rows with top-k or top-p, between which two logits
-   their cut is.
-3. `tile_candidates`: the tokens between these two, gathered, and the mass above them.
+   logit. Greedy rows and random rows without a cut need no more, in one pass over the logits.
+2. `tile_levels`, twice (`row_cuts`): for rows with top-k or top-p, two logits that enclose the cut.
+3. `tile_candidates`: the tokens between these two logits, and the mass above them.
 4. `row_cut` (`row_cuts`): the rank of the last token kept.
-5. `tile_kept`: what is kept of each tile's mass.
+5. `tile_kept`: the kept part of each tile's mass.
 6. `row_pick`: the tile in which the cumulative mass exceeds u times the whole, then the token.
 
 Bytes: the logits are read once ("greedy", "random"), or five times, four of them from the cache.
@@ -128,11 +127,11 @@ def row_pick_kernel(
             reached = tl.cumsum(masses, 0)
             number = uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
             target = number * tl.max(reached, 0)
-            # Rounding may put the target at the very end: then the last tile with mass has it.
+            # Rounding may put the target at the very end: then the last tile with mass is taken.
             final = tl.max(tl.where(masses > 0, tile, 0), 0)
             chosen = tl.min(tl.where((reached > target) & (masses > 0), tile, final), 0)
             before = tl.max(tl.where(tile < chosen, reached, 0.0), 0)
-            # Part by part: the first token beyond the target, or else the last with mass.
+            # Part by part: the first token beyond the target, or else the last token with mass.
             first, last = vocab, 0
             for start in range(0, TILE, PART):
                 ids = chosen * TILE + start + tl.arange(0, PART)
@@ -148,7 +147,7 @@ def row_pick_kernel(
 
 
 class Sizes(NamedTuple):
-    """Tokens of a tile (at most 2^13), candidates held at once, warps."""
+    """Block sizes: tokens of a tile (at most 2^13), candidates held at once, warps."""
 
     tile: int
     room: int
@@ -164,8 +163,8 @@ def sizes(arch: int) -> Sizes:
 def pick_tokens(
     logits: torch.Tensor, rows: PickRows, choice: Choice, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """logits float32 or bfloat16 [R, V], not changed -> int32 [R]. Raises ValueError for
-    vocabularies of 2^24 tokens and more."""
+    """Pick tokens from logits float32 or bfloat16 [R, V], not changed -> int32 [R]. Raises
+    ValueError for vocabularies of 2^24 tokens and more."""
     count, vocab = logits.shape
     if vocab >= MAX_VOCAB:
         raise ValueError(f"a vocabulary of {vocab} tokens; the kernel ranks fewer than {MAX_VOCAB}")
@@ -179,7 +178,7 @@ def pick_tokens(
     size = sizes(architecture(device))
     tiles = triton.cdiv(vocab, size.tile)
     masked = rows.mask_row is not None
-    # A tensor that a launch does not read may be any.
+    # Any tensor stands in for one that a launch does not read.
     params = rows.params
     table = rows.mask_table if masked else params["top_k"]
     mask_row = rows.mask_row if masked else params["top_k"]
@@ -286,10 +285,10 @@ def pick_tokens(
     return out
 
 
-# Steps of automata by tokens that are on the device: `reference/sampling.py`.
+# Steps of automata by tokens on the device: `reference/sampling.py`.
 #
-# A chain of five dependent loads per row, one program for all rows of a small batch: what counts is
-# that nothing waits for the host, and that the launch is one.
+# A row is a chain of five dependent loads; one program computes all rows of a small batch. Speed
+# comes from a single launch that waits for nothing on the host.
 
 _AUTOMATON_ROWS = 128
 
@@ -336,7 +335,8 @@ def step_automata(
     rows: torch.Tensor,
     tables: AutomatonTables,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """states, source, rows int32 [R], tokens int32 [P] -> (states, rows), int32 [R] each."""
+    """Advance automata: states, source, rows int32 [R], tokens int32 [P] -> (states, rows), int32
+    [R] each. See `interface.StepAutomata`."""
     count = len(states)
     found = torch.empty_like(states)
     masks = torch.empty_like(states)

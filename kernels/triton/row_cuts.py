@@ -1,10 +1,10 @@
-"""The exact cut of a row's top-k and top-p: the rank of the last token kept, and what mass is kept.
+"""Exact cut of a row's top-k and top-p: the rank of the last token kept, and the mass kept.
 
-It is found by bisection over the ranks (logit, then id) of the candidates that ladders have
-gathered, which one program holds in registers. Ladders sum rounded weights, so whether the cut is
-among the candidates is checked here. If it is not, or if there were more of them than there is room
-for (where many tokens tie, say), the whole row is bisected: some fifty passes of one program, which
-real logits do not need.
+Ladders gather candidates, which one program holds in registers. A bisection over the candidates'
+ranks (logit, then id) finds the cut. Ladders sum rounded weights, so this program checks that the
+cut is among the candidates. If not, or if too many candidates were found (many ties, for example),
+the program bisects the whole row. That takes some fifty passes of one program, which real logits do
+not need.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rootlace.kernels.triton.logits import (
     row_mass,
 )
 
-# Narrows down where a row's top-k or top-p cut lies, and gathers the tokens around it.
+# Ladders narrow down a row's top-k or top-p cut, and gather the tokens around the cut.
 #
-# A *ladder* is a series of equally spaced logits. Each tile counts how many of its tokens, and what
-# mass, reach each level of a ladder from the row's largest to its least logit. The same is done
-# with a second ladder, between the two levels of the first that enclose the cut. The tokens between
-# the two levels of the second that enclose it are gathered, in order of ids.
+# A *ladder* is a series of equally spaced logits, from the row's largest to its least. Each tile
+# sums the count and the mass of its tokens that reach each level. Two neighbouring levels enclose
+# the cut; a second ladder divides the range between them. The tokens between the second ladder's
+# enclosing levels are gathered, in order of ids.
 #
 # `ladders` is (best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total): reached int64
 # [2, R, tiles, LEVELS], by ladder; `total` = R * tiles * LEVELS. `candidates` is (above_ptr,
@@ -35,13 +35,13 @@ from rootlace.kernels.triton.logits import (
 
 LEVELS = tl.constexpr(16)
 WIDEST = tl.constexpr(3.0e38)
-"""The largest difference between two levels or logits. One that overflowed would make levels of
--inf, which masked tokens reach, and 0 times infinity is not a number."""
+"""Largest difference between two levels or logits. An overflow would make levels of -inf, which
+masked tokens reach; and 0 times infinity is NaN."""
 
 
 @triton.jit
 def least_of(least_ptr, row, tiles, TILES: tl.constexpr):
-    """The row's least logit above -inf."""
+    """Return the row's least logit above -inf."""
     tile = tl.arange(0, TILES)
     least = tl.load(least_ptr + row * tiles + tile, mask=tile < tiles, other=float("inf"))
     return tl.min(least, 0)
@@ -49,7 +49,8 @@ def least_of(least_ptr, row, tiles, TILES: tl.constexpr):
 
 @triton.jit
 def _level(upper, lower, largest, step):
-    """float32: `upper` (inf at first) at step 0, then in equal steps down to `lower`."""
+    """Return a ladder's level, float32: `upper` (inf at first) at step 0, equal steps down to
+    `lower`."""
     top = tl.minimum(upper, largest)
     level = top - tl.minimum(top - lower, WIDEST) * (step.to(tl.float32) * (1.0 / (LEVELS - 1)))
     level = tl.where(step == LEVELS - 1, lower, level)
@@ -58,8 +59,8 @@ def _level(upper, lower, largest, step):
 
 @triton.jit
 def _enclosing(reached_ptr, upper, lower, largest, row, tiles, wanted, TILES: tl.constexpr):
-    """The neighbours of a ladder that enclose the cut: (upper, lower, step of the lower one).
-    `wanted`: (top_k, vocab, the mass that counts where there is no top-k)."""
+    """Return the neighbouring levels that enclose the cut: (upper, lower, step of the lower one).
+    `wanted`: (top_k, vocab, the mass to reach without top-k)."""
     top_k, vocab, wanted_mass = wanted
     tile = tl.arange(0, TILES)[:, None]
     step = tl.arange(0, LEVELS)
@@ -78,7 +79,7 @@ def _enclosing(reached_ptr, upper, lower, largest, row, tiles, wanted, TILES: tl
 
 @triton.jit
 def _pair(weight):
-    """One token and its weight (at most 1) as an int64: sums of 2^13 of them hold both."""
+    """Pack one token and its weight (at most 1) into an int64 that can sum 2^13 such pairs."""
     return (weight * 17179869184.0).to(tl.int64) + 0x1000000000000  # 2^34, 2^48
 
 
@@ -131,8 +132,8 @@ def tile_levels_kernel(
 
 @triton.jit
 def last_levels(ladders, cut, row, largest, inverse, TILES: tl.constexpr):
-    """What both ladders led to: (upper, lower, step of the lower one on the second). `cut`:
-    (top_k, top_p, vocab)."""
+    """Return the levels that enclose the cut on the second ladder: (upper, lower, step of the lower
+    one). `cut`: (top_k, top_p, vocab)."""
     best_ptr, least_ptr, mass_ptr, reached_ptr, tiles, total = ladders
     top_k, top_p, vocab = cut
     mass = tl.sum(row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES), 0)
@@ -145,7 +146,8 @@ def last_levels(ladders, cut, row, largest, inverse, TILES: tl.constexpr):
 
 @triton.jit
 def gathered(reached_ptr, row, tiles, total, step, split, TILES: tl.constexpr):
-    """int32 [TILES]: how many tokens of each tile are above the two levels, and between them."""
+    """Return int32 [TILES] each: the tokens of each tile above the two levels (0 unless `split`),
+    and the tokens of the tile between the levels."""
     tile = tl.arange(0, TILES)
     place = reached_ptr + total + (row * tiles + tile) * LEVELS + step
     above = _count(tl.load(place - 1, mask=tile < tl.where(split, tiles, 0), other=0))
@@ -175,7 +177,7 @@ def tile_candidates_kernel(
         upper, lower, step = last_levels(
             ladders, (top_k, top_p, vocab), row, largest, inverse, TILES
         )
-        # The mass of the top k, of which top-p takes a share, is known once all are gathered.
+        # top-p takes a share of the top k's mass, known once all of the top k are gathered.
         split = (top_k >= vocab) | (top_p >= 1.0)
         _above, between = gathered(reached_ptr, row, tiles, total, step, split, TILES)
         if tl.sum(between, 0) <= ROOM:
@@ -198,8 +200,8 @@ def tile_candidates_kernel(
 
 @triton.jit
 def _last_by_count(ranks, count, wanted, low, high):
-    """The largest rank that at least `wanted` tokens reach: `count` tokens that rank above all of
-    `ranks`, and some of these. At least `wanted` reach `low`, fewer reach `high`."""
+    """Return the largest rank that at least `wanted` tokens reach. `count` tokens rank above all of
+    `ranks`. At least `wanted` tokens reach `low`, fewer reach `high`."""
     while high - low > 1:
         middle = low + ((high - low) >> 1)
         enough = count + tl.sum((ranks >= middle).to(tl.int32), 0) >= wanted
@@ -210,7 +212,8 @@ def _last_by_count(ranks, count, wanted, low, high):
 
 @triton.jit
 def _last_by_mass(ranks, weights, mass, wanted, low, high):
-    """As `_last_by_count`, where tokens count by their weights, and `mass` lies above."""
+    """Return the rank as `_last_by_count` does, with tokens weighted, and `mass` above all of
+    `ranks`."""
     while high - low > 1:
         middle = low + ((high - low) >> 1)
         enough = mass + tl.sum(tl.where(ranks >= middle, weights, 0.0), 0) >= wanted
@@ -230,8 +233,8 @@ def _reached(
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many tokens of the whole row rank `rank` or before, or with `MASS` their mass; float64,
-    which counts exactly."""
+    """Count the row's tokens of at least `rank`, or sum their masses (`MASS`); float64, exact for
+    counts."""
     _logits_ptr, _stride, _mask_ptr, _mask_row_ptr, _words, vocab = source
     found = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
@@ -258,7 +261,8 @@ def _last_of_row(
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest rank that `wanted` tokens, or such a mass, reach: by bisection of all ranks."""
+    """Return the largest rank that `wanted` tokens, or a mass of `wanted`, reach: by bisection of
+    all ranks."""
     low = rank_of(tl.full([], float("-inf"), tl.float32), (1 << 24) - 1)
     high = best + 1
     while high - low > 1:
@@ -342,7 +346,7 @@ def row_cut_kernel(
 
 @triton.jit
 def kept_weights(x, ids, largest, inverse, cut, min_p):
-    """float64: the weights of those tokens that are kept, 0 for the others."""
+    """Return the weights of kept tokens as float64, 0 for other tokens."""
     weights = tl.exp((x.to(tl.float64) - largest.to(tl.float64)) * inverse)
     return tl.where((rank_of(x, ids) >= cut) & (weights >= min_p), weights, 0.0)
 
