@@ -444,6 +444,7 @@ class Connection:
                 self._lose(self._cut)
                 return
             self._over.clear()
+            self._end_late()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._goodbye.wait(), RECONNECT_SECONDS)
             self._cut = None
@@ -547,6 +548,13 @@ class Connection:
         elif self._cut is None:
             self._cut = reason
             self._over.set()
+
+    def _end_late(self) -> None:
+        """Fail the operations of runs whose timeout is over: without a line, no server does."""
+        for op, sink in list(self._sinks.items()):
+            late = getattr(sink, "late", None)
+            if late is not None and (error := late()) is not None:
+                _fail(self._sinks, op, error)
 
     def _lose(self, reason: RootlaceError) -> None:
         """Mark the connection lost, fail every waiting operation, and end the I/O thread."""

@@ -343,7 +343,7 @@ def _model_info(url: str, api_key: str) -> dict[str, Any]:
             info = json.load(response)
     except urllib.error.HTTPError as error:
         kind: type[RootlaceError] = Unauthorized if error.code == 401 else ServerUnavailable
-        raise kind(f"{url} answered {error.code} {error.reason}") from None
+        raise kind(f"{request.full_url} answered {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise ServerUnavailable(f"there is no server at {url}: {reason}") from None

@@ -27,6 +27,8 @@ class Definition:
         self.bind_arguments = dict(bound or {})
         self._unbound: Self | None = None
         self._is_method = False
+        if isinstance(func, classmethod):
+            raise TypeError(f"{self.name}: a class method is no program; a method of an object is")
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise TypeError(f"{self.name}: a program has no `yield`; stream() yields its text")
         called = type(func).__call__  # of an object that is no function
@@ -37,7 +39,7 @@ class Definition:
             inspect.Parameter.POSITIONAL_ONLY,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         ):
-            raise TypeError(f"{self.name}: the first parameter of a program is its state")
+            raise TypeError(f"{self.name}: a program's first parameter (behind self) is its state")
         self._parameters = parameters[1:]
         for parameter in self._parameters:
             if parameter.name in _RESERVED:
@@ -46,6 +48,17 @@ class Definition:
     @property
     def name(self) -> str:
         return getattr(self.func, "__qualname__", type(self.func).__qualname__)
+
+    @property
+    def _called(self) -> str:
+        """Return how errors about arguments name the program. Of a method whose object has another
+        name than `self`, they say what the method takes as its object and as its state."""
+        if not inspect.ismethod(self.func):
+            return f"{self.name}()"
+        of = next(iter(inspect.signature(self.func.__func__).parameters))
+        state = next(iter(self._signature.parameters))
+        static = f" ({of!r} is its object, {state!r} its state; a @staticmethod has no object)"
+        return f"{self.name}()" + (static if of != "self" else "")
 
     @property
     def plain_name(self) -> str:
@@ -118,18 +131,18 @@ class Definition:
                 values[name] = value
             else:
                 options[name] = value
-        return values, sampling.normalise(options, f"{self.name}()", own)
+        return values, sampling.normalise(options, self._called, own)
 
     def body(self, args: Sequence[Any], values: Mapping[str, Any]) -> Body:
         """Return the program with its arguments, ready for a state. Raises TypeError if they do not
         fit."""
         merged = {**self.bind_arguments, **values}
         if not self._greedy:
-            sampling.check_names(merged, self.arg_names, f"{self.name}()")
+            sampling.check_names(merged, self.arg_names, self._called)
         try:
             self._signature.bind(None, *args, **merged)
         except TypeError as error:
-            raise TypeError(f"{self.name}(): {error}") from None
+            raise TypeError(f"{self._called}: {error}") from None
         if not self.is_async:
             return lambda state: self.func(state, *args, **merged)
 

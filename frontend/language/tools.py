@@ -265,7 +265,14 @@ class Offer(NamedTuple):
             return []
         written = self.said.written()
         text = written if isinstance(written, str) else written[0]
-        return list(find_calls(text, self.form, self.tools))
+        found = list(find_calls(text, self.form, self.tools))
+        if found and found[-1].error is not None:
+            meta = self.said.meta()
+            meta = meta[0] if isinstance(meta, list) else meta
+            if meta["finish_reason"]["type"] == "length":
+                error = ValueError(f"the call was cut off after {meta['completion_tokens']} tokens")
+                found[-1] = replace(found[-1], result=f"error: {error}", error=error)
+        return found
 
 
 def find_calls(text: str, form: ToolFormat, tools: Tools) -> Iterator[ToolCall]:

@@ -8,7 +8,15 @@ import hashlib
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -388,12 +396,14 @@ class _Batch:
             self._journal.add(index, state)
 
 
-def bodies(function: Definition, batch: Sequence[Any]) -> list[Body]:
-    """Check every element's arguments before anything runs. Raises TypeError naming the element."""
-    if isinstance(batch, (str, Mapping)) or not isinstance(batch, Sequence):
-        raise TypeError("run_batch() takes a list of dictionaries (or tuples) of arguments")
-    checked = []
-    for index, arguments in enumerate(batch):
+def bodies(function: Definition, batch: Iterable[Any]) -> tuple[list[Any], list[Body]]:
+    """Read the whole batch, and check every element's arguments before anything runs. Raises
+    TypeError naming the element."""
+    if isinstance(batch, (str, Mapping)) or not isinstance(batch, Iterable):
+        what = type(batch).__name__
+        raise TypeError(f"run_batch() takes a list of dictionaries or tuples, not one {what}")
+    rows, checked = list(batch), []
+    for index, arguments in enumerate(rows):
         try:
             if isinstance(arguments, Mapping):
                 checked.append(function.body((), arguments))
@@ -403,7 +413,7 @@ def bodies(function: Definition, batch: Sequence[Any]) -> list[Body]:
                 raise TypeError(f"a dictionary or a tuple, not {type(arguments).__name__}")
         except TypeError as error:
             raise TypeError(f"batch[{index}]: {error}") from None
-    return checked
+    return rows, checked
 
 
 def common_arguments(function: Definition, batch: Sequence[Any]) -> dict[str, Any]:
@@ -433,7 +443,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def run_batch(
     function: Definition,
-    batch: Sequence[Any],
+    batch: Iterable[Any],
     num_threads: str | int,
     progress_bar: bool,
     generator_style: bool,
@@ -441,7 +451,7 @@ def run_batch(
     options: Mapping[str, Any],
 ) -> Any:
     """Implement `Function.run_batch`."""
-    todo = bodies(function, batch)
+    rows, todo = bodies(function, batch)
     width = _width(num_threads, len(todo))
     endpoint = endpoint_of(backend)
     if function.is_async:
@@ -449,14 +459,14 @@ def run_batch(
             raise InvalidRequest("generator_style is for ordinary programs")
         coroutine = run_batch_async(
             function,
-            batch,
+            rows,
             4096 if num_threads == "auto" else width,
             endpoint,
             options,
             progress_bar,
         )
         return in_own_loop(coroutine, function.name)
-    results = _in_threads(function, todo, width, progress_bar, endpoint, options, batch)
+    results = _in_threads(function, todo, width, progress_bar, endpoint, options, rows)
     return results if generator_style else list(results)
 
 
@@ -512,7 +522,7 @@ def _result(future: Future[ProgramState]) -> ProgramState:
 
 async def run_batch_async(
     function: Definition,
-    batch: Sequence[Any],
+    batch: Iterable[Any],
     concurrency: int,
     backend: Any,
     options: Mapping[str, Any],
@@ -525,11 +535,11 @@ async def run_batch_async(
         raise TypeError(f"{function.name} is not an `async def` program; use run_batch()")
     if concurrency < 1:
         raise InvalidRequest(f"concurrency must be at least 1, not {concurrency}")
-    todo = bodies(function, batch)
+    rows, todo = bodies(function, batch)
     if not todo:
         return []
     results: list[ProgramState | None] = [None] * len(todo)
-    async with _closing(_Batch(function, endpoint_of(backend), options, batch)) as shared:
+    async with _closing(_Batch(function, endpoint_of(backend), options, rows)) as shared:
         with _progress(progress_bar, function.name, len(todo)) as advance:
             remaining = iter(enumerate(todo))
 

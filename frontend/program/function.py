@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
@@ -101,7 +101,7 @@ class Function(Definition):
 
     def run_batch(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Iterable[Mapping[str, Any] | Sequence[Any]],
         *,
         num_threads: str | int = "auto",
         progress_bar: bool = False,
@@ -111,7 +111,7 @@ class Function(Definition):
         **kwargs: Any,
     ) -> Any:
         """Run the program once per element of `batch` (its arguments) and return the states in
-        order.
+        order. An iterator is read to its end first.
 
         A program that fails affects no other: its state's `error()` is the reason, and reading the
         state raises. The program's constant prefix is computed once. At most `num_threads` run at a
@@ -139,7 +139,7 @@ class Function(Definition):
 
     async def run_batch_async(
         self,
-        batch: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch: Iterable[Mapping[str, Any] | Sequence[Any]],
         *,
         concurrency: int = 4096,
         checkpoint: Checkpoint | str | Path | None = None,

@@ -168,6 +168,9 @@ class Owner(Protocol):
     @property
     def failure(self) -> Failure | None: ...
 
+    def late(self) -> DeadlineExceeded | None:
+        """Return the error of a run after its timeout."""
+
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
         """Record that `operation` failed with `error`. Return the failure for its readers."""
 
@@ -205,6 +208,9 @@ class Operation(Completion):
                 self.on_success(event)
             self.finish()
         self.owner.notify()
+
+    def late(self) -> DeadlineExceeded | None:
+        return self.owner.late()
 
     def on_chunk(self, chunk: protocol.Chunk) -> None:
         pass

@@ -406,6 +406,9 @@ class RemoteBranch:
 
     # ------------------------------------------------------------ what the I/O thread reports
 
+    def late(self) -> DeadlineExceeded | None:
+        return self._run.budget.late()
+
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
         """Return the failure that readers of `operation` see: the first cause, in any branch."""
         if isinstance(error, DeadlineExceeded):  # the request was given what was left of the run's

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import functools
 import math
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from rootlace.runtime.config import EngineConfig
+from rootlace.runtime import processes
+from rootlace.runtime.config import CacheConfig, EngineConfig
 from rootlace.runtime.contracts.messages import Heartbeat
 from rootlace.runtime.engine.client import child_engine, engine_client
 
@@ -115,3 +118,16 @@ async def test_an_engine_that_ends_when_patience_does(monkeypatch: pytest.Monkey
     assert late.ended
     engine.close()
     place.close()
+
+
+def test_no_folder_stays_of_a_launcher_without_its_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def new_memory() -> int:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(processes, "new_memory", new_memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="too many open files"):
+        child_engine.Children(EngineConfig(cache=CacheConfig(host_gb=1.0)))
+    assert not list(tmp_path.iterdir())

@@ -70,6 +70,7 @@ class FakeGateway:
         self.frames = 0
         self.flushes = 0
         self.silent = False
+        self.kept = False
         self.peers: dict[bytes, Machine] = {}
         self._held = False
         self._commands: deque[Callable[[], object]] = deque()
@@ -146,7 +147,7 @@ class FakeGateway:
             self._reply(identity, protocol.Failed(0, error.code, str(error)))
             return
         self.peers[identity] = Machine(self._answer, lambda event: self._reply(identity, event))
-        self._reply(identity, protocol.Welcome(0, protocol.PROTOCOL_VERSION, self.model))
+        self._reply(identity, protocol.Welcome(0, protocol.PROTOCOL_VERSION, self.model, self.kept))
 
     def _take(self, identity: bytes, op: protocol.Op) -> None:
         if isinstance(op, protocol.Ping):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import csv
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -176,6 +178,23 @@ def test_a_generator_that_is_given_up_cancels_the_rest(gateway: FakeGateway) -> 
     eventually(lambda: gateway.open_branches == 0)
 
 
+@pytest.mark.parametrize("style", [False, True])
+def test_rows_come_from_an_iterator(gateway: FakeGateway, tmp_path: Path, style: bool) -> None:
+    rows = csv.DictReader(["review", "one", "two"])
+    states = classify.run_batch(rows, checkpoint=tmp_path / "rows", generator_style=style)
+    assert [state.text()[len(EXAMPLES) :][:3] for state in states] == ["one", "two"]
+    assert len(gateway.sent(protocol.Prefill)) == 1  # the common prefix is that of all rows
+
+
+async def test_rows_of_an_async_program_come_from_an_iterator(gateway: FakeGateway) -> None:
+    @rl.function
+    async def program(s, i):
+        s += i
+
+    states = await program.run_batch_async((number,) for number in "ab")
+    assert [state.text() for state in states] == ["a", "b"]
+
+
 def test_progress_bar(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     classify.run_batch([{"review": "a"}, {"review": "b"}], progress_bar=True)
     assert "classify" in capsys.readouterr().out
@@ -186,8 +205,9 @@ def test_wrong_arguments_are_found_before_anything_runs(gateway: FakeGateway) ->
         classify.run_batch([{"review": "a"}, {"revue": "b"}])
     with pytest.raises(TypeError, match=r"batch\[0\]"):
         classify.run_batch(["a"])
-    with pytest.raises(TypeError, match="list of dictionaries"):
-        classify.run_batch({"review": "a"})  # type: ignore[arg-type]
+    for wrong in ({"review": "a"}, 3):
+        with pytest.raises(TypeError, match=r"list of dictionaries or tuples, not one (dict|int)"):
+            classify.run_batch(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="temprature"):
         classify.run_batch([{"review": "a"}], temprature=1)
     with pytest.raises(InvalidRequest, match="num_threads"):

@@ -127,6 +127,14 @@ def test_a_bare_float_has_as_many_digits_as_python_writes(value: float) -> None:
     assert not re.fullmatch(asked.source, "1" * 18)
 
 
+def test_a_bare_int_has_as_many_digits_as_in_a_schema() -> None:
+    asked = sampling.constraint({"type": int})
+    assert asked is not None and asked.source is not None
+    for number in ("0", "-7", "9" * 20):
+        assert re.fullmatch(asked.source, number)
+    assert not re.fullmatch(asked.source, "1" * 21)
+
+
 def test_each_reader_gets_a_value_of_its_own(
     gateway: FakeGateway, backend: rl.RuntimeEndpoint
 ) -> None:

@@ -49,7 +49,7 @@ def answer() -> Iterator[Callable[[int, Any], str]]:
     ("status", "body", "error", "said"),
     [
         (401, {}, Unauthorized, "answered 401"),
-        (402, {}, ServerUnavailable, "answered 402"),
+        (402, {}, ServerUnavailable, "/get_model_info answered 402"),
         (500, {}, ServerUnavailable, "answered 500"),
         (200, [], ServerUnavailable, "is not a Rootlace server"),
         (200, {}, ServerUnavailable, "no socket for programs"),

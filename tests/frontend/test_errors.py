@@ -264,6 +264,19 @@ def test_wrong_arguments_of_a_run() -> None:
         unread.bind(x=1)
     with pytest.raises(TypeError, match="first parameter"):
         rl.function(lambda: None)
+    with pytest.raises(TypeError, match="tell: a class method is no program"):
+
+        class Guide:
+            @rl.function
+            @classmethod
+            def tell(cls, s):
+                s += "Rome"
+
+    bad = Unbound().tell
+    for call in (lambda: bad.run("x"), lambda: bad.run(what="x"), lambda: bad.run_batch([("x",)])):
+        with pytest.raises(TypeError, match="'s' is its object, 'what' its state; a @staticmethod"):
+            call()
+    assert Unbound.tell.arg_names == ["what"]
     with pytest.raises(TypeError, match="backend"):
         rl.function(lambda s, backend: None)
     with pytest.raises(TypeError, match="echo: a program has no `yield`"):
@@ -445,6 +458,12 @@ def test_wrong_api_key(tmp_path: Path) -> None:
         gateway.stop()
 
 
+class Unbound:
+    @rl.function
+    def tell(s, what):  # without self
+        s += what
+
+
 def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
     gateway = FakeGateway(tmp_path)
     endpoint = rl.RuntimeEndpoint(gateway.address)
@@ -473,6 +492,27 @@ def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
     assert simple.run(backend=endpoint)["x"] == " back"
     endpoint.close()
     again.stop()
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_run_ends_at_its_timeout_while_its_server_is_away(tmp_path: Path, read: bool) -> None:
+    gateway = FakeGateway(tmp_path)
+    gateway.kept = True
+    endpoint = rl.RuntimeEndpoint(gateway.address, patience=60)
+    gateway.hold()
+
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("x") + "b"
+        eventually(lambda: bool(gateway.sent(protocol.Generate)))
+        gateway.stop()
+        s.branch.run.budget._deadline = 0.0  # only now: a busy machine may be slow until here
+        return s["x"] if read else None
+
+    with pytest.raises(rl.ProgramError, match=r"gen.*within its timeout of 3600 s"):
+        program.run(backend=endpoint, timeout=3600)
+    assert endpoint.connect().lost is None
+    endpoint.close()
 
 
 def test_a_silent_server_is_noticed(tmp_path: Path) -> None:

@@ -555,6 +555,24 @@ def test_calls_of_odd_tools() -> None:
         rl.tools(unknown)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_call_that_max_tokens_cuts_off_is_told_as_such(gateway: FakeGateway, n: int) -> None:
+    tools = rl.tools(add)
+    gateway.script = lambda text, op: call("add", a=1, b=2) + call("add", a=2, b=3)
+
+    @rl.function
+    def agent(s):
+        length = len(call("add", a=1, b=2)) + len(call("add", a=2, b=3)[:-20])
+        s += rl.user("Go.") + rl.assistant(rl.gen("said", tools=tools, max_tokens=length, n=n))
+        return length, s.call_tools()
+
+    with rl_backend(gateway) as backend:
+        length, (first, second) = agent.run(backend=backend).ret_value
+    assert first.error is None and first.result == "3"
+    assert second.result == f"error: the call was cut off after {length} tokens"
+    assert isinstance(second.error, ValueError) and str(second.error) in second.result
+
+
 def test_arguments_nested_too_deep_are_told() -> None:
     tools = rl.tools(rl.Tool("f", "", {"type": "object"}, json.loads))
     text = f'<tool_call>\n{{"name": "f", "arguments": {{"x": {"[" * 100_000}'

@@ -411,6 +411,22 @@ async def test_who_stops_waiting_for_a_model_leaves_it_loading(make: Make) -> No
         await dying
 
 
+async def test_a_model_that_is_stopped_while_it_loads_does_not_stay(make: Make) -> None:
+    place = await make(load="on-demand")
+    room = place.rooms.room("b")
+    place.gate.clear()
+    left = asyncio.create_task(place.rooms.load("b"))
+    await until(lambda: bool(place.loaded))
+    left.cancel()
+    asked = {"model": "b", "keep_alive": 0}
+    stopped = asyncio.create_task(place.ask("/api/generate", asked))
+    await until(lambda: bool(room.users) or stopped.done())
+    place.gate.set()
+    assert (await stopped)[1]["done_reason"] == "unload"
+    await until(lambda: room.loading is None)
+    assert room.gateway is None and place.loaded == ["b"]
+
+
 async def test_a_timeout_includes_the_time_of_a_load(make: Make) -> None:
     place = await make(load="on-demand")
     place.gate.clear()

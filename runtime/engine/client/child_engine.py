@@ -49,10 +49,11 @@ class Children:
         transfer: TransferConfig | None = None,
     ) -> None:
         """See `EngineProcessConfig`."""
+        # First: if it fails, no folder stays behind.
+        host = processes.new_memory() if config.cache.enabled and config.cache.host_gb else -1
         self._folder = processes.SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._opened = 0
-        host = processes.new_memory() if config.cache.enabled and config.cache.host_gb else -1
         self._config = EngineProcessConfig(
             *(config, "", "", str(self._folder.path), ""),
             *(replica, replicas, digest_key.hex(), transfer, host),

@@ -147,7 +147,7 @@ class ModelRoutes:
             text = said.messages if chat else said.prompt
             if leaves and path in _STOPPING and bytes(text) in _EMPTY:
                 room = self._rooms.room(asked)
-                if room.gateway is None:
+                if room.gateway is None and room.loading is None:
                     return json_response(without_text(asked or room.name, chat, "unload"))
             async with self._use(asked, timeout) as model:
                 reply = await model.endpoints[method, path].handle(request)
