@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
-from msgspec.structs import replace
 
 from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
 from rootlace.runtime.server.http.chat_pipeline import Chats
@@ -42,9 +41,8 @@ from rootlace.runtime.server.http.replies import (
 )
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
-    adapter_of,
     call_of,
-    handling_of,
+    placed,
     sampling_fields,
     with_sampling,
 )
@@ -183,8 +181,9 @@ _UNLIKE = "\ue0f0"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
-def chat_request(body: CountBody) -> ChatRequest:
+def chat_request(gateway: ServedModel, body: CountBody) -> ChatRequest:
     """Make the `ChatRequest`. Raises InvalidParameter for a body that cannot be served."""
+    model = check_name(gateway.model_info, body.model)
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
@@ -210,10 +209,8 @@ def chat_request(body: CountBody) -> ChatRequest:
         thinking_budget=budget_of(None, body.thinking),
         # The answer continues the last message, if that is the model's own.
         continue_final=messages[-1]["role"] == "assistant",
-        namespace=(body.cache_salt or "") if isinstance(body, MessagesBody) else "",
-        handling=handling_of(body),
-        cache_report=isinstance(body, MessagesBody) and bool(body.return_cache_report),
         pinned=_pinned(body),
+        **placed(gateway, body, model),
     )
 
 
@@ -422,13 +419,12 @@ class Messages:
         self._chats = chats
 
     async def count_tokens(self, body: CountBody) -> TokenCount:
-        check_name(self._gateway.model_info, body.model)
-        return TokenCount(len(await self._chats.encode(chat_request(body))))
+        wanted = chat_request(self._gateway, body)
+        return TokenCount(len(await self._chats.encode(wanted)))
 
     async def handle(self, body: MessagesBody) -> MessageReply | Stream:
         model = check_name(self._gateway.model_info, body.model)
-        wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
-        prepared = await self._chats.prepare(wanted)
+        prepared = await self._chats.prepare(chat_request(self._gateway, body))
         if body.stream:
             return Stream(self._stream(model, prepared), NAMED_EVENTS)
         ended, (answer,) = await AnswerStream.whole(self._gateway, prepared)

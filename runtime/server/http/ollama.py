@@ -25,7 +25,6 @@ from rootlace.runtime.server.http.chat_request import (
     blocks_of,
     thinking_arguments,
 )
-from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
@@ -53,12 +52,12 @@ from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
     TopLogprobs,
-    adapter_of,
     asked_top,
     call_of,
-    handling_of,
-    handling_without_pin,
+    placed,
+    placed_unpinned,
     sampling_fields,
+    tools_of,
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
@@ -270,11 +269,6 @@ def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
     return found
 
 
-def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
-    functions = [tool.function for tool in tools or ()]
-    return tuple(ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions)
-
-
 def choice_of(body: ChatBody) -> ToolChoice:
     given = body.tool_choice
     if isinstance(given, Choice):
@@ -287,17 +281,17 @@ def _known(gateway: ServedModel, asked: str) -> str:
     return check_name(gateway.model_info, asked.removesuffix(":latest"))
 
 
-class Embedded(TypedDict):
+class Embedded(msgspec.Struct):
     """Vectors of length 1. Durations are in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]
     total_duration: int
-    load_duration: int
     prompt_eval_count: int
+    load_duration: int = 0
 
 
-class EmbeddedOne(TypedDict):
+class EmbeddedOne(msgspec.Struct):
     """Vector, not normalised."""
 
     embedding: list[float]
@@ -423,20 +417,14 @@ class Ollama:
         begun, model = time.monotonic(), _known(self._gateway, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
-        return {
-            "model": model,
-            "embeddings": vectors,
-            "total_duration": _nanoseconds(time.monotonic() - begun),
-            "load_duration": 0,
-            "prompt_eval_count": total,
-        }
+        return Embedded(model, vectors, _nanoseconds(time.monotonic() - begun), total)
 
     async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
         model = _known(self._gateway, body.model)
         if not body.prompt:  # as Ollama
-            return EmbeddedOne(embedding=[])
+            return EmbeddedOne([])
         vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
-        return EmbeddedOne(embedding=vectors[0])
+        return EmbeddedOne(vectors[0])
 
     async def _vectors(
         self,
@@ -454,10 +442,8 @@ class Ollama:
             None,
             normalise=normalise,
             dimensions=dimensions,
-            namespace=body.cache_salt,
-            adapter=adapter_of(self._gateway, model),
-            handling=handling_without_pin(body),
             names=names,
+            **placed_unpinned(self._gateway, body, model),
         )
         return [vector.values.tolist() for vector in found], usage.prompt_tokens
 
@@ -506,10 +492,7 @@ class Ollama:
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             thinking_budget=body.thinking_budget,
-            adapter=adapter_of(self._gateway, model),
-            namespace=body.cache_salt or "",
-            cache_report=bool(body.return_cache_report),
-            handling=handling_of(body),
+            **placed(self._gateway, body, model),
             **more,
         )
 

@@ -57,14 +57,13 @@ from rootlace.runtime.server.http.request_fields import (
     SamplingBody,
     Tool,
     TopLogprobs,
-    adapter_of,
     asked_top,
     check_samples,
     chosen_id,
-    handling_of,
     make_params,
     openai_fields,
     parse_prompts,
+    placed,
     template_arguments,
     template_messages,
     text_of,
@@ -194,16 +193,8 @@ class Completions:
         params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
         alone = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-        job = GenerateRequest(
-            (),
-            params,
-            openai_constraint(body),
-            body.cache_salt or "",
-            bool(body.return_cache_report),
-            handling=handling_of(body),
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            param="prompt",
-        )
+        place = placed(self._gateway, body, model)
+        job = GenerateRequest((), params, openai_constraint(body), param="prompt", **place)
         jobs = [
             replace(
                 job,
@@ -513,11 +504,8 @@ class ChatCompletions:
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final=bool(body.continue_final_message),
             reasoning=body.separate_reasoning is not False,
-            namespace=body.cache_salt or "",
-            cache_report=bool(body.return_cache_report),
-            handling=handling_of(body),
-            adapter=adapter_of(self._gateway, model, body.adapter),
             prediction=predicted,
+            **placed(self._gateway, body, model),
         )
         usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
         return _Chat(

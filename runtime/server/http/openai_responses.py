@@ -51,9 +51,8 @@ from rootlace.runtime.server.http.request_fields import (
     ContentPart,
     HandlingBody,
     TopLogprobs,
-    adapter_of,
     call_of,
-    handling_of,
+    placed,
     sampling_fields,
     text_of,
     with_sampling,
@@ -488,7 +487,7 @@ class Responses:
                 body.previous_response_id, "previous_response_id", owner(), body.cache_salt or ""
             )
         before = previous.messages if previous is not None else ()
-        store, handling = body.store is not False, handling_of(body)
+        place = placed(self._gateway, body, model)
         new = messages_of(body.input, before)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
@@ -509,15 +508,12 @@ class Responses:
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
             thinking_budget=body.thinking_budget,
-            namespace=body.cache_salt or "",
-            cache_report=bool(body.return_cache_report),
-            handling=handling,
-            adapter=adapter_of(self._gateway, model),
             # An unshared branch ends with the request.
-            keep=store and handling.cache.share,
+            keep=body.store is not False and place["handling"].cache.share,
             # Another model's tokens differ.
             behind=previous.held if previous and previous.response["model"] == model else None,
             param="input",
+            **place,
         )
         if body.truncation == "auto":
             request = await self._chats.fitting(request)

@@ -6,7 +6,7 @@ Sections: handling, model, prompts, sampling, OpenAI's body, messages, conversat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -67,14 +67,6 @@ def handling_of(body: HandlingBody | SamplingBody) -> Handling:
     return remaining(handling, _WAITED.get())
 
 
-def handling_without_pin(body: HandlingBody) -> Handling:
-    """Return the body's handling without a pin. Raises InvalidParameter for a pin."""
-    handling = handling_of(body)
-    if handling.cache.pin:
-        raise InvalidParameter("cache.pin", "cache.pin: nothing is pinned here; pin a prompt")
-    return handling
-
-
 def remaining(handling: Handling, seconds: float) -> Handling:
     """Return the handling with the timeout reduced by `seconds`."""
     if handling.timeout is None:
@@ -100,6 +92,26 @@ def adapter_of(
     if named:
         raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
     return asked
+
+
+def placed(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+    """Return namespace, adapter and handling of a body's prompts, and whether a cache report is
+    asked for, by the names of `GenerateRequest` and `ChatRequest`. Raises as `adapter_of` does."""
+    return {
+        "namespace": getattr(body, "cache_salt", None) or "",
+        "adapter": adapter_of(gateway, model, getattr(body, "adapter", None)),
+        "handling": handling_of(body),
+        "cache_report": bool(getattr(body, "return_cache_report", None)),
+    }
+
+
+def placed_unpinned(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+    """Return `placed` without the report. Raises InvalidParameter for a pin, too."""
+    found = placed(gateway, body, model)
+    del found["cache_report"]
+    if found["handling"].cache.pin:
+        raise InvalidParameter("cache.pin", "cache.pin: nothing is pinned here; pin a prompt")
+    return found
 
 
 # Prompts ------------------------------------------------------------------------------------------
@@ -509,11 +521,9 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return found
 
 
-def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
-    """Return the tools of a body."""
-    if not tools:
-        return ()
-    functions = [tool.function for tool in tools]
+def tools_of(tools: Iterable[Any] | None) -> tuple[ChatTool, ...]:
+    """Return the tools of a body, each with a `Function`."""
+    functions: list[Function] = [tool.function for tool in tools or ()]
     return tuple([ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions])
 
 
