@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
-from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
+from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Begin,
@@ -154,6 +154,11 @@ class CountBody(HandlingBody, kw_only=True):
 
 
 @with_sampling("anthropic")
+@with_fields(
+    (_ACCOUNT, Any, "metadata"),
+    (_ACCOUNT, str, "user_profile_id service_tier inference_geo"),
+    (ignored("the usage says what was found in the cache"), Any, "diagnostics"),
+)
 class MessagesBody(CountBody, kw_only=True):
     """Body of `POST /v1/messages`, without the fields that `with_sampling` adds. `cache_salt`,
     `return_cache_report`, `priority`, `timeout` and `cache` are Rootlace's."""
@@ -162,11 +167,6 @@ class MessagesBody(CountBody, kw_only=True):
     stream: bool | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
-    metadata: Annotated[Any, _ACCOUNT] = None
-    user_profile_id: Annotated[str | None, _ACCOUNT] = None
-    diagnostics: Annotated[Any, ignored("the usage says what was found in the cache")] = None
-    service_tier: Annotated[str | None, _ACCOUNT] = None
-    inference_geo: Annotated[str | None, _ACCOUNT] = None
 
 
 # Conversation -------------------------------------------------------------------------------------

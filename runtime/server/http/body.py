@@ -9,9 +9,9 @@ import difflib
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -408,6 +408,29 @@ _RAW = web.RequestKey("raw", bytes)
 class Body(msgspec.Struct, forbid_unknown_fields=True):
     """Base of all bodies. An unknown field is an error unless it asks for nothing: its value is
     null or empty, or it is false and its name begins with `return_`."""
+
+
+Group = tuple[msgspec.Meta, Any, str]
+"""Mark of several fields, their type, and their names."""
+
+
+def with_fields(*groups: Group) -> Callable[[type[T]], type[T]]:
+    """Give a body fields without effect or not served, which no code reads; null is their
+    default."""
+    found = [(Annotated[kind | None, mark], names.split()) for mark, kind, names in groups]
+    return extended([(name, kind, None) for kind, names in found for name in names])
+
+
+def extended(fields: list[tuple[str, Any, Any]]) -> Callable[[type[T]], type[T]]:
+    """Make a decorator that adds (name, type, default) to a body."""
+
+    def whole(body: type[T]) -> type[T]:
+        how = {"module": body.__module__, "kw_only": True, "forbid_unknown_fields": True}
+        found = msgspec.defstruct(body.__name__, fields, bases=(body,), **how)  # type: ignore[arg-type]
+        assert issubclass(found, body)
+        return found
+
+    return whole
 
 
 class History(Body, forbid_unknown_fields=False):

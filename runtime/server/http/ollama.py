@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from rootlace.runtime.server.auth import caller
-from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
+from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
@@ -78,30 +78,18 @@ DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
 @with_sampling("ollama")
+@with_fields(
+    (_SERVER, int, "num_ctx num_batch num_gpu main_gpu num_thread num_keep"),
+    (_SERVER, bool, "numa low_vram f16_kv use_mmap use_mlock"),
+    (_SERVER, bool, "vocab_only logits_all embedding_only"),
+    (ignored("penalties count the whole text"), int, "repeat_last_n"),
+    (ignored("a line's end is a token like others"), bool, "penalize_newline"),
+    (ignored("there is no mirostat"), float, "mirostat_eta mirostat_tau"),
+    (refused("use top_p or min_p", 0), int, "mirostat"),
+    (refused("use top_p or min_p", 1.0), float, "tfs_z typical_p"),
+)
 class OptionsBody(Body):
     """Sampling options, without those that `with_sampling` adds; missing ones are in `DEFAULTS`."""
-
-    num_ctx: Annotated[int | None, _SERVER] = None
-    num_batch: Annotated[int | None, _SERVER] = None
-    num_gpu: Annotated[int | None, _SERVER] = None
-    main_gpu: Annotated[int | None, _SERVER] = None
-    num_thread: Annotated[int | None, _SERVER] = None
-    num_keep: Annotated[int | None, _SERVER] = None
-    numa: Annotated[bool | None, _SERVER] = None
-    low_vram: Annotated[bool | None, _SERVER] = None
-    f16_kv: Annotated[bool | None, _SERVER] = None
-    use_mmap: Annotated[bool | None, _SERVER] = None
-    use_mlock: Annotated[bool | None, _SERVER] = None
-    vocab_only: Annotated[bool | None, _SERVER] = None
-    logits_all: Annotated[bool | None, _SERVER] = None
-    embedding_only: Annotated[bool | None, _SERVER] = None
-    repeat_last_n: Annotated[int | None, ignored("penalties count the whole text")] = None
-    penalize_newline: Annotated[bool | None, ignored("a line's end is a token like others")] = None
-    mirostat_eta: Annotated[float | None, ignored("there is no mirostat")] = None
-    mirostat_tau: Annotated[float | None, ignored("there is no mirostat")] = None
-    mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
-    tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
-    typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
 
 
 class Tool(Body):
@@ -163,19 +151,19 @@ class ChatBody(AnswerBody, kw_only=True):
     tool_choice: Literal["auto", "none", "required"] | Choice | None = None
 
 
+@with_fields(
+    (refused("the model cannot infill"), str, "suffix"),
+    (refused("the model's own is used, or none with raw"), str, "template"),
+    (refused("send the conversation to /api/chat"), list[int], "context"),
+    (_ONLY_TEXT, list[Any], "images"),
+    (_ONLY_TEXT, int, "width height steps"),
+)
 class GenerateBody(AnswerBody, kw_only=True):
     """Body of `POST /api/generate`. Without `raw` the prompt is a conversation's only message."""
 
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    suffix: Annotated[str | None, refused("the model cannot infill")] = None
-    template: Annotated[str | None, refused("the model's own is used, or none with raw")] = None
-    context: Annotated[list[int] | None, refused("send the conversation to /api/chat")] = None
-    images: Annotated[list[Any] | None, _ONLY_TEXT] = None
-    width: Annotated[int | None, _ONLY_TEXT] = None
-    height: Annotated[int | None, _ONLY_TEXT] = None
-    steps: Annotated[int | None, _ONLY_TEXT] = None
 
 
 class ShowBody(Body):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from rootlace.runtime.server.http.body import Body, ignored, refused
+from rootlace.runtime.server.http.body import Body, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import (
     Budget,
@@ -325,6 +325,18 @@ class Prediction(Body):
 
 
 @with_sampling("openai")
+@with_fields(
+    (refused("the answer is not appended to its prompt"), bool, "echo"),
+    (refused("the chat template writes the special tokens"), bool, "add_special_tokens"),
+    (refused("the only modality is 'text'", ["text"]), list[str], "modalities"),
+    (refused("only text is produced"), dict[str, Any], "audio"),
+    (refused("use tools"), list[Any], "functions"),
+    (refused("use tool_choice"), str | dict[str, Any], "function_call"),
+    (refused("there is no web search"), dict[str, Any], "web_search_options"),
+    (ignored("thoughts are streamed as they are written"), bool, "stream_reasoning"),
+    (ignored("ask for it in words"), str, "verbosity"),
+    (ignored("nothing is moderated"), dict[str, Any], "moderation"),
+)
 class ChatBody(SamplingBody, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
@@ -345,24 +357,7 @@ class ChatBody(SamplingBody, kw_only=True):
     thinking_budget: Budget | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
-
-    echo: Annotated[bool | None, refused("the answer is not appended to its prompt")] = None
-    add_special_tokens: Annotated[
-        bool | None, refused("the chat template writes the special tokens")
-    ] = None
-    modalities: Annotated[list[str] | None, refused("the only modality is 'text'", ["text"])] = None
-    audio: Annotated[dict[str, Any] | None, refused("only text is produced")] = None
-    functions: Annotated[list[Any] | None, refused("use tools")] = None
-    function_call: Annotated[str | dict[str, Any] | None, refused("use tool_choice")] = None
-    web_search_options: Annotated[dict[str, Any] | None, refused("there is no web search")] = None
-
     prediction: Prediction | None = None
-
-    stream_reasoning: Annotated[
-        bool | None, ignored("thoughts are streamed as they are written")
-    ] = None
-    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
-    moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
 
 
 class _Named(msgspec.Struct):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http.batch_store import Deleted, Listing, page
-from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
+from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
@@ -126,6 +126,7 @@ class FunctionTool(_Function, kw_only=True):
     name: str
 
 
+@with_fields((_NO_SEARCH, Any, "filters search_content_types search_context_size user_location"))
 class ResponseTool(_Function, kw_only=True):
     """Function, several functions under a namespace, or a web search. A web search without
     `external_web_access`, which Codex offers by default, is left out with a warning."""
@@ -134,10 +135,6 @@ class ResponseTool(_Function, kw_only=True):
     name: str = ""
     tools: list[FunctionTool] | None = None
     external_web_access: bool | None = None
-    filters: Annotated[Any, _NO_SEARCH] = None
-    search_content_types: Annotated[Any, _NO_SEARCH] = None
-    search_context_size: Annotated[Any, _NO_SEARCH] = None
-    user_location: Annotated[Any, _NO_SEARCH] = None
 
 
 class TextFormat(Body):
@@ -160,6 +157,19 @@ class ReasoningConfig(Body):
 
 
 @with_sampling("openai")
+@with_fields(
+    (ACCOUNT, str, "user service_tier safety_identifier"),
+    (ACCOUNT, Any, "client_metadata"),
+    (CACHE, str, "prompt_cache_key prompt_cache_retention"),
+    (CACHE, dict[str, Any], "prompt_cache_options"),
+    (ignored("nothing is obfuscated"), Any, "stream_options"),
+    (ignored("the client runs the tools"), int, "max_tool_calls"),
+    (ignored("nothing is moderated"), Any, "moderation"),
+    (refused("every request is waited for"), bool, "background"),
+    (refused("use previous_response_id"), Any, "conversation"),
+    (refused("no prompts are stored"), Any, "prompt"),
+    (refused("the whole conversation is read"), Any, "context_management"),
+)
 class ResponsesBody(HandlingBody):
     """Body of `POST /v1/responses`, without the fields that `with_sampling` adds. `cache_salt` and
     `return_cache_report` are Rootlace's."""
@@ -183,22 +193,6 @@ class ResponsesBody(HandlingBody):
     top_logprobs: TopLogprobs | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
-
-    user: Annotated[str | None, ACCOUNT] = None
-    service_tier: Annotated[str | None, ACCOUNT] = None
-    safety_identifier: Annotated[str | None, ACCOUNT] = None
-    client_metadata: Annotated[Any, ACCOUNT] = None
-    prompt_cache_key: Annotated[str | None, CACHE] = None
-    prompt_cache_retention: Annotated[str | None, CACHE] = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
-    stream_options: Annotated[Any, ignored("nothing is obfuscated")] = None
-    max_tool_calls: Annotated[int | None, ignored("the client runs the tools")] = None
-    moderation: Annotated[Any, ignored("nothing is moderated")] = None
-
-    background: Annotated[bool | None, refused("every request is waited for")] = None
-    conversation: Annotated[Any, refused("use previous_response_id")] = None
-    prompt: Annotated[Any, refused("no prompts are stored")] = None
-    context_management: Annotated[Any, refused("the whole conversation is read")] = None
     truncation: Literal["auto", "disabled"] | None = None
 
 
