@@ -602,7 +602,7 @@ FromEngine = (
     | Died
 )
 
-_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<f4", "<u8")}
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<u8")}
 
 
 def _pack(value: Any) -> Any:
@@ -629,3 +629,8 @@ decode_to_engine = msgspec.msgpack.Decoder(list[ToEngine], dec_hook=_unpack).dec
 """Decodes a frame. Raises `msgspec.DecodeError`."""
 decode_from_engine = msgspec.msgpack.Decoder(list[FromEngine], dec_hook=_unpack).decode
 """Decodes a frame. Raises `msgspec.DecodeError`."""
+
+encode_arrays: Callable[[dict[str, np.ndarray]], bytes]
+encode_arrays = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+decode_arrays = msgspec.msgpack.Decoder(dict[str, np.ndarray], dec_hook=_unpack).decode
+"""Arrays of several names in a frame, beside these messages."""

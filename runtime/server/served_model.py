@@ -10,15 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts.messages import (
-    EngineOutput,
-    EngineRequest,
-    Ready,
-    ToEngine,
-)
 from rootlace.runtime.server.auth import Account, Asker
 from rootlace.runtime.server.cache_lint import PromptLint
 from rootlace.runtime.server.chat_template import ChatTemplate
@@ -33,6 +27,12 @@ from rootlace.wire.errors import (
     ServerUnavailable,
 )
 from rootlace.wire.protocol import ModelInfo, Scope
+
+if TYPE_CHECKING:
+    from rootlace.runtime.engine.client.engine_client import EngineClient
+    from rootlace.runtime.replicas.replicas import Replicas
+
+    Engine = EngineClient | Replicas
 
 # Model name ---------------------------------------------------------------------------------------
 
@@ -104,37 +104,6 @@ P = ParamSpec("P")
 # Texts up to this many characters (well below a millisecond of work) are tokenized in place; a
 # thread's round trip costs more.
 INLINE_CHARACTERS = 1024
-
-
-class Engine(Protocol):
-    """Interface of `rootlace.runtime.engine.client.EngineClient` that the server uses."""
-
-    @property
-    def info(self) -> Ready: ...
-
-    @property
-    def healthy(self) -> bool: ...
-
-    def next_rid(self) -> int: ...
-
-    def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
-        """Submit a request. Raises ClientSuspended."""
-
-    def abort(self, rids: Iterable[int]) -> None: ...
-
-    def release_program(self, program: str, wanted: bool = False) -> None: ...
-
-    def forget_namespace(self, namespace: str) -> None: ...
-
-    def pause(self, paused: bool) -> None: ...
-
-    async def flush(self) -> None: ...
-
-    async def stats(self) -> dict[str, Any]: ...
-
-    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
-
-    async def stop(self) -> None: ...
 
 
 class Owner(Protocol):
