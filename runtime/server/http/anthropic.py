@@ -382,15 +382,6 @@ class MessageUsage(Reports):
     output_tokens: int
 
 
-class MessageHead(TypedDict):
-    """Head of an answer, known before its content."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-
-
 class Stopped(TypedDict):
     """End of an answer; a stream sends it last."""
 
@@ -398,10 +389,16 @@ class Stopped(TypedDict):
     stop_sequence: str | None
 
 
-class MessageReply(MessageHead, Stopped):
-    """Answer, complete."""
+class MessageReply(msgspec.Struct, kw_only=True):
+    """Answer, complete; in a stream, as it begins."""
 
+    id: str = msgspec.field(default_factory=lambda: f"msg_{uuid.uuid4().hex[:24]}")
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
     content: list[TextBlock | ThinkingBlock | ToolUse]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
     usage: MessageUsage
 
 
@@ -429,12 +426,12 @@ class Messages:
             return Stream(self._stream(model, prepared), NAMED_EVENTS)
         ended, (answer,) = await AnswerStream.whole(self._gateway, prepared)
         generated = ended.generated
-        return {
-            **_message(model),
-            "content": [_block(block) for block in blocks_of(answer)],
+        return MessageReply(
+            model=model,
+            content=[_block(block) for block in blocks_of(answer)],
             **_stopped(generated.outputs[0], bool(answer.calls) and not ended.cut_calls[0]),
-            "usage": _usage_and_report(generated, prepared),
-        }
+            usage=_usage_and_report(generated, prepared),
+        )
 
     async def _stream(self, model: str, prepared: Prepared) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
@@ -445,8 +442,7 @@ class Messages:
                     begun = True
                     found = event.generated.usage if isinstance(event, FinalOutput) else event.begun
                     used = msgspec.structs.replace(found or Usage(), completion_tokens=0)
-                    message = {**_message(model), "content": [], **_STOPPED_NOT}
-                    message["usage"] = _usage(used, prepared)
+                    message = MessageReply(model=model, content=[], usage=_usage(used, prepared))
                     yield {"type": "message_start", "message": message}
                 if not isinstance(event, FinalOutput):
                     for change in blocks.take(event.deltas):
@@ -462,18 +458,6 @@ class Messages:
                     "usage": _usage_and_report(event.generated, prepared),
                 }
         yield {"type": "message_stop"}
-
-
-_STOPPED_NOT: Stopped = {"stop_reason": None, "stop_sequence": None}
-
-
-def _message(model: str) -> MessageHead:
-    return {
-        "id": f"msg_{uuid.uuid4().hex[:24]}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-    }
 
 
 def _event(change: BlockEvent) -> dict[str, Any]:

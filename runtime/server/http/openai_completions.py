@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec.structs import replace
@@ -100,7 +100,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: Annotated[str | None, refused("the model cannot infill")] = None
 
 
-class CompletionChoice(TypedDict):
+class CompletionChoice(msgspec.Struct):
     """Sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
@@ -235,13 +235,8 @@ class Completions:
             shown = text_length(tokenizer, result.prompt_logprobs) if asked.echo else 0
             offsets = TextOffsets(tokenizer, len(echo) - shown)
             logprobs = completion_logprobs(tokens, asked.top, offsets)
-        return {
-            "index": prompt * len(result.outputs) + index,
-            "text": echo + output.text,
-            "logprobs": logprobs,
-            "finish_reason": output.finish_reason,
-            "matched_stop": output.matched,
-        }
+        choice, text = prompt * len(result.outputs) + index, echo + output.text
+        return CompletionChoice(choice, text, logprobs, output.finish_reason, output.matched)
 
     def _echo(self, prompt: Prompt) -> str:
         if prompt.text is not None:
@@ -392,17 +387,17 @@ class ToolCallReply(TypedDict):
     function: CalledFunction
 
 
-class ChatMessage(TypedDict):
+class ChatMessage(msgspec.Struct):
     """Answer, with thoughts and calls if there are any."""
 
-    role: Literal["assistant"]
     content: str | None
-    refusal: None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCallReply]]
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
 
 
-class ChatChoice(TypedDict):
+class ChatChoice(msgspec.Struct):
     """Sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
@@ -520,29 +515,18 @@ class ChatCompletions:
         choices: list[ChatChoice] = []
         for index, answer in enumerate(answers):
             output = ended.generated.outputs[index]
-            message: ChatMessage = {
-                "role": "assistant",
-                "content": answer.content,
-                "refusal": None,
-            }
+            message = ChatMessage(answer.content)
             if answer.reasoning and asked.thoughts:
-                message["reasoning_content"] = answer.reasoning
+                message.reasoning_content = answer.reasoning
             if answer.calls:
-                message["content"] = answer.content or None
-                message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
+                message.content = answer.content or None
+                message.tool_calls = [_call(call.name, call.arguments) for call in answer.calls]
             logprobs = None
             if asked.top is not None:
                 logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
             called = bool(answer.calls) and not ended.cut_calls[index]
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": logprobs,
-                    "finish_reason": _finish_reason(output, called),
-                    "matched_stop": output.matched,
-                }
-            )
+            reason = _finish_reason(output, called)
+            choices.append(ChatChoice(index, message, logprobs, reason, output.matched))
         return choices
 
     async def _stream(
