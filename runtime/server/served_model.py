@@ -20,12 +20,7 @@ from rootlace.runtime.server.server_state import ServerState, plenty
 from rootlace.runtime.server.telemetry import Metrics
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.server.tool_parsers.listing import chat_format
-from rootlace.wire.errors import (
-    InvalidRequest,
-    ModelNotFound,
-    RootlaceError,
-    ServerUnavailable,
-)
+from rootlace.wire.errors import InvalidRequest, ModelNotFound, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import ModelInfo, Scope
 
 if TYPE_CHECKING:

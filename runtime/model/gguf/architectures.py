@@ -419,10 +419,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "Glm4ForCausalLM", "glm4", neighbours=True, biased="attention_bias", all_rotated=True
     ),
     "gpt-oss": Architecture(
-        "GptOssForCausalLM",
-        "gpt_oss",
-        read=_gpt_oss,
-        parts={"post_norm": ("post_attention_norm",)},
+        "GptOssForCausalLM", "gpt_oss", read=_gpt_oss, parts={"post_norm": ("post_attention_norm",)}
     ),
     "gpt2": Architecture(
         "GPT2LMHeadModel",

@@ -72,12 +72,7 @@ class Group:
     their user may read."""
 
     def __init__(
-        self,
-        path: Path,
-        rank: int,
-        count: int,
-        device: torch.device,
-        loaded: Callable[[], None],
+        self, path: Path, rank: int, count: int, device: torch.device, loaded: Callable[[], None]
     ) -> None:
         """`loaded` is called before the wait for others."""
         self.rank, self.count = rank, count

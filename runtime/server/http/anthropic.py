@@ -27,18 +27,8 @@ from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.chat_request import ToolChoice as ChatToolChoice
 from rootlace.runtime.server.http.constraints import schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import (
-    MAX_PINS,
-    AnswerStream,
-    FinalOutput,
-    Prepared,
-)
-from rootlace.runtime.server.http.replies import (
-    NAMED_EVENTS,
-    Reports,
-    Stream,
-    report_of,
-)
+from rootlace.runtime.server.http.generation import MAX_PINS, AnswerStream, FinalOutput, Prepared
+from rootlace.runtime.server.http.replies import NAMED_EVENTS, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     call_of,

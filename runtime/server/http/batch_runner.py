@@ -218,10 +218,7 @@ class Runner:
     """
 
     def __init__(
-        self,
-        server: ServedModel | ModelRegistry,
-        storage: Storage,
-        answers: Mapping[str, Endpoint],
+        self, server: ServedModel | ModelRegistry, storage: Storage, answers: Mapping[str, Endpoint]
     ) -> None:
         self._server = server
         self._storage = storage

@@ -22,13 +22,7 @@ from rootlace.runtime.server.http.admin import (
     Ready,
     model_list,
 )
-from rootlace.runtime.server.http.app import (
-    Shared,
-    batched,
-    endpoints,
-    make_runner,
-    runner_of,
-)
+from rootlace.runtime.server.http.app import Shared, batched, endpoints, make_runner, runner_of
 from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING
 from rootlace.runtime.server.http.endpoint import Endpoint, Reference

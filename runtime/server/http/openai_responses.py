@@ -32,18 +32,9 @@ from rootlace.runtime.server.http.chat_request import (
 from rootlace.runtime.server.http.connections import note_warning
 from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import (
-    AnswerStream,
-    FinalOutput,
-    Prepared,
-)
+from rootlace.runtime.server.http.generation import AnswerStream, FinalOutput, Prepared
 from rootlace.runtime.server.http.logprobs import chosen_tokens, rows_of
-from rootlace.runtime.server.http.replies import (
-    NAMED_EVENTS,
-    Reports,
-    Stream,
-    report_of,
-)
+from rootlace.runtime.server.http.replies import NAMED_EVENTS, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     ACCOUNT,
     CACHE,

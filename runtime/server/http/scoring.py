@@ -357,11 +357,7 @@ class Scores:
         return PairScores(head["id"], head["created"], model, method, data, usage)
 
     async def _relevance(
-        self,
-        body: _Ranked,
-        model: str,
-        pairs: Sequence[tuple[str, str]],
-        names: tuple[str, str],
+        self, body: _Ranked, model: str, pairs: Sequence[tuple[str, str]], names: tuple[str, str]
     ) -> tuple[Method, list[float], ScoreUsage]:
         """Return the method, and each text's relevance to its query; `names` are the fields of
         both."""
@@ -396,12 +392,7 @@ class Scores:
     ) -> tuple[list[Vector], ScoreUsage]:
         """Compute a vector of each input; of length 1, for comparisons, if `pooling` is None."""
         found, usage = await vectors(
-            self._gateway,
-            inputs,
-            pooling,
-            normalise=pooling is None,
-            names=names,
-            **place,
+            self._gateway, inputs, pooling, normalise=pooling is None, names=names, **place
         )
         return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 

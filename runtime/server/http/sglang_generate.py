@@ -41,14 +41,7 @@ from rootlace.runtime.server.http.request_fields import (
 from rootlace.runtime.server.http.sglang_sessions import SessionParams, Sessions, Turn
 from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
-from rootlace.wire.protocol import (
-    Chunk,
-    Generated,
-    ModelInfo,
-    Output,
-    SamplingParams,
-    TokenLogprob,
-)
+from rootlace.wire.protocol import Chunk, Generated, ModelInfo, Output, SamplingParams, TokenLogprob
 
 T = TypeVar("T")
 

@@ -326,9 +326,7 @@ def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
             rules |= dict.fromkeys(targets, layout)
     ignored = config.get("ignore", TEXTS.or_none(), None) or []
     return Quantisation(
-        "compressed-tensors",
-        (*_ignored(config, ignored), *_rules(config, rules)),
-        tuple(remarks),
+        "compressed-tensors", (*_ignored(config, ignored), *_rules(config, rules)), tuple(remarks)
     )
 
 
@@ -386,8 +384,7 @@ def _layout(group: ConfigReader, form: str | None) -> Layout | None:
     found = _layout_of(form, bits, kind, symmetric, block)
     if found is None:
         group.refuse(
-            "weights",
-            f"weights of {bits} bits and type {kind} in the format {form} cannot be read",
+            "weights", f"weights of {bits} bits and type {kind} in the format {form} cannot be read"
         )
     return found
 
