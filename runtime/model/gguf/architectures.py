@@ -37,16 +37,11 @@ from rootlace.runtime.model.gguf.file import GgufFile, Texts
 
 ONLY: dict[str, Any] = {
     "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.shared_kv_layers": 0,
-    "expert_count": 0,
-    "expert_shared_count": 0,
-    "expert_used_count": 0,
-    "leading_dense_block_count": 0,
-    "nextn_predict_layers": 0,
-    "pooling_type": 0,
     "use_parallel_residual": False,
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), 0.0),
+    **dict.fromkeys(("expert_count", "expert_shared_count", "expert_used_count"), 0),
+    **dict.fromkeys(("attention.shared_kv_layers", "leading_dense_block_count"), 0),
+    **dict.fromkeys(("nextn_predict_layers", "pooling_type"), 0),
 }
 """Keys of which one value is supported, unless an architecture reads the key."""
 REMARKS = ("rope.scaling.finetuned", "tensor_data_layout", "vocab_size")

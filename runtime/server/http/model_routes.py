@@ -46,23 +46,14 @@ from rootlace.wire.sampling import Seconds
 
 # Endpoints that concern no single model, and need no model loaded.
 _OF_THE_SERVER = (
-    "/v1/files",
-    "/v1/batches",
-    "/v1/responses/{id}",
-    "/abort",
-    "/version",
-    "/api/version",
-    "/page/",
+    *("/v1/files", "/v1/batches", "/v1/responses/{id}", "/abort"),
+    *("/version", "/api/version", "/page/"),
 )
 _PAGE = "/"
 # Endpoints that observe a loaded model: they neither load it nor keep it loaded.
 _WATCHING = (
-    "/get_server_info",
-    "/server_info",
-    "/cache/tree",
-    "/cache/lint",
-    "/cache/pins",
-    "/cache/pins/{id}",
+    *("/get_server_info", "/server_info"),
+    *("/cache/tree", "/cache/lint", "/cache/pins", "/cache/pins/{id}"),
 )
 # Endpoints whose bodies have `keep_alive`; without text the first ones load or unload a model.
 _STOPPING = ("/api/chat", "/api/generate")

@@ -543,23 +543,15 @@ INSTEAD = (
     "quantised"
 )
 
+_AS_NAMED = "AQLM BitNet bitsandbytes EETQ HIGGS HQQ Quanto SpQR torchao VPTQ"
 OTHERS = {
-    "aqlm": "AQLM",
-    "bitnet": "BitNet",
-    "bitsandbytes": "bitsandbytes",
-    "eetq": "EETQ",
+    **{name.lower(): name for name in names(_AS_NAMED)},
     "exl2": "ExLlamaV2",
     "exl3": "ExLlamaV3",
     "fbgemm_fp8": "FBGEMM",
     "fp_quant": "FP-Quant",
-    "higgs": "HIGGS",
-    "hqq": "HQQ",
     "modelopt": "NVIDIA's ModelOpt",
-    "quanto": "Quanto",
     "quark": "AMD's Quark",
-    "spqr": "SpQR",
-    "torchao": "torchao",
-    "vptq": "VPTQ",
 }
 """Methods that are not supported, with their names in words."""
 
