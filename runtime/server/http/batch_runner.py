@@ -105,28 +105,24 @@ class Results:
     def keep(self, or_drop: bool = False) -> None:
         """Make files for clients of the written lines. Raises OSError; it can be called again.
         `or_drop`, for a batch that goes no further, drops what cannot be kept."""
-        keep = self._keep_or_drop if or_drop else self._keep
-        output, error = self._batch.result_ids
-        kept = keep(output, "output"), keep(error, "error")
-        self._batch.output_file_id, self._batch.error_file_id = kept
-
-    def _keep_or_drop(self, id_: str, noun: str) -> str | None:
-        path = self._files.path(id_)
-        try:
-            _recover(path)
-            return self._keep(id_, noun)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._files.drop(path)
-            return None
-
-    def _keep(self, id_: str, noun: str) -> str | None:
-        path = self._files.path(id_)
-        if not path.exists() or not path.stat().st_size:
-            self._files.drop(path)
-            return None
-        name = f"{self._batch.id}_{noun}.jsonl"
-        return self._files.add(path, name, "batch_output", self._batch.owner, id_).id
+        batch, kept = self._batch, list[str | None]()
+        for id_, noun in zip(batch.result_ids, ("output", "error"), strict=True):
+            path, file = self._files.path(id_), None
+            try:
+                if or_drop:
+                    _recover(path)
+                if path.exists() and path.stat().st_size:
+                    name = f"{batch.id}_{noun}.jsonl"
+                    file = self._files.add(path, name, "batch_output", batch.owner, id_)
+                else:
+                    self._files.drop(path)
+            except OSError:
+                if not or_drop:
+                    raise
+                with contextlib.suppress(OSError):
+                    self._files.drop(path)
+            kept.append(None if file is None else file.id)
+        batch.output_file_id, batch.error_file_id = kept
 
 
 class _Lines:
