@@ -233,13 +233,7 @@ class Products:
     pass; for measurements and tests. `gated` weights are only for an epilogue that is `gated`; see
     `Packer.pack`."""
 
-    def __init__(
-        self,
-        packer: Packer,
-        weights: Sequence[Weight],
-        *,
-        gated: bool = False,
-    ) -> None:
+    def __init__(self, packer: Packer, weights: Sequence[Weight], *, gated: bool = False) -> None:
         self.gated = gated
         self._packer = packer
         self._held = [packer.pack(weight, gated=gated) for weight in weights]

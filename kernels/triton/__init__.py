@@ -6,13 +6,7 @@ Importing this imports triton; `kernels.dispatch` does so on a GPU only.
 from msgspec.structs import replace
 
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.triton import (
-    attention,
-    kv_storage,
-    layers,
-    logits,
-    pick_tokens,
-)
+from rootlace.kernels.triton import attention, kv_storage, layers, logits, pick_tokens
 
 TRITON = replace(
     REFERENCE,
