@@ -232,11 +232,7 @@ class PickTokens(Protocol):
     """
 
     def __call__(
-        self,
-        logits: Tensor,
-        rows: PickRows,
-        choice: Choice,
-        out: Tensor | None = None,
+        self, logits: Tensor, rows: PickRows, choice: Choice, out: Tensor | None = None
     ) -> Tensor: ...
 
 
@@ -295,12 +291,7 @@ class StepAutomata(Protocol):
     """
 
     def __call__(
-        self,
-        states: Tensor,
-        source: Tensor,
-        tokens: Tensor,
-        rows: Tensor,
-        tables: AutomatonTables,
+        self, states: Tensor, source: Tensor, tokens: Tensor, rows: Tensor, tables: AutomatonTables
     ) -> tuple[Tensor, Tensor]: ...
 
 

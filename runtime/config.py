@@ -399,8 +399,7 @@ class GatewayConfig:
         None, "Seconds without use after which a model is unloaded.", shown="never"
     )
     tools: Literal["auto", "template-only"] = option(
-        "auto",
-        "Write tools that a chat template has no place for in own words, or refuse them.",
+        "auto", "Write tools that a chat template has no place for in own words, or refuse them."
     )
     generation_config: str = option(
         "auto",

@@ -99,11 +99,7 @@ def chat(shape: Shape) -> list[Ask]:
     return asks
 
 
-LOADS: dict[str, Callable[[Shape], list[Ask]]] = {
-    "chat": chat,
-    "shared": shared,
-    "random": unlike,
-}
+LOADS: dict[str, Callable[[Shape], list[Ask]]] = {"chat": chat, "shared": shared, "random": unlike}
 
 
 def arriving(asks: list[Ask], rate: float, seed: int) -> list[Ask]:

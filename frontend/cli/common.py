@@ -111,11 +111,7 @@ def described_model(given: str) -> str:
 
 
 def draft_model(
-    given: str,
-    allow_pickle: bool = False,
-    ignored: Collection[str] = (),
-    *,
-    weights: bool = True,
+    given: str, allow_pickle: bool = False, ignored: Collection[str] = (), *, weights: bool = True
 ) -> str:
     """Return the path of the draft model or head `given`. Raises RootlaceError if it is none, or
     with `weights` cannot be served. A head is checked with its model."""

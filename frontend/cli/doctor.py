@@ -391,11 +391,7 @@ def models(as_json: bool, weight_cache: str, delete_packed: bool) -> None:
     if click.get_current_context().invoked_subcommand is not None:
         return
     check_runtime()
-    from rootlace.runtime.doctor.report import (
-        cached_models,
-        delete_packed_models,
-        packed_models,
-    )
+    from rootlace.runtime.doctor.report import cached_models, delete_packed_models, packed_models
     from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
 
     if delete_packed:

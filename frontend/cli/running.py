@@ -464,9 +464,7 @@ def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True) as progress:
         task = progress.add_task("requests", total=len(asks))
-        return asyncio.run(
-            send_all(server, asks, concurrency, lambda: progress.advance(task)),
-        )
+        return asyncio.run(send_all(server, asks, concurrency, lambda: progress.advance(task)))
 
 
 def _print_figures(found: Figures) -> None:

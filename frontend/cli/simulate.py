@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from rootlace.cli.common import fail
 from rootlace.cli.options import PATH, POSITIVE, FloatRange, IntRange
 
 if TYPE_CHECKING:
-    from rootlace.runtime.simulation.study import Study
+    from rootlace.runtime.simulation.study import Progress, Study
 
 
 # Cluster ------------------------------------------------------------------------------------------
@@ -106,21 +107,15 @@ def run_clusters(
     aparts: Sequence[Any] = (None,),
 ) -> list[Any]:
     """Return a report for each machine, router and way of disaggregation, with a progress bar."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from rootlace.runtime.simulation.cluster import Cluster
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     reports: list[Any] = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        runs = list(product(machines, routers, aparts))
-        task = bar.add_task("", total=len(workload) * len(runs))
+    runs = list(product(machines, routers, aparts))
+    with _progress() as told:
         for done, (machine, router, apart) in enumerate(runs):
 
             def show(arrived: int, done: int = done, router: str = router) -> None:
-                finished = len(workload) * done + arrived
-                bar.update(task, description=router, completed=finished)
+                told(router, len(workload) * done + arrived, len(workload) * len(runs))
 
             cluster = Cluster(workload, policy, machine, replicas, router, apart)
             reports.append(cluster.run(show))
@@ -396,20 +391,26 @@ def _check_outputs(json_file: Path | None, plot: Path | None) -> None:
 def _run(
     workload: Any, policies: Any, sizes: list[int], cost: Any, max_running: int, below: Any
 ) -> Study:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from rootlace.runtime.simulation.study import run_study
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=len(workload))
+    with _progress() as told:
+        return run_study(workload, policies, sizes, cost, max_running, told, below)
 
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
 
-        return run_study(workload, policies, sizes, cost, max_running, show, below)
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show a progress bar on standard error."""
+    from rich import progress
+    from rich.console import Console
+
+    columns = progress.TextColumn("{task.description}"), progress.BarColumn()
+    with progress.Progress(
+        *columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("")
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
 
 
 def _replay_texts(file: Path) -> list[dict[str, Any]]:

@@ -196,12 +196,7 @@ class RuntimeEndpoint:
     _finalizer: Any = None
 
     def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        *,
-        model: str = "",
-        **connection_options: Any,
+        self, url: str, api_key: str | None = None, *, model: str = "", **connection_options: Any
     ) -> None:
         self._address = url
         self._api_key = api_key or ""

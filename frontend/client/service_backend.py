@@ -43,7 +43,7 @@ CHAT = protocol.ChatFormat(
     roles={
         role: protocol.RoleFormat(begin=f"<|{role}|>", end="<|end|>")
         for role in ("system", "user", "assistant")
-    },
+    }
 )
 _MARK = re.compile(r"<\|(system|user|assistant|end)\|>")
 

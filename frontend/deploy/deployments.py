@@ -134,11 +134,7 @@ class Front:
                 self._listening.set_result,
                 drain=self._drain,
                 engines=lambda: Replicas.start(
-                    runtime.engine,
-                    most,
-                    apart=apart,
-                    meeting=self._meeting,
-                    digest_key=engines_key,
+                    runtime.engine, most, apart=apart, meeting=self._meeting, digest_key=engines_key
                 ),
             )
         )

@@ -187,8 +187,7 @@ FORMATS: dict[str, Format] = {
     ),
     "arc": Format(_arc, _ARC),
     "boolq": Format(
-        _boolq,
-        {"prompt": "{passage}\nQuestion: {question}?\nAnswer:", "choices": ["no", "yes"]},
+        _boolq, {"prompt": "{passage}\nQuestion: {question}?\nAnswer:", "choices": ["no", "yes"]}
     ),
     "piqa": Format(_piqa, {**_ARC, "prompt": "Question: {goal}\nAnswer:", "answer": "label"}),
     "winogrande": Format(_winogrande, {"contexts": "contexts", "prompt": "{ending}"}),
@@ -203,7 +202,7 @@ FORMATS: dict[str, Format] = {
                 "flexible": {"pattern": _NUMBER, "take": "last"},
             },
             "match": {"ignore": [",", r"\$", r"(?s).*#### ", r"\.$"], "ignore_case": True},
-        },
+        }
     ),
     # Prompts that are ready: OLMES's files, beside which the examples lie as text (`shots.text`).
     "prepared": Format(

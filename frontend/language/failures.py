@@ -80,11 +80,7 @@ class Failure:
     __slots__ = ("ended_by", "error", "seen", "site", "what")
 
     def __init__(
-        self,
-        site: Site,
-        what: str,
-        error: RootlaceError,
-        ended_by: BaseException | None = None,
+        self, site: Site, what: str, error: RootlaceError, ended_by: BaseException | None = None
     ) -> None:
         self.site = site
         self.what = what

@@ -20,13 +20,7 @@ from rootlace.language.expressions import (
 )
 from rootlace.language.tools import Offer, ToolCall, run_call, run_call_async
 from rootlace.language.transcript import Branch, Saved, SavedBranch, read_json
-from rootlace.language.variables import (
-    Awaited,
-    Gathered,
-    Readable,
-    UnknownVariable,
-    check_awaited,
-)
+from rootlace.language.variables import Awaited, Gathered, Readable, UnknownVariable, check_awaited
 from rootlace.timeline import Timeline
 from rootlace.types.partial_json import Beginning
 from rootlace.wire.errors import InvalidRequest

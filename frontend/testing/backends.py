@@ -110,7 +110,7 @@ CHAT = protocol.ChatFormat(
     roles={
         role: protocol.RoleFormat(begin=f"<|{role}|>", end="<|end|>")
         for role in ("system", "user", "assistant", "tool")
-    },
+    }
 )
 _TOKEN = re.compile(r"\s*\S+|\s+")
 

@@ -55,18 +55,10 @@ _KEYWORDS = _CONSTRAINING | _NOTES
 _NAMED_DRAFT = re.compile(r"json-schema\.org/draft(?:-0([467])|/(2019)-09)/schema")
 """Pattern of a `$schema` that names a draft before 2020-12."""
 _SINCE = {
-    "const": 6,
-    "contains": 6,
-    "propertyNames": 6,
-    "else": 7,
-    "if": 7,
-    "then": 7,
-    "dependentRequired": 2019,
-    "dependentSchemas": 2019,
-    "maxContains": 2019,
-    "minContains": 2019,
-    "unevaluatedItems": 2019,
-    "unevaluatedProperties": 2019,
+    **dict.fromkeys(_words("const contains propertyNames"), 6),
+    **dict.fromkeys(_words("else if then"), 7),
+    **dict.fromkeys(_words("dependentRequired dependentSchemas maxContains minContains"), 2019),
+    **dict.fromkeys(_words("unevaluatedItems unevaluatedProperties"), 2019),
     "prefixItems": 2020,
 }
 """First draft with a keyword, for keywords missing in draft 4."""

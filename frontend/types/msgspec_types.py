@@ -341,12 +341,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[_Builder, Any], Schema]], ...] = (
     (inspect.CollectionType, _Builder.array),
     ((inspect.DictType, inspect.FrozenDictType), _Builder.mapping),
     (
-        (
-            inspect.StructType,
-            inspect.DataclassType,
-            inspect.TypedDictType,
-            inspect.NamedTupleType,
-        ),
+        (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType),
         _Builder.fields,
     ),
 )

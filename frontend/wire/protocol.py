@@ -393,23 +393,9 @@ class Goodbye(_Op, tag="goodbye"):
     """Leave: every branch of the connection is cancelled and closed."""
 
 
-Op = (
-    Hello
-    | Open
-    | Append
-    | Prefill
-    | Generate
-    | Select
-    | Explain
-    | Close
-    | Cancel
-    | FlushCache
-    | Unpin
-    | GetStatus
-    | Embed
-    | Ping
-    | Goodbye
-)
+_OfBranch = Open | Append | Prefill | Generate | Select | Explain | Close | Cancel
+_OfServer = FlushCache | Unpin | GetStatus | Embed
+Op = Hello | _OfBranch | _OfServer | Ping | Goodbye
 
 # ---------------------------------------------------------------- events
 

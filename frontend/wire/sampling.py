@@ -111,8 +111,8 @@ class BadParameter(ValueError):
         return f"{names.get(self.param, self.param)} {problem}"
 
 
-class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of one sampling parameter; `help` is its text in docs/language.md.
+class Parameter(msgspec.Struct, frozen=True):
+    """Description of one sampling parameter; a text behind it is its `help` in docs/language.md.
 
     `range` holds for the number, or for each value of a mapping. `aliases` are other names in
     programs. `openai`, `generate`, `ollama` and `anthropic` are names in the bodies of these APIs;
@@ -123,10 +123,9 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     tokens before.
     """
 
-    help: str
     acts: Acts
-    history: bool = False
     range: Range | None = None
+    history: bool = False
     aliases: tuple[str, ...] = ()
     openai: tuple[str, ...] | None = None
     generate: tuple[str, ...] | None = None
@@ -136,6 +135,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     single: type | None = None
 
     # Taken from the field that is described.
+    help: str = ""
     name: str = ""
     type: Any = None
     default: Any = None
@@ -186,177 +186,119 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     max_tokens: Annotated[
         int | None,
         Parameter(
-            help="maximum number of output tokens; None: as many as fit",
-            acts="request",
-            range=Range(0, _INT31),
+            "request",
+            Range(0, _INT31),
             aliases=("max_new_tokens",),
             openai=(),
             generate=(),
             ollama=("num_predict",),
         ),
+        "maximum number of output tokens; None: as many as fit",
     ] = 128
     min_tokens: Annotated[
         int,
         Parameter(
-            help="minimum number of output tokens",
-            acts="request",
-            range=Range(0, _INT31),
-            aliases=("min_new_tokens",),
-            generate=("min_new_tokens",),
+            "request", Range(0, _INT31), aliases=("min_new_tokens",), generate=("min_new_tokens",)
         ),
+        "minimum number of output tokens",
     ] = 0
     n: Annotated[
         int,
-        Parameter(
-            help="number of samples: the variable is a list; the program continues from the first",
-            acts="request",
-            range=Range(1, 128),
-        ),
+        Parameter("request", Range(1, 128)),
+        "number of samples: the variable is a list; the program continues from the first",
     ] = 1
     temperature: Annotated[
         float,
-        Parameter(
-            help="randomness of sampling; 0 takes the likeliest token",
-            acts="logits",
-            range=Range(0.0, 1e6),
-            anthropic=("temperature",),
-            gguf="temp",
-        ),
+        Parameter("logits", Range(0.0, 1e6), anthropic=("temperature",), gguf="temp"),
+        "randomness of sampling; 0 takes the likeliest token",
     ] = 1.0
     top_p: Annotated[
         float,
-        Parameter(
-            help="keeps the likeliest tokens up to this sum of probabilities; 0 is greedy",
-            acts="logits",
-            range=Range(0.0, 1.0),
-            anthropic=("top_p",),
-        ),
+        Parameter("logits", Range(0.0, 1.0), anthropic=("top_p",)),
+        "keeps the likeliest tokens up to this sum of probabilities; 0 is greedy",
     ] = 1.0
     top_k: Annotated[
         int,
-        Parameter(
-            help="keeps this many of the likeliest tokens; off at 0 and -1",
-            acts="logits",
-            range=Range(0, off=-1),
-            anthropic=("top_k",),
-        ),
+        Parameter("logits", Range(0, off=-1), anthropic=("top_k",)),
+        "keeps this many of the likeliest tokens; off at 0 and -1",
     ] = -1
     min_p: Annotated[
         float,
-        Parameter(
-            help="keeps tokens of at least this share of the likeliest token's probability",
-            acts="logits",
-            range=Range(0.0, 1.0),
-        ),
+        Parameter("logits", Range(0.0, 1.0)),
+        "keeps tokens of at least this share of the likeliest token's probability",
     ] = 0.0
     frequency_penalty: Annotated[
         float,
-        Parameter(
-            help="subtracted from a token's logit for each time that the output has the token",
-            acts="logits",
-            history=True,
-            range=Range(-2.0, 2.0),
-        ),
+        Parameter("logits", Range(-2.0, 2.0), history=True),
+        "subtracted from a token's logit for each time that the output has the token",
     ] = 0.0
     presence_penalty: Annotated[
         float,
-        Parameter(
-            help="subtracted from the logit of each token that the output has",
-            acts="logits",
-            history=True,
-            range=Range(-2.0, 2.0),
-        ),
+        Parameter("logits", Range(-2.0, 2.0), history=True),
+        "subtracted from the logit of each token that the output has",
     ] = 0.0
     # Beyond these a logit could leave the range of float32.
     repetition_penalty: Annotated[
         float,
         Parameter(
-            help="above 1 discourages tokens of prompt and output: divides their positive logits",
-            acts="logits",
+            "logits",
+            Range(0.01, 100.0),
             history=True,
-            range=Range(0.01, 100.0),
             ollama=("repeat_penalty",),
             gguf="penalty_repeat",
         ),
+        "above 1 discourages tokens of prompt and output: divides their positive logits",
     ] = 1.0
     stop: Annotated[
         tuple[str, ...],
-        Parameter(
-            help="texts that end the output; the text excludes them",
-            acts="text",
-            single=str,
-            ollama=("stop",),
-            anthropic=("stop_sequences",),
-        ),
+        Parameter("text", single=str, ollama=("stop",), anthropic=("stop_sequences",)),
+        "texts that end the output; the text excludes them",
     ] = ()
     stop_regex: Annotated[
-        tuple[str, ...], Parameter(help="likewise, for patterns", acts="text", single=str)
+        tuple[str, ...], Parameter("text", single=str), "likewise, for patterns"
     ] = ()
-    stop_token_ids: Annotated[
-        tuple[int, ...], Parameter(help="likewise, for tokens", acts="request")
-    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Parameter("request"), "likewise, for tokens"] = ()
     seed: Annotated[
         int | None,
         Parameter(
-            help="the same seed draws the same token at the same position",
-            acts="request",
-            range=Range(-_INT63 - 1, _INT63),
+            "request",
+            Range(-_INT63 - 1, _INT63),
             aliases=("sampling_seed",),
             generate=("sampling_seed", "seed"),
             ollama=("seed",),
         ),
+        "the same seed draws the same token at the same position",
     ] = None
     ignore_eos: Annotated[
-        bool, Parameter(help="continues behind the model's end of text", acts="request")
+        bool, Parameter("request"), "continues behind the model's end of text"
     ] = False
     logit_bias: Annotated[
         dict[int, float],
-        Parameter(
-            help="{token id: number to add to its logit}", acts="logits", range=Range(-1e4, 1e4)
-        ),
+        Parameter("logits", Range(-1e4, 1e4)),
+        "{token id: number to add to its logit}",
     ] = msgspec.field(default_factory=dict)
     logprobs: Annotated[
         bool,
-        Parameter(
-            help="log-probabilities of the output tokens, in `get_meta_info`",
-            acts="scores",
-            aliases=("return_logprob",),
-            openai=(),
-            generate=(),
-        ),
+        Parameter("scores", aliases=("return_logprob",), openai=(), generate=()),
+        "log-probabilities of the output tokens, in `get_meta_info`",
     ] = False
     top_logprobs: Annotated[
         int,
-        Parameter(
-            help="also of this many alternatives per token",
-            acts="scores",
-            range=Range(0, 128),
-            aliases=("top_logprobs_num",),
-            openai=(),
-            generate=(),
-        ),
+        Parameter("scores", Range(0, 128), aliases=("top_logprobs_num",), openai=(), generate=()),
+        "also of this many alternatives per token",
     ] = 0
     prompt_logprobs_from: Annotated[
         int | None,
-        Parameter(
-            help="also of the prompt's tokens from this index on",
-            acts="scores",
-            range=Range(0),
-            aliases=("logprob_start_len",),
-            openai=(),
-            generate=(),
-        ),
+        Parameter("scores", Range(0), aliases=("logprob_start_len",), openai=(), generate=()),
+        "also of the prompt's tokens from this index on",
     ] = None
     skip_special_tokens: Annotated[
-        bool, Parameter(help="False: the text includes special tokens", acts="text")
+        bool, Parameter("text"), "False: the text includes special tokens"
     ] = True
     no_stop_trim: Annotated[
         bool,
-        Parameter(
-            help="True: the text includes the stop that ended it",
-            acts="text",
-            openai=("no_stop_trim", "include_stop_str_in_output"),
-        ),
+        Parameter("text", openai=("no_stop_trim", "include_stop_str_in_output")),
+        "True: the text includes the stop that ended it",
     ] = False
     given: tuple[str, ...] = ()
 
@@ -414,15 +356,15 @@ def _described(params: type[SamplingParams]) -> dict[str, Parameter]:
     hints = get_type_hints(params, include_extras=True)
     found = {}
     for field in msgspec.structs.fields(params):
-        kind, about = get_args(hints[field.name])
-        if not isinstance(about, Parameter):
+        if not hasattr(hints[field.name], "__metadata__"):
             continue
+        kind, about, says = get_args(hints[field.name])
         default = field.default
         if default is msgspec.NODEFAULT:
             assert field.default_factory is not msgspec.NODEFAULT
             default = field.default_factory()
         found[field.name] = msgspec.structs.replace(
-            about, name=field.name, type=kind, default=default
+            about, help=says, name=field.name, type=kind, default=default
         )
     return found
 

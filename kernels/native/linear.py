@@ -237,13 +237,7 @@ class Products:
     `gated` weights need a `gated` epilogue; see `Packer.pack`.
     """
 
-    def __init__(
-        self,
-        packer: Packer,
-        weights: Sequence[Weight],
-        *,
-        gated: bool = False,
-    ) -> None:
+    def __init__(self, packer: Packer, weights: Sequence[Weight], *, gated: bool = False) -> None:
         self.gated = gated
         self._packer = packer
         self._held = [packer.pack(weight, gated=gated) for weight in weights]

@@ -87,11 +87,7 @@ class NativeSampling:
         return edited
 
     def pick_tokens(
-        self,
-        logits: np.ndarray,
-        rows: PickRows,
-        choice: Choice,
-        out: np.ndarray | None = None,
+        self, logits: np.ndarray, rows: PickRows, choice: Choice, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Pick tokens (`interface.PickTokens`)."""
         logits = np.ascontiguousarray(logits, np.float32)

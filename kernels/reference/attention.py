@@ -323,11 +323,7 @@ def _attend(
 
 
 def _attend_capped(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    scoring: _Scoring,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend as `_attend` does, by the formula: no fused kernel has a soft cap."""
     scores = _scores(q, k, mask, scoring)

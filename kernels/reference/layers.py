@@ -14,15 +14,7 @@ from rootlace.kernels.codes import Codes
 from rootlace.kernels.interface import KVCodes, KVScaling
 from rootlace.kernels.reference.kv_cache import mixed, write_kv
 from rootlace.kernels.reference.kv_cache import quantise as quantise_kv
-from rootlace.kernels.weights import (
-    CODES,
-    Dense,
-    Quantised,
-    Scheme,
-    Stacked,
-    Weight,
-    parts_of,
-)
+from rootlace.kernels.weights import CODES, Dense, Quantised, Scheme, Stacked, Weight, parts_of
 
 # Activation ---------------------------------------------------------------------------------------
 #

@@ -4,13 +4,7 @@
 from msgspec.structs import replace
 
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.triton import (
-    attention,
-    kv_storage,
-    layers,
-    logits,
-    pick_tokens,
-)
+from rootlace.kernels.triton import attention, kv_storage, layers, logits, pick_tokens
 
 TRITON = replace(
     REFERENCE,

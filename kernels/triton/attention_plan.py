@@ -226,10 +226,7 @@ class ExtendPlan(msgspec.Struct, frozen=True):
 
 
 def plan_extend(
-    batch: AttentionBatch,
-    rows: np.ndarray,
-    window: int | None,
-    shapes: tuple[TileShape, TileShape],
+    batch: AttentionBatch, rows: np.ndarray, window: int | None, shapes: tuple[TileShape, TileShape]
 ) -> ExtendPlan:
     """Plan the rows `rows` (int [E], indices into the batch) with the (large, small) tiles. A row
     may have any number of new tokens, including one."""

@@ -122,10 +122,7 @@ def _attended(
     return acc, log_sum
 
 
-@triton.jit(
-    do_not_specialize=["items_at"],
-    do_not_specialize_on_alignment=["numbers"],
-)
+@triton.jit(do_not_specialize=["items_at"], do_not_specialize_on_alignment=["numbers"])
 def decode_kernel(
     q,  # [T, Nq, D]
     k_cache,  # [B * S, Nk, D], or of integers [B * S, W]

@@ -26,21 +26,9 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.triton.attention_plan import (
-    FIELDS,
-    MERGE_FIELDS,
-    ExtendPlan,
-)
-from rootlace.kernels.triton.kv_storage import (
-    AttentionInputs,
-    load_codes,
-)
-from rootlace.kernels.triton.launching import (
-    dot,
-    from_e4m3,
-    padded,
-    tanh,
-)
+from rootlace.kernels.triton.attention_plan import FIELDS, MERGE_FIELDS, ExtendPlan
+from rootlace.kernels.triton.kv_storage import AttentionInputs, load_codes
+from rootlace.kernels.triton.launching import dot, from_e4m3, padded, tanh
 
 LN_2 = tl.constexpr(0.6931471805599453)
 ITEM = tl.constexpr(FIELDS)
@@ -53,8 +41,7 @@ MERGE_HEADS = 8
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "items"],
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "items"]
 )
 def _extend_kernel(
     q,  # [T, Nq, D]

@@ -375,8 +375,7 @@ def _store(
 
 # Sizes and pointers that vary from step to step must not cause another compilation.
 @triton.jit(
-    do_not_specialize=["num_tokens"],
-    do_not_specialize_on_alignment=["slots_ptr", "tokens_ptr"],
+    do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots_ptr", "tokens_ptr"]
 )
 def rope_and_write_kernel(
     qkv_ptr,

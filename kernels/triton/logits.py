@@ -280,14 +280,7 @@ def tile_mass_kernel(logits_ptr, largest_ptr, mass_ptr, vocab, stride, tiles, TI
 
 @triton.jit
 def row_logprob_kernel(
-    logits_ptr,
-    token_ptr,
-    largest_ptr,
-    mass_ptr,
-    out_ptr,
-    stride,
-    tiles,
-    TILES: tl.constexpr,
+    logits_ptr, token_ptr, largest_ptr, mass_ptr, out_ptr, stride, tiles, TILES: tl.constexpr
 ):
     row = tl.program_id(0)
     tile = tl.arange(0, TILES)

@@ -216,13 +216,7 @@ def pick_tokens(
         ladders = (best, least, mass, reached, tiles, count * tiles * LEVELS.value)
         for second in (False, True):
             tile_levels_kernel[every](
-                source,
-                asked,
-                ladders,
-                MASKED=masked,
-                SECOND=second,
-                **grid,
-                **options,
+                source, asked, ladders, MASKED=masked, SECOND=second, **grid, **options
             )
         above = scratch(torch.float64, count, tiles)
         values = scratch(torch.float32, count, size.room)

@@ -70,11 +70,7 @@ def _enclosing(reached_ptr, upper, lower, largest, row, tiles, wanted, TILES: tl
     masses = tl.sum(_mass(reached), 0)
     enough = ((top_k < vocab) & (counts >= top_k)) | ((top_k >= vocab) & (masses >= wanted_mass))
     found = tl.min(tl.where(enough & (step > 0), step, LEVELS - 1), 0)
-    return (
-        _level(upper, lower, largest, found - 1),
-        _level(upper, lower, largest, found),
-        found,
-    )
+    return (_level(upper, lower, largest, found - 1), _level(upper, lower, largest, found), found)
 
 
 @triton.jit

@@ -160,10 +160,7 @@ class RadixTree:
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        eviction: str = "lru",
-        evicted: Evicted | None = None,
+        self, pool: BlockPool, eviction: str = "lru", evicted: Evicted | None = None
     ) -> None:
         """`eviction`: the name of the policy. Raises ValueError if unknown."""
         if eviction not in POLICIES:

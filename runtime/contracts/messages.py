@@ -428,23 +428,9 @@ class Stop(_Message, tag="stop"):
     """Finish the step in flight and exit."""
 
 
-ToEngine = (
-    EngineRequest
-    | Abort
-    | ReleaseProgram
-    | ForgetNamespace
-    | GetPins
-    | Unpin
-    | Flush
-    | GetStats
-    | Explain
-    | GetTree
-    | Pause
-    | TellCache
-    | HandOver
-    | Offered
-    | Stop
-)
+_Questions = GetPins | Unpin | Flush | GetStats | Explain | GetTree | HandOver
+_Orders = Abort | ReleaseProgram | ForgetNamespace | Pause | TellCache | Offered | Stop
+ToEngine = EngineRequest | _Questions | _Orders
 
 # ---------------------------------------------------------------- engine -> gateway
 
@@ -584,25 +570,11 @@ class Died(_Message, tag="died"):
     in_step: dict[int, int]
 
 
-FromEngine = (
-    Ready
-    | EngineOutput
-    | Flushed
-    | Stats
-    | Explained
-    | Tree
-    | Pinned
-    | Unpinned
-    | PinsLost
-    | HandedOver
-    | Heartbeat
-    | CacheChanged
-    | CostMeasured
-    | Leaving
-    | Died
-)
+_Answers = Pinned | Unpinned | Flushed | Stats | Explained | Tree | HandedOver
+_Reports = PinsLost | Heartbeat | CacheChanged | CostMeasured | Leaving | Died
+FromEngine = Ready | EngineOutput | _Answers | _Reports
 
-_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<f4", "<u8")}
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<u8")}
 
 
 def _pack(value: Any) -> Any:
@@ -629,3 +601,8 @@ decode_to_engine = msgspec.msgpack.Decoder(list[ToEngine], dec_hook=_unpack).dec
 """Decodes a frame. Raises `msgspec.DecodeError`."""
 decode_from_engine = msgspec.msgpack.Decoder(list[FromEngine], dec_hook=_unpack).decode
 """Decodes a frame. Raises `msgspec.DecodeError`."""
+
+encode_arrays: Callable[[dict[str, np.ndarray]], bytes]
+encode_arrays = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+decode_arrays = msgspec.msgpack.Decoder(dict[str, np.ndarray], dec_hook=_unpack).decode
+"""Arrays of several names in a frame, beside these messages."""

@@ -21,19 +21,9 @@ import zmq
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import SPECULATION_TOKENS, LogConfig, SchedulerConfig
-from rootlace.runtime.contracts.messages import (
-    Heartbeat,
-    Ready,
-    encode,
-)
+from rootlace.runtime.contracts.messages import Heartbeat, Ready, encode
 from rootlace.runtime.engine.client.process_config import EngineProcessConfig
-from rootlace.runtime.engine.core import (
-    EngineLoop,
-    Pipes,
-    collect_when_idle,
-    connect,
-    step_record,
-)
+from rootlace.runtime.engine.core import EngineLoop, Pipes, collect_when_idle, connect, step_record
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source

@@ -305,10 +305,7 @@ def score_in_parts(
 
 
 def of_samples(
-    rows: Sequence[SampleRow],
-    logprobs: np.ndarray,
-    top_ids: np.ndarray,
-    top_logprobs: np.ndarray,
+    rows: Sequence[SampleRow], logprobs: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray
 ) -> list[TokenScores | None]:
     """Pick the scores of the rows that ask for scores, from arrays of all rows."""
     return [

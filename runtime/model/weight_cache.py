@@ -212,8 +212,7 @@ class Entry(msgspec.Struct, frozen=True):
         }
         table = self.table
         return PackedWeights(
-            *(linears, tensors, blocks, table.in_head),
-            *(table.remarks, table.arrays, self.damage),
+            *(linears, tensors, blocks, table.in_head), *(table.remarks, table.arrays, self.damage)
         )
 
     def verify(self) -> None:

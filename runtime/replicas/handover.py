@@ -107,11 +107,7 @@ class Handover:
     """
 
     def __init__(
-        self,
-        apart: Apart,
-        dispatch: Dispatch,
-        clients: Sequence[EngineClient],
-        block_size: int,
+        self, apart: Apart, dispatch: Dispatch, clients: Sequence[EngineClient], block_size: int
     ) -> None:
         self._least = apart.least_tokens
         self._dispatch = dispatch

@@ -125,10 +125,7 @@ class NodeIds:
 
     def _node(self, node: TreeNode, at: int) -> TreeNode:
         return msgspec.structs.replace(
-            node,
-            id=self._number(node.id, at),
-            parent=self._number(node.parent, at),
-            replica=at,
+            node, id=self._number(node.id, at), parent=self._number(node.parent, at), replica=at
         )
 
     def _number(self, node: int, at: int) -> int:

@@ -17,13 +17,7 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from rootlace.runtime.cache.journal import (
-    TOLD_BLOCKS,
-    Change,
-    LazyKeys,
-    PrefixDigests,
-    most_blocks,
-)
+from rootlace.runtime.cache.journal import TOLD_BLOCKS, Change, LazyKeys, PrefixDigests, most_blocks
 from rootlace.runtime.contracts.messages import Below, kv_space
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex

@@ -37,13 +37,7 @@ from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake, Verdict
 from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace
 from rootlace.runtime.scheduler.queue import WaitingQueue
-from rootlace.runtime.scheduler.request import (
-    Counters,
-    Ending,
-    InFlightStep,
-    Limits,
-    RequestState,
-)
+from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, Limits, RequestState
 from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
     DeadlineImpossible,

@@ -18,13 +18,7 @@ from rootlace.runtime.contracts.messages import NO_TOKENS
 from rootlace.runtime.contracts.plan import MAX_DRAFTED, StepPlan
 from rootlace.runtime.scheduler.batch import PlanBuilder
 from rootlace.runtime.scheduler.draft_model import TRIED, ModelSource
-from rootlace.runtime.scheduler.drafter import (
-    MAX_DRAFT,
-    MODEL,
-    Drafter,
-    PredictedText,
-    Recalled,
-)
+from rootlace.runtime.scheduler.drafter import MAX_DRAFT, MODEL, Drafter, PredictedText, Recalled
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows
 from rootlace.runtime.scheduler.request import Counters, RequestState

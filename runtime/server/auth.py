@@ -92,26 +92,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     keys: tuple[KeyEntry, ...]
 
 
-def new_key(
-    name: str,
-    requests_per_minute: int | None = None,
-    tokens_per_minute: int | None = None,
-    namespace: str = "own",
-    **bounds: int | None,
-) -> tuple[str, KeyEntry]:
-    """Make a key and its entry; `bounds` are `max_...` fields of the entry. Raises InvalidRequest
-    for a name or limit that is not allowed."""
+def new_key(name: str, **stated: int | str | None) -> tuple[str, KeyEntry]:
+    """Make a key and its entry, with the `stated` limits, namespace and bounds. Raises
+    InvalidRequest for a name or limit that is not allowed."""
     key_id, secret, salt = secrets.token_hex(6), secrets.token_hex(32), secrets.token_hex(16)
-    given = {
-        "name": name,
-        "id": key_id,
-        "salt": salt,
-        "digest": _digest(secret, salt),
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "namespace": namespace,
-        **bounds,
-    }
+    given = {"name": name, "id": key_id, "salt": salt, "digest": _digest(secret, salt), **stated}
     try:
         entry = msgspec.convert(given, KeyEntry)
     except msgspec.ValidationError as error:

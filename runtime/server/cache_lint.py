@@ -264,9 +264,7 @@ class PromptLint:
     """
 
     def __init__(
-        self,
-        decode: Callable[[list[int]], str],
-        clock: Callable[[], float] = time.monotonic,
+        self, decode: Callable[[list[int]], str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`decode` turns token ids into text."""
         self._decode = decode

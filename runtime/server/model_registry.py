@@ -16,12 +16,7 @@ from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.server.open_model import close_room, open_room
 from rootlace.runtime.server.served_model import ServedModel, name_of, not_found
 from rootlace.runtime.server.server_state import ServerState, in_time
-from rootlace.wire.errors import (
-    InternalError,
-    RootlaceError,
-    ServerUnavailable,
-    UnsupportedModel,
-)
+from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable, UnsupportedModel
 
 # Rooms --------------------------------------------------------------------------------------------
 

@@ -65,11 +65,7 @@ class ModelTexts(msgspec.Struct, frozen=True):
         tokenizer = Tokenizer.read(source)
         chat = load_chat(source, tokenizer)
         return cls(
-            source,
-            tokenizer,
-            chat,
-            load_eos_ids(source, tokenizer),
-            load_sampling(source, config),
+            source, tokenizer, chat, load_eos_ids(source, tokenizer), load_sampling(source, config)
         )
 
     def log_sampling(self, name: str) -> None:

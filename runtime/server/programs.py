@@ -48,9 +48,7 @@ class ProgramSocket:
     sender's address ("" if unknown). `has_session` tells whether an identity has a session."""
 
     def __init__(
-        self,
-        on_message: Callable[[list[bytes], str], None],
-        has_session: Callable[[bytes], bool],
+        self, on_message: Callable[[list[bytes], str], None], has_session: Callable[[bytes], bool]
     ) -> None:
         self._on_message = on_message
         self._has_session = has_session
@@ -232,10 +230,7 @@ class ProgramServer:
         config = self._config
         secret = read_program_key(config.program_key) if config.program_key else None
         self.address = self._socket.bind(config, secret)
-        self._tasks = [
-            asyncio.create_task(self._watch()),
-            asyncio.create_task(self._retry()),
-        ]
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._retry())]
         return self.address
 
     async def stop(self) -> None:

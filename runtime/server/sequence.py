@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.messages import Explain as ExplainPrompt
 from rootlace.runtime.server.auth import Account, Asker, private
 from rootlace.runtime.server.cache_lint import with_texts
-from rootlace.runtime.server.served_model import Engine, ServedModel
+from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import Turn, kept_for_others, nothing
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
@@ -50,6 +50,9 @@ from rootlace.wire.protocol import (
     Usage,
 )
 from rootlace.wire.sampling import Handling
+
+if TYPE_CHECKING:
+    from rootlace.runtime.server.served_model import Engine
 
 T = TypeVar("T")
 

@@ -10,15 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts.messages import (
-    EngineOutput,
-    EngineRequest,
-    Ready,
-    ToEngine,
-)
 from rootlace.runtime.server.auth import Account, Asker
 from rootlace.runtime.server.cache_lint import PromptLint
 from rootlace.runtime.server.chat_template import ChatTemplate
@@ -26,13 +20,14 @@ from rootlace.runtime.server.server_state import ServerState, plenty
 from rootlace.runtime.server.telemetry import Metrics
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.server.tool_parsers.listing import chat_format
-from rootlace.wire.errors import (
-    InvalidRequest,
-    ModelNotFound,
-    RootlaceError,
-    ServerUnavailable,
-)
+from rootlace.wire.errors import InvalidRequest, ModelNotFound, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import ModelInfo, Scope
+
+if TYPE_CHECKING:
+    from rootlace.runtime.engine.client.engine_client import EngineClient
+    from rootlace.runtime.replicas.replicas import Replicas
+
+    Engine = EngineClient | Replicas
 
 # Model name ---------------------------------------------------------------------------------------
 
@@ -106,37 +101,6 @@ P = ParamSpec("P")
 INLINE_CHARACTERS = 1024
 
 
-class Engine(Protocol):
-    """Interface of `rootlace.runtime.engine.client.EngineClient` that the server uses."""
-
-    @property
-    def info(self) -> Ready: ...
-
-    @property
-    def healthy(self) -> bool: ...
-
-    def next_rid(self) -> int: ...
-
-    def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
-        """Submit a request. Raises ClientSuspended."""
-
-    def abort(self, rids: Iterable[int]) -> None: ...
-
-    def release_program(self, program: str, wanted: bool = False) -> None: ...
-
-    def forget_namespace(self, namespace: str) -> None: ...
-
-    def pause(self, paused: bool) -> None: ...
-
-    async def flush(self) -> None: ...
-
-    async def stats(self) -> dict[str, Any]: ...
-
-    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
-
-    async def stop(self) -> None: ...
-
-
 class Owner(Protocol):
     """Program or HTTP request; `end` gets the error that says why the model goes."""
 
@@ -169,13 +133,10 @@ class ServedModel:
         refuse = ""
         if config.tools == "template-only":
             refuse = f"the chat template of {name_of(config)!r} has no place for tools"
+        sizes = (info.context_length, info.vocab_size, info.capacity_tokens, info.block_size)
         self.model_info = ModelInfo(
-            name=name_of(config),
-            path=config.model,
-            context_length=info.context_length,
-            vocab_size=info.vocab_size,
-            capacity_tokens=info.capacity_tokens,
-            block_size=info.block_size,
+            *(name_of(config), config.model),
+            *sizes,
             chat=chat_format(chat, chat.tool_use or chat, refuse),
             adapters=info.adapters,
             labels=info.labels,

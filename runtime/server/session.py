@@ -437,10 +437,7 @@ class Session:
     # ------------------------------------------------------------ operations without a branch
 
     def _spawn(
-        self,
-        op: int,
-        work: Coroutine[Any, Any, Event],
-        done: Callable[[], None] = nothing,
+        self, op: int, work: Coroutine[Any, Any, Event], done: Callable[[], None] = nothing
     ) -> None:
         async def run() -> None:
             try:

@@ -434,13 +434,7 @@ class SessionStore:
             if isinstance(error, sqlite3.Error) or not is_full(error, folder):
                 raise InvalidRequest(f"{self._path} cannot keep state: {error}") from error
             self._retry.failed(error)
-        except (
-            sqlite3.Error,
-            msgspec.DecodeError,
-            ValueError,
-            LookupError,
-            TypeError,
-        ) as error:
+        except (sqlite3.Error, msgspec.DecodeError, ValueError, LookupError, TypeError) as error:
             raise InvalidRequest(
                 f"{self._path} is damaged, or not a file of Rootlace: {error}; move it away to"
                 " start without what it has"

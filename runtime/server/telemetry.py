@@ -284,17 +284,15 @@ class Spans:
                 "gen_ai.provider.name": "rootlace",
                 "gen_ai.request.model": model,
                 **_asked(op),
-                **{
-                    name: value
-                    for name, value in (
-                        ("url.path", path),
-                        ("rootlace.request_id", request_id.get()),
-                        ("rootlace.program", program),
-                    )
-                    if value
-                },
             },
         )
+        for name, value in (
+            ("url.path", path),
+            ("rootlace.request_id", request_id.get()),
+            ("rootlace.program", program),
+        ):
+            if value:
+                span.set_attribute(name, value)
         for name, seconds in (("admitted", timing.queued), ("first_token", timing.first_token)):
             if 0 < seconds < timing.total:
                 at = end - int((timing.total - seconds) * 1e9)
@@ -314,18 +312,9 @@ class Spans:
 
 def _asked(op: Generate) -> dict[str, Any]:
     params = op.params
-    given: dict[str, Any] = {
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "frequency_penalty": params.frequency_penalty,
-        "presence_penalty": params.presence_penalty,
-        "max_tokens": params.max_tokens,
-        "seed": params.seed,
-        "stop_sequences": params.stop or None,
-        "choice.count": params.n,
-        "stream": op.stream,
-    }
+    same = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "max_tokens")
+    given: dict[str, Any] = {name: getattr(params, name) for name in (*same, "seed")}
+    given |= {"stop_sequences": params.stop or None, "choice.count": params.n, "stream": op.stream}
     return {f"gen_ai.request.{name}": value for name, value in given.items() if value is not None}
 
 

@@ -525,10 +525,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        context: Sequence[int] = (),
-        skip_special_tokens: bool = True,
+        self, vocabulary: Vocabulary, context: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
         table = vocabulary.visible_bytes if skip_special_tokens else vocabulary.token_bytes
         self._bytes = table

@@ -9,7 +9,6 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +20,7 @@ from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.routing.router import EMPTY, Router, RouterConfig
 from rootlace.runtime.simulation.engine import Machine, NamedPolicy, SimulatedEngine, Times
-from rootlace.runtime.simulation.study import PERCENTILES, percentiles
+from rootlace.runtime.simulation.study import Figures, percentiles
 from rootlace.runtime.simulation.trace import SHARED_BY, Workload
 
 
@@ -377,26 +376,18 @@ def receive(engine: SimulatedEngine, workload: Workload, number: int, units: int
 # Cluster ------------------------------------------------------------------------------------------
 
 
-class ClusterReport(msgspec.Struct, frozen=True):
-    """Results of a router on a workload. Times in seconds; percentiles are (p50, p90, p99).
+class ClusterReport(Figures, frozen=True, kw_only=True):
+    """Results of a router on a workload.
 
     `imbalance`: the busiest replica's busy seconds over the mean of all replicas'.
     `router_microseconds`: CPU time of a choice and of the events told to the router, per request.
     `prefill_replicas` of the replicas compute prompts alone, for `handed` requests. Those replicas
     were busy for `prefill_busy` of the time, all other replicas for `decode_busy`. `moved`: tokens
-    that travelled, of all tokens of prompts; `read_back`: tokens read from below the pools.
+    that travelled, of all tokens of prompts.
     """
 
     router: str
     replicas: int
-    cache_tokens: int
-    requests: int
-    refused: int
-    hit_rate: float
-    ttft: tuple[float, ...]
-    tpot: tuple[float, ...]
-    requests_per_second: float
-    busy: float
     imbalance: float
     router_microseconds: float
     prefill_replicas: int = 0
@@ -404,13 +395,6 @@ class ClusterReport(msgspec.Struct, frozen=True):
     moved: float = 0.0
     prefill_busy: float = 0.0
     decode_busy: float = 0.0
-    read_back: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in self.__struct_fields__}
-        for name in ("ttft", "tpot"):
-            row[name] = {f"p{p}": value for p, value in zip(PERCENTILES, row[name], strict=True)}
-        return row
 
 
 class Cluster:

@@ -240,40 +240,45 @@ def count_overtaken(admitted: np.ndarray, count: int) -> np.ndarray:
 PERCENTILES = (50, 90, 99)
 
 
-class Report(msgspec.Struct, frozen=True):
-    """Results of one policy on one cache size. Times in seconds; percentiles are (p50, p90, p99).
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Results on one cache size. Times in seconds; percentiles are (p50, p90, p99).
 
     `hit_rate`: cached share of the prompt tokens of served requests; `read_back`: share read from
-    below the pool. `clairvoyant_own_order`: the bound for the order in which this policy served the
-    requests.
+    below the pool.
     """
 
-    policy: str
     cache_tokens: int
     requests: int
     refused: int
     hit_rate: float
-    clairvoyant_own_order: float
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
+    requests_per_second: float
+    busy: float
+    read_back: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        row = asdict(self)
+        for name in {"ttft", "tpot", "waiting"} & row.keys():
+            row[name] = {f"p{p}": value for p, value in zip(PERCENTILES, row[name], strict=True)}
+        return row
+
+
+class Report(Figures, frozen=True, kw_only=True):
+    """Results of one policy. `clairvoyant_own_order`: the bound for the order in which this policy
+    served the requests."""
+
+    policy: str
+    clairvoyant_own_order: float
     waiting: tuple[float, ...]
     longest_wait: float
     longest_overtaking: int
     evicted_tokens: int
     retractions: int
     seconds: float
-    busy: float
     steps: int
-    requests_per_second: float
     output_tokens_per_second: float
     simulation_seconds: float
-    read_back: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in self.__struct_fields__}
-        for name in ("ttft", "tpot", "waiting"):
-            row[name] = {f"p{p}": value for p, value in zip(PERCENTILES, row[name], strict=True)}
-        return row
 
 
 def report_on(workload: Workload, outcome: Outcome, simulation_seconds: float) -> Report:

@@ -286,12 +286,7 @@ def _regular(
         return LLGuidanceGrammar(vocabulary, lark, canonicalizer, config, frozenset())
 
     return AutomatonGrammar(
-        vocabulary,
-        dfa,
-        canonicalizer,
-        beside,
-        config.max_table_bytes,
-        compiler.builds,
+        vocabulary, dfa, canonicalizer, beside, config.max_table_bytes, compiler.builds
     )
 
 

@@ -101,11 +101,12 @@ class Client:
         return found[0] if found else None
 
     async def result(self, op: int) -> Event:
-        for _ in range(100_000):
+        for turn in range(100_000):
             event = self.terminal(op)
             if event is not None:
                 return event
-            await asyncio.sleep(0)
+            # A thread may tokenize: turns without a pause would keep the interpreter from it.
+            await asyncio.sleep(0.001 if turn > 1000 else 0)
         raise AssertionError(f"operation {op} never ended")
 
     async def settle(self, turns: int = 50) -> None:

@@ -321,11 +321,7 @@ class EngineClient:
             self.next_rid = itertools.count(1).__next__
         else:
             self._place = place or Children(
-                config,
-                siblings.replica,
-                siblings.replicas,
-                siblings.digest_key,
-                siblings.transfer,
+                config, siblings.replica, siblings.replicas, siblings.digest_key, siblings.transfer
             )
             suspensions, self._forgets = siblings.suspensions, siblings.forgets
             self.next_rid = siblings.next_rid
@@ -422,12 +418,7 @@ class EngineClient:
         pins = {"pins_restored": self._pinned.restored, "pins_lost": self._pinned.lost}
         return {**await self.ask(GetStats), **pins}
 
-    async def ask(
-        self,
-        kind: Callable[..., ToEngine],
-        *fields: Any,
-        patient: bool = False,
-    ) -> Any:
+    async def ask(self, kind: Callable[..., ToEngine], *fields: Any, patient: bool = False) -> Any:
         """Return the answer to `kind(ticket, *fields)`, a message of `contracts.messages`.
 
         Waits at most `STALL_SECONDS` or, if `patient`, as long as the engine lives. A known pin is

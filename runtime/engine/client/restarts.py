@@ -100,10 +100,7 @@ class PendingRequest:
         request = self.request
         output_ids = np.concatenate((request.output_ids, np.array(self.output_ids, np.int32)))
         return msgspec.structs.replace(
-            request,
-            output_ids=output_ids,
-            suspected=self.suspected,
-            resumed=self.engines > 0,
+            request, output_ids=output_ids, suspected=self.suspected, resumed=self.engines > 0
         )
 
 

@@ -18,11 +18,7 @@ from rootlace.runtime.contracts.plan import MaskRow, StepPlan
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.automaton_table import Mask, words_of
 from rootlace.runtime.model.decoder import interface
-from rootlace.runtime.model.decoder.interface import (
-    BOTH_SUPPORT,
-    adapter_of_tokens,
-    wanted_tokens,
-)
+from rootlace.runtime.model.decoder.interface import BOTH_SUPPORT, adapter_of_tokens, wanted_tokens
 from rootlace.runtime.model.decoder.native_weights import ADAPTED, NativeWeights
 from rootlace.runtime.model.decoder.rotations import Rotations, query_factors
 from rootlace.runtime.model.families import spec as support

@@ -400,11 +400,7 @@ class Decoder:
         return query_factors(growth, step.positions).to(self.dtype).view(-1, 1, 1)
 
     def _join(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        own: NormWeights,
-        following: NormWeights,
+        self, x: torch.Tensor, residual: torch.Tensor, own: NormWeights, following: NormWeights
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the output x of attention or MLP, after its `own` norm, to the residual stream.
         Return the next part's input, after the `following` norm, and the stream."""
@@ -481,12 +477,7 @@ class Decoder:
         ]
 
     def _attend(
-        self,
-        index: int,
-        layer: LayerWeights,
-        q: torch.Tensor,
-        step: StepInput,
-        cache: torch.Tensor,
+        self, index: int, layer: LayerWeights, q: torch.Tensor, step: StepInput, cache: torch.Tensor
     ) -> torch.Tensor:
         """Attend with q [T, Nq, D]; return [T, Nq * D], or Nq * a value's numbers if latent."""
         attention = self.spec.attention

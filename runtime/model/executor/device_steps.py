@@ -576,11 +576,7 @@ def _step_bytes(model: GpuModel, cuda: CudaDevice, max_tokens: int, max_rows: in
     """Measure the peak memory of steps and of their buffers, in bytes, without the KV pool."""
     setup, block_size = model.setup, model.setup.cache.block_size
     plans, blocks = trial_steps(
-        setup.config.spec.vocab_size,
-        max_tokens,
-        max_rows,
-        setup.context_length,
-        block_size,
+        setup.config.spec.vocab_size, max_tokens, max_rows, setup.context_length, block_size
     )
 
     def run() -> None:

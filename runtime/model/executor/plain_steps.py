@@ -208,10 +208,7 @@ class PlainSteps(Steps):
 
 
 def score_samples(
-    score: Callable[..., Any],
-    logits: np.ndarray,
-    token_ids: np.ndarray,
-    rows: Sequence[SampleRow],
+    score: Callable[..., Any], logits: np.ndarray, token_ids: np.ndarray, rows: Sequence[SampleRow]
 ) -> list[TokenScores | None]:
     """Score the sampled tokens of the rows that ask for scores. logits float32 [S, V]."""
     found: list[TokenScores | None] = [None] * len(rows)

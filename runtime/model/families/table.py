@@ -152,9 +152,7 @@ _QWEN2_VL = TextModel(
     ),
 )
 _QWEN3_VL = TextModel(
-    "Qwen3ForCausalLM",
-    "qwen3",
-    _sizes(151936, 4096, 22016, 32, 32, 128000, rope_theta=5e5),
+    "Qwen3ForCausalLM", "qwen3", _sizes(151936, 4096, 22016, 32, 32, 128000, rope_theta=5e5)
 )
 _GEMMA3 = TextModel("Gemma3ForCausalLM", "gemma3_text", _sizes(262208, 2304, 9216, 26, 8, 131072))
 _LLAVA = {"llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Collection, Mapping, Set
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,16 +37,11 @@ from rootlace.runtime.model.gguf.file import GgufFile, Texts
 
 ONLY: dict[str, Any] = {
     "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.shared_kv_layers": 0,
-    "expert_count": 0,
-    "expert_shared_count": 0,
-    "expert_used_count": 0,
-    "leading_dense_block_count": 0,
-    "nextn_predict_layers": 0,
-    "pooling_type": 0,
     "use_parallel_residual": False,
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), 0.0),
+    **dict.fromkeys(("expert_count", "expert_shared_count", "expert_used_count"), 0),
+    **dict.fromkeys(("attention.shared_kv_layers", "leading_dense_block_count"), 0),
+    **dict.fromkeys(("nextn_predict_layers", "pooling_type"), 0),
 }
 """Keys of which one value is supported, unless an architecture reads the key."""
 REMARKS = ("rope.scaling.finetuned", "tensor_data_layout", "vocab_size")
@@ -135,19 +131,31 @@ class Architecture(msgspec.Struct, frozen=True):
     """Architecture of llama.cpp. `name` and `model_type` are transformers'. `neighbours`: rows of
     queries and keys are in the order that rotates neighbours with each other. `shifted_norms`:
     weights of norms include the family's offset. `layer_norm_key`: norms are LayerNorm, with their
-    epsilon at this key of a `config.json`. `latent`: attention is latent, and lengths of keys and
-    values mean something else. `read` adds keys to a `config.json`; `keys`: other names of keys.
-    `parts`: module names unlike other architectures'."""
+    epsilon at this key of a `config.json`. `biased`: key of whether queries have biases.
+    `all_rotated`: heads are rotated as a whole, unless the file says otherwise. `latent`: attention
+    is latent, and lengths of keys and values mean something else. `read` adds keys to a
+    `config.json`; `keys`: other names of keys. `parts`: module names unlike other
+    architectures'."""
 
     name: str
     model_type: str
     neighbours: bool = False
     shifted_norms: bool = False
     layer_norm_key: str = ""
+    biased: str = ""
+    all_rotated: bool = False
     latent: bool = False
     read: Callable[[Metadata, Keys], None] = lambda metadata, keys: None
     keys: Mapping[str, str] = msgspec.field(default_factory=dict)
     parts: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+
+    def add_keys(self, metadata: Metadata, keys: Keys) -> None:
+        """Add the architecture's own keys of a `config.json`."""
+        if self.biased:
+            keys[self.biased] = _biased(metadata)
+        if self.all_rotated:
+            keys.setdefault("partial_rotary_factor", 1.0)
+        self.read(metadata, keys)
 
 
 def _biases(metadata: Metadata, keys: Keys) -> None:
@@ -191,10 +199,6 @@ def _mistral3(metadata: Metadata, keys: Keys) -> None:
     keys["rope_scaling"] = scaling | {"mscale": 1.0, "mscale_all_dim": 1.0, BETA: beta}
 
 
-def _qwen3(metadata: Metadata, keys: Keys) -> None:
-    keys["attention_bias"] = _biased(metadata)
-
-
 def _experts(metadata: Metadata, keys: Keys, count_key: str) -> None:
     """Read the number of experts, and the number that each token uses."""
     keys[count_key] = metadata.size("expert_count")
@@ -216,13 +220,8 @@ def _qwen2_moe(metadata: Metadata, keys: Keys) -> None:
 
 
 def _qwen3_moe(metadata: Metadata, keys: Keys) -> None:
-    _qwen3(metadata, keys)
     _qwen_experts(metadata, keys, normalised=True)
     keys["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
-
-
-def _olmoe(metadata: Metadata, keys: Keys) -> None:
-    _qwen_experts(metadata, keys, normalised=False)
 
 
 def _gpt_oss(metadata: Metadata, keys: Keys) -> None:
@@ -270,7 +269,6 @@ def _phi3(metadata: Metadata, keys: Keys) -> None:
 
 
 def _olmo2(metadata: Metadata, keys: Keys) -> None:
-    keys["attention_bias"] = _biased(metadata)
     window = metadata.get("attention.sliding_window", COUNT, 0)
     if not window:
         return
@@ -300,11 +298,6 @@ def _granite(metadata: Metadata, keys: Keys) -> None:
     keys["embedding_multiplier"] = metadata.number("embedding_scale", None) or 1.0
     keys["residual_multiplier"] = metadata.number("residual_scale", None) or 1.0
     keys["logits_scaling"] = metadata.number("logit_scale", None) or 1.0
-
-
-def _glm4(metadata: Metadata, keys: Keys) -> None:
-    keys["attention_bias"] = _biased(metadata)
-    keys.setdefault("partial_rotary_factor", 1.0)
 
 
 def _deepseek2(metadata: Metadata, keys: Keys) -> None:
@@ -379,30 +372,18 @@ def _falcon(metadata: Metadata, keys: Keys) -> None:
     heads, kv_heads = keys["num_attention_heads"], keys["num_key_value_heads"]
     grouped = kv_heads not in (1, heads)
     keys |= {"new_decoder_architecture": grouped, "multi_query": kv_heads == 1}
-    keys["bias"] = _biased(metadata)
     if grouped:
         two = metadata.has_tensor("blk.0.attn_norm_2.weight")
         keys["num_ln_in_parallel_attn"] = 2 if two else 1
 
 
-def _gpt2(metadata: Metadata, keys: Keys) -> None:
-    del keys["rope_theta"]
-
-
 def _gpt_neox(metadata: Metadata, keys: Keys) -> None:
     keys["use_parallel_residual"] = metadata.get("use_parallel_residual", FLAG, True)
-    keys.setdefault("partial_rotary_factor", 1.0)
 
 
 def _stablelm(metadata: Metadata, keys: Keys) -> None:
-    keys["use_parallel_residual"] = metadata.get("use_parallel_residual", FLAG, True)
-    keys["use_qkv_bias"] = _biased(metadata)
+    _gpt_neox(metadata, keys)
     keys["qk_layernorm"] = metadata.has_tensor("blk.0.attn_q_norm.weight")
-    keys.setdefault("partial_rotary_factor", 1.0)
-
-
-def _starcoder2(metadata: Metadata, keys: Keys) -> None:
-    keys["use_bias"] = _biased(metadata)
 
 
 def _biased(metadata: Metadata) -> bool:
@@ -423,48 +404,58 @@ ARCHITECTURES: dict[str, Architecture] = {
         "FalconForCausalLM",
         "falcon",
         layer_norm_key="layer_norm_epsilon",
+        biased="bias",
         read=_falcon,
         keys=FALCON_KEYS,
     ),
     "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", shifted_norms=True, read=_gemma2),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", shifted_norms=True, read=_gemma3),
-    "glm4": Architecture("Glm4ForCausalLM", "glm4", neighbours=True, read=_glm4),
+    "glm4": Architecture(
+        "Glm4ForCausalLM", "glm4", neighbours=True, biased="attention_bias", all_rotated=True
+    ),
     "gpt-oss": Architecture(
-        "GptOssForCausalLM",
-        "gpt_oss",
-        read=_gpt_oss,
-        parts={"post_norm": ("post_attention_norm",)},
+        "GptOssForCausalLM", "gpt_oss", read=_gpt_oss, parts={"post_norm": ("post_attention_norm",)}
     ),
     "gpt2": Architecture(
         "GPT2LMHeadModel",
         "gpt2",
         layer_norm_key="layer_norm_epsilon",
-        read=_gpt2,
+        read=lambda metadata, keys: keys.pop("rope_theta"),
         keys=GPT2_KEYS,
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",
         "gpt_neox",
         layer_norm_key="layer_norm_eps",
+        all_rotated=True,
         read=_gpt_neox,
         keys={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
     ),
     "granite": Architecture("GraniteForCausalLM", "granite", neighbours=True, read=_granite),
     "llama": Architecture("LlamaForCausalLM", "llama", neighbours=True, read=_llama),
     "mistral3": Architecture("MistralForCausalLM", "mistral", neighbours=True, read=_mistral3),
-    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", read=_olmo2),
-    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", read=_olmoe),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", biased="attention_bias", read=_olmo2),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM", "olmoe", read=partial(_qwen_experts, normalised=False)
+    ),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", read=_phi3),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", read=_qwen2_moe),
-    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", read=_qwen3),
-    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", read=_qwen3_moe),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", biased="attention_bias"),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", "qwen3_moe", biased="attention_bias", read=_qwen3_moe
+    ),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", neighbours=True, read=_biases),
     "stablelm": Architecture(
-        "StableLmForCausalLM", "stablelm", layer_norm_key="layer_norm_eps", read=_stablelm
+        "StableLmForCausalLM",
+        "stablelm",
+        layer_norm_key="layer_norm_eps",
+        biased="use_qkv_bias",
+        all_rotated=True,
+        read=_stablelm,
     ),
     "starcoder2": Architecture(
-        "Starcoder2ForCausalLM", "starcoder2", layer_norm_key="norm_epsilon", read=_starcoder2
+        "Starcoder2ForCausalLM", "starcoder2", layer_norm_key="norm_epsilon", biased="use_bias"
     ),
 }
 """Architectures by `general.architecture`."""

@@ -126,7 +126,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     layer_norm = architecture.layer_norm_key
     kind = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
     keys[layer_norm or "rms_norm_eps"] = metadata.number(f"attention.{kind}")
-    architecture.read(metadata, keys)
+    architecture.add_keys(metadata, keys)
     metadata.finish()
     return {architecture.keys.get(key, key): value for key, value in keys.items()}
 

@@ -149,41 +149,18 @@ class TensorType(msgspec.Struct, frozen=True):
     bytes: int
 
 
-TYPES: dict[int, TensorType] = {
-    0: TensorType("F32", 1, 4),
-    1: TensorType("F16", 1, 2),
-    2: TensorType("Q4_0", 32, 18),
-    3: TensorType("Q4_1", 32, 20),
-    6: TensorType("Q5_0", 32, 22),
-    7: TensorType("Q5_1", 32, 24),
-    8: TensorType("Q8_0", 32, 34),
-    9: TensorType("Q8_1", 32, 40),
-    10: TensorType("Q2_K", 256, 84),
-    11: TensorType("Q3_K", 256, 110),
-    12: TensorType("Q4_K", 256, 144),
-    13: TensorType("Q5_K", 256, 176),
-    14: TensorType("Q6_K", 256, 210),
-    15: TensorType("Q8_K", 256, 292),
-    16: TensorType("IQ2_XXS", 256, 66),
-    17: TensorType("IQ2_XS", 256, 74),
-    18: TensorType("IQ3_XXS", 256, 98),
-    19: TensorType("IQ1_S", 256, 50),
-    20: TensorType("IQ4_NL", 32, 18),
-    21: TensorType("IQ3_S", 256, 110),
-    22: TensorType("IQ2_S", 256, 82),
-    23: TensorType("IQ4_XS", 256, 136),
-    24: TensorType("I8", 1, 1),
-    25: TensorType("I16", 1, 2),
-    26: TensorType("I32", 1, 4),
-    27: TensorType("I64", 1, 8),
-    28: TensorType("F64", 1, 8),
-    29: TensorType("IQ1_M", 256, 56),
-    30: TensorType("BF16", 1, 2),
-    34: TensorType("TQ1_0", 256, 54),
-    35: TensorType("TQ2_0", 256, 66),
-    39: TensorType("MXFP4", 32, 17),
-    40: TensorType("NVFP4", 64, 36),
-    41: TensorType("Q1_0", 128, 18),
+_TYPES = """
+    0 F32 1 4, 1 F16 1 2, 2 Q4_0 32 18, 3 Q4_1 32 20, 6 Q5_0 32 22, 7 Q5_1 32 24, 8 Q8_0 32 34,
+    9 Q8_1 32 40, 10 Q2_K 256 84, 11 Q3_K 256 110, 12 Q4_K 256 144, 13 Q5_K 256 176,
+    14 Q6_K 256 210, 15 Q8_K 256 292, 16 IQ2_XXS 256 66, 17 IQ2_XS 256 74, 18 IQ3_XXS 256 98,
+    19 IQ1_S 256 50, 20 IQ4_NL 32 18, 21 IQ3_S 256 110, 22 IQ2_S 256 82, 23 IQ4_XS 256 136,
+    24 I8 1 1, 25 I16 1 2, 26 I32 1 4, 27 I64 1 8, 28 F64 1 8, 29 IQ1_M 256 56, 30 BF16 1 2,
+    34 TQ1_0 256 54, 35 TQ2_0 256 66, 39 MXFP4 32 17, 40 NVFP4 64 36, 41 Q1_0 128 18
+"""
+"""Number in a file, name, numbers of a block, bytes of a block."""
+TYPES = {
+    int(number): TensorType(name, int(count), int(size))
+    for number, name, count, size in (row.split() for row in _TYPES.split(","))
 }
 """Tensor types by their number in a file; `CODES` lists types that products can use."""
 

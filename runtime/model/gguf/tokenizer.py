@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from rootlace.runtime.model.families.config_reader import names
 from rootlace.runtime.model.gguf.file import GgufFile, Texts
 from rootlace.wire.errors import UnsupportedModel
 
@@ -28,30 +29,12 @@ from rootlace.wire.errors import UnsupportedModel
 MODELS = ("llama", "gpt2")
 """Supported kinds: SentencePiece's merges by score, and BPE on bytes."""
 
-ENDS = frozenset(
-    (
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|calls|>",
-        "<|flush|>",
-        "<|tool_response>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<end_of_turn>",
-        "<end_of_utterance>",
-        "<turn|>",
-        "<eos>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "[e~[",
-        "<｜end▁of▁sentence｜>",
-    )
+ENDS = names(
+    """
+    <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|>
+    <|tool_response> <|endoftext|> <|end_of_text|> <end_of_turn> <end_of_utterance> <turn|>
+    <eos> <EOT> _<EOT> [EOT] [EOS] [e~[ <｜end▁of▁sentence｜>
+    """
 )
 """Tokens that end a text or a turn in any model: files name at most one. llama.cpp, too, ends texts
 with them, and counts them as special whatever the file says."""
@@ -309,18 +292,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         (_DIGITS, _GPT2),
     ),
     **dict.fromkeys(
-        (
-            "llama3",
-            "llama-v3",
-            "llama-bpe",
-            "falcon3",
-            "pixtral",
-            "lfm2",
-            "dbrx",
-            "smaug-bpe",
-            "chatglm-bpe",
-            "glm4",
-        ),
+        names("llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 dbrx smaug-bpe chatglm-bpe glm4"),
         (_LLAMA3,),
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "megrez"), (_QWEN2,)),
@@ -338,13 +310,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "[一-龥ࠀ-一가-\ud7ff]+",
         r"\p{N}+",
     ),
-    "deepseek-coder": (
-        r"[\r\n]",
-        r"\s?\p{L}+",
-        r"\s?\p{P}+",
-        "[一-龥ࠀ-一가-\ud7ff]+",
-        _DIGITS,
-    ),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", _DIGITS),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),

@@ -420,11 +420,7 @@ class Hub(msgspec.Struct, frozen=True):
                     url = hf_hub_url(name.repo, file, revision=commit, endpoint=self.endpoint)
                     download_blob(url, sha256, stored[file].size, self._folder(name))
                 found = hf_hub_download(
-                    name.repo,
-                    file,
-                    endpoint=self.endpoint,
-                    revision=commit,
-                    cache_dir=self._cache,
+                    name.repo, file, endpoint=self.endpoint, revision=commit, cache_dir=self._cache
                 )
             except Exception as error:  # as above
                 raise self._failure(name, error) from error

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rootlace.runtime.contracts.messages import decode_arrays, encode_arrays
 from rootlace.runtime.contracts.plan import PooledRow, StepPlan
 from rootlace.runtime.model.decoder.interface import wanted_tokens
 
@@ -25,57 +26,28 @@ from rootlace.runtime.model.decoder.interface import wanted_tokens
 # states, and neither samples nor scores.
 
 
-FIELDS: tuple[tuple[str, type[np.integer]], ...] = (
-    ("token_ids", np.int32),
-    ("positions", np.int32),
-    ("slots", np.int64),
-    ("row_start", np.int32),
-    ("context_len", np.int32),
-    ("block_tables", np.int32),
-    ("copies", np.int32),
-    ("duplicate_tokens", np.int32),
-    ("duplicate_slots", np.int64),
-    ("adapters", np.int32),
+FIELDS = (
+    *("token_ids", "positions", "slots", "row_start", "context_len", "block_tables", "copies"),
+    *("duplicate_tokens", "duplicate_slots", "adapters"),
 )
-"""Arrays of a plan in the order of the message: shapes first, `WANTED` last."""
-WANTED = np.int64
-AXES = 2
-"""Numbers of an array's shape in a message; the second is 0 for a vector."""
+"""Arrays of a plan that a forward pass reads."""
 
 
 def encode(plan: StepPlan, block_size: int) -> np.ndarray:
     """Encode a plan, uint8 [n]. Block tables are cut to the longest used row."""
     used = -(-int(plan.context_len.max(initial=0)) // block_size)
-    arrays = [np.asarray(getattr(plan, name), kind) for name, kind in FIELDS]
-    names = [name for name, _ in FIELDS]
-    arrays[names.index("block_tables")] = plan.block_tables[:, :used].astype(np.int32)
-    arrays.append(wanted_tokens(plan).astype(WANTED))
-    shapes = [(*array.shape, 0)[:AXES] for array in arrays]
-    parts = [np.array(shapes, np.int64), *arrays]
-    return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
+    arrays = {name: getattr(plan, name) for name in FIELDS}
+    arrays["block_tables"] = plan.block_tables[:, :used]
+    wanted = wanted_tokens(plan).astype(np.int32)
+    # A copy: torch warns of memory that it may not write to.
+    return np.frombuffer(encode_arrays({**arrays, "wanted": wanted}), np.uint8).copy()
 
 
 def decode(numbers: np.ndarray) -> StepPlan:
     """Decode a plan, as far as `Forward.run` reads it."""
-    kinds = [*(kind for _, kind in FIELDS), WANTED]
-    at = len(kinds) * AXES * np.dtype(np.int64).itemsize
-    shapes = numbers[:at].view(np.int64).reshape(-1, AXES).tolist()
-    arrays: list[np.ndarray] = []
-    for kind, (rows, columns), in_rows in zip(kinds, shapes, _are_rows(), strict=True):
-        count = rows * columns if in_rows else rows
-        end = at + count * np.dtype(kind).itemsize
-        # A copy: what follows a vector of four bytes may not be aligned.
-        found: np.ndarray = np.frombuffer(numbers[at:end].tobytes(), kind)
-        arrays.append(found.reshape(rows, columns) if in_rows else found)
-        at = end
-    *of_plan, wanted = arrays
-    named: dict[str, Any] = {name: array for (name, _), array in zip(FIELDS, of_plan, strict=True)}
-    return StepPlan(step=0, **named, pooled=[PooledRow(int(token), 1) for token in wanted])
-
-
-def _are_rows() -> list[bool]:
-    """Say for each array whether it has two axes."""
-    return [name in ("block_tables", "copies") for name, _ in FIELDS] + [False]
+    arrays: dict[str, Any] = decode_arrays(numbers.data)
+    wanted = arrays.pop("wanted").tolist()
+    return StepPlan(step=0, **arrays, pooled=[PooledRow(token, 1) for token in wanted])
 
 
 # Group --------------------------------------------------------------------------------------------
@@ -100,12 +72,7 @@ class Group:
     their user may read."""
 
     def __init__(
-        self,
-        path: Path,
-        rank: int,
-        count: int,
-        device: torch.device,
-        loaded: Callable[[], None],
+        self, path: Path, rank: int, count: int, device: torch.device, loaded: Callable[[], None]
     ) -> None:
         """`loaded` is called before the wait for others."""
         self.rank, self.count = rank, count

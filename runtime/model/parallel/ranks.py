@@ -61,10 +61,7 @@ def load_rank(setup: ModelSetup, shard: Shard, ranks: Group) -> LoadedModel:
     config, executor, device = setup.config, setup.executor, setup.device
 
     def weights_of(
-        _: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        progress: Progress | None = None,
+        _: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
     ) -> ModelWeights:
         return load_weights(config, dtype, device, progress, shard)
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
-from msgspec.structs import replace
 
-from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
+from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Begin,
@@ -28,23 +27,12 @@ from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.chat_request import ToolChoice as ChatToolChoice
 from rootlace.runtime.server.http.constraints import schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import (
-    MAX_PINS,
-    AnswerStream,
-    FinalOutput,
-    Prepared,
-)
-from rootlace.runtime.server.http.replies import (
-    NAMED_EVENTS,
-    Reports,
-    Stream,
-    report_of,
-)
+from rootlace.runtime.server.http.generation import MAX_PINS, AnswerStream, FinalOutput, Prepared
+from rootlace.runtime.server.http.replies import NAMED_EVENTS, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
-    adapter_of,
     call_of,
-    handling_of,
+    placed,
     sampling_fields,
     with_sampling,
 )
@@ -156,6 +144,11 @@ class CountBody(HandlingBody, kw_only=True):
 
 
 @with_sampling("anthropic")
+@with_fields(
+    (_ACCOUNT, Any, "metadata"),
+    (_ACCOUNT, str, "user_profile_id service_tier inference_geo"),
+    (ignored("the usage says what was found in the cache"), Any, "diagnostics"),
+)
 class MessagesBody(CountBody, kw_only=True):
     """Body of `POST /v1/messages`, without the fields that `with_sampling` adds. `cache_salt`,
     `return_cache_report`, `priority`, `timeout` and `cache` are Rootlace's."""
@@ -164,11 +157,6 @@ class MessagesBody(CountBody, kw_only=True):
     stream: bool | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
-    metadata: Annotated[Any, _ACCOUNT] = None
-    user_profile_id: Annotated[str | None, _ACCOUNT] = None
-    diagnostics: Annotated[Any, ignored("the usage says what was found in the cache")] = None
-    service_tier: Annotated[str | None, _ACCOUNT] = None
-    inference_geo: Annotated[str | None, _ACCOUNT] = None
 
 
 # Conversation -------------------------------------------------------------------------------------
@@ -183,8 +171,9 @@ _UNLIKE = "\ue0f0"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
-def chat_request(body: CountBody) -> ChatRequest:
+def chat_request(gateway: ServedModel, body: CountBody) -> ChatRequest:
     """Make the `ChatRequest`. Raises InvalidParameter for a body that cannot be served."""
+    model = check_name(gateway.model_info, body.model)
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
@@ -210,10 +199,8 @@ def chat_request(body: CountBody) -> ChatRequest:
         thinking_budget=budget_of(None, body.thinking),
         # The answer continues the last message, if that is the model's own.
         continue_final=messages[-1]["role"] == "assistant",
-        namespace=(body.cache_salt or "") if isinstance(body, MessagesBody) else "",
-        handling=handling_of(body),
-        cache_report=isinstance(body, MessagesBody) and bool(body.return_cache_report),
         pinned=_pinned(body),
+        **placed(gateway, body, model),
     )
 
 
@@ -385,15 +372,6 @@ class MessageUsage(Reports):
     output_tokens: int
 
 
-class MessageHead(TypedDict):
-    """Head of an answer, known before its content."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-
-
 class Stopped(TypedDict):
     """End of an answer; a stream sends it last."""
 
@@ -401,10 +379,16 @@ class Stopped(TypedDict):
     stop_sequence: str | None
 
 
-class MessageReply(MessageHead, Stopped):
-    """Answer, complete."""
+class MessageReply(msgspec.Struct, kw_only=True):
+    """Answer, complete; in a stream, as it begins."""
 
+    id: str = msgspec.field(default_factory=lambda: f"msg_{uuid.uuid4().hex[:24]}")
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
     content: list[TextBlock | ThinkingBlock | ToolUse]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
     usage: MessageUsage
 
 
@@ -422,23 +406,22 @@ class Messages:
         self._chats = chats
 
     async def count_tokens(self, body: CountBody) -> TokenCount:
-        check_name(self._gateway.model_info, body.model)
-        return TokenCount(len(await self._chats.encode(chat_request(body))))
+        wanted = chat_request(self._gateway, body)
+        return TokenCount(len(await self._chats.encode(wanted)))
 
     async def handle(self, body: MessagesBody) -> MessageReply | Stream:
         model = check_name(self._gateway.model_info, body.model)
-        wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
-        prepared = await self._chats.prepare(wanted)
+        prepared = await self._chats.prepare(chat_request(self._gateway, body))
         if body.stream:
             return Stream(self._stream(model, prepared), NAMED_EVENTS)
         ended, (answer,) = await AnswerStream.whole(self._gateway, prepared)
         generated = ended.generated
-        return {
-            **_message(model),
-            "content": [_block(block) for block in blocks_of(answer)],
+        return MessageReply(
+            model=model,
+            content=[_block(block) for block in blocks_of(answer)],
             **_stopped(generated.outputs[0], bool(answer.calls) and not ended.cut_calls[0]),
-            "usage": _usage_and_report(generated, prepared),
-        }
+            usage=_usage_and_report(generated, prepared),
+        )
 
     async def _stream(self, model: str, prepared: Prepared) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
@@ -449,8 +432,7 @@ class Messages:
                     begun = True
                     found = event.generated.usage if isinstance(event, FinalOutput) else event.begun
                     used = msgspec.structs.replace(found or Usage(), completion_tokens=0)
-                    message = {**_message(model), "content": [], **_STOPPED_NOT}
-                    message["usage"] = _usage(used, prepared)
+                    message = MessageReply(model=model, content=[], usage=_usage(used, prepared))
                     yield {"type": "message_start", "message": message}
                 if not isinstance(event, FinalOutput):
                     for change in blocks.take(event.deltas):
@@ -466,18 +448,6 @@ class Messages:
                     "usage": _usage_and_report(event.generated, prepared),
                 }
         yield {"type": "message_stop"}
-
-
-_STOPPED_NOT: Stopped = {"stop_reason": None, "stop_sequence": None}
-
-
-def _message(model: str) -> MessageHead:
-    return {
-        "id": f"msg_{uuid.uuid4().hex[:24]}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-    }
 
 
 def _event(change: BlockEvent) -> dict[str, Any]:

@@ -125,10 +125,7 @@ def endpoints(gateway: ServedModel, shared: Shared | None = None) -> list[Endpoi
         get("/v1/models/{name:.+}", info.model, "the served model, by name"),
         post("/api/chat", api.chat, "Ollama's chat", reply=ollama.ChatLine),
         post(
-            "/api/generate",
-            api.generate,
-            "Ollama's answer to a prompt",
-            reply=ollama.GenerateLine,
+            "/api/generate", api.generate, "Ollama's answer to a prompt", reply=ollama.GenerateLine
         ),
         post("/api/embed", api.embed, "Ollama's vectors of texts"),
         post("/api/embeddings", api.embed_one, "Ollama's older way to a text's vector"),

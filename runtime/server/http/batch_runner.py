@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
@@ -73,46 +72,28 @@ class Results:
         self.done: set[int] = set()
         self._open: list[_Lines] = []
 
-    def __enter__(self) -> Self:
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Open the files while the block runs. Raises OSError."""
         counts = self._batch.request_counts
         numbers = []
-        try:
+        with contextlib.ExitStack() as stack:
             for id_ in self._batch.result_ids:
                 numbers.append(_recover(self._files.path(id_)))
-                self._open.append(_Lines(self._files.path(id_)))
-        except OSError:
-            self.__exit__(None, None, None)
-            raise
-        counts.completed, counts.failed = map(len, numbers)
-        self.done = numbers[0] | numbers[1]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for file in self._open:
-            file.close()
+                self._open.append(
+                    stack.enter_context(contextlib.closing(_Lines(self._files.path(id_))))
+                )
+            counts.completed, counts.failed = map(len, numbers)
+            self.done = numbers[0] | numbers[1]
+            yield self
 
     def write(self, number: int, answer: Answer) -> None:
         """Write an answer. Raises Overloaded if the folder, or the owner's share, is full, and
         OSError; nothing is written then."""
         request_id = f"{self._batch.id.replace('batch_', 'batch_req_')}_{number}"
-        line = msgspec.json.encode(
-            {
-                "id": request_id,
-                "custom_id": answer.custom_id,
-                "response": {
-                    "status_code": answer.status,
-                    "request_id": request_id,
-                    "body": answer.body,
-                },
-                "error": None,
-            }
-        )
-        line = one_line(line) + b"\n"
+        response = {"status_code": answer.status, "request_id": request_id, "body": answer.body}
+        row = {"id": request_id, "custom_id": answer.custom_id, "response": response, "error": None}
+        line = one_line(msgspec.json.encode(row)) + b"\n"
         good = answer.status < 400
         file, content = self._open[not good], self._files.path(self._batch.result_ids[not good])
         self._files.grow(content, self._batch.owner, file.size + len(line))
@@ -124,28 +105,24 @@ class Results:
     def keep(self, or_drop: bool = False) -> None:
         """Make files for clients of the written lines. Raises OSError; it can be called again.
         `or_drop`, for a batch that goes no further, drops what cannot be kept."""
-        keep = self._keep_or_drop if or_drop else self._keep
-        output, error = self._batch.result_ids
-        kept = keep(output, "output"), keep(error, "error")
-        self._batch.output_file_id, self._batch.error_file_id = kept
-
-    def _keep_or_drop(self, id_: str, noun: str) -> str | None:
-        path = self._files.path(id_)
-        try:
-            _recover(path)
-            return self._keep(id_, noun)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._files.drop(path)
-            return None
-
-    def _keep(self, id_: str, noun: str) -> str | None:
-        path = self._files.path(id_)
-        if not path.exists() or not path.stat().st_size:
-            self._files.drop(path)
-            return None
-        name = f"{self._batch.id}_{noun}.jsonl"
-        return self._files.add(path, name, "batch_output", self._batch.owner, id_).id
+        batch, kept = self._batch, list[str | None]()
+        for id_, noun in zip(batch.result_ids, ("output", "error"), strict=True):
+            path, file = self._files.path(id_), None
+            try:
+                if or_drop:
+                    _recover(path)
+                if path.exists() and path.stat().st_size:
+                    name = f"{batch.id}_{noun}.jsonl"
+                    file = self._files.add(path, name, "batch_output", batch.owner, id_)
+                else:
+                    self._files.drop(path)
+            except OSError:
+                if not or_drop:
+                    raise
+                with contextlib.suppress(OSError):
+                    self._files.drop(path)
+            kept.append(None if file is None else file.id)
+        batch.output_file_id, batch.error_file_id = kept
 
 
 class _Lines:
@@ -237,10 +214,7 @@ class Runner:
     """
 
     def __init__(
-        self,
-        server: ServedModel | ModelRegistry,
-        storage: Storage,
-        answers: Mapping[str, Endpoint],
+        self, server: ServedModel | ModelRegistry, storage: Storage, answers: Mapping[str, Endpoint]
     ) -> None:
         self._server = server
         self._storage = storage
@@ -328,7 +302,7 @@ class Runner:
 
     async def _finish(self, batch: Batch) -> None:
         """Run the batch to one of its ends. After an exception it can be called again."""
-        with Results(self._storage.files, batch) as results:
+        with Results(self._storage.files, batch).opened() as results:
             end = "completed"
             error: BaseException | None = None
             if batch.status != "cancelling":

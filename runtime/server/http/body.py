@@ -9,9 +9,9 @@ import difflib
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -410,6 +410,29 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     null or empty, or it is false and its name begins with `return_`."""
 
 
+Group = tuple[msgspec.Meta, Any, str]
+"""Mark of several fields, their type, and their names."""
+
+
+def with_fields(*groups: Group) -> Callable[[type[T]], type[T]]:
+    """Give a body fields without effect or not served, which no code reads; null is their
+    default."""
+    found = [(Annotated[kind | None, mark], names.split()) for mark, kind, names in groups]
+    return extended([(name, kind, None) for kind, names in found for name in names])
+
+
+def extended(fields: list[tuple[str, Any, Any]]) -> Callable[[type[T]], type[T]]:
+    """Make a decorator that adds (name, type, default) to a body."""
+
+    def whole(body: type[T]) -> type[T]:
+        how = {"module": body.__module__, "kw_only": True, "forbid_unknown_fields": True}
+        found = msgspec.defstruct(body.__name__, fields, bases=(body,), **how)  # type: ignore[arg-type]
+        assert issubclass(found, body)
+        return found
+
+    return whole
+
+
 class History(Body, forbid_unknown_fields=False):
     """Base of objects of a conversation that clients send back. Unknown fields are dropped: clients
     append answers with additions of their own and of other servers."""
@@ -425,17 +448,16 @@ LARGE_BYTES = 2**16
 MAX_WEIGHT = 1_100_000
 """Most weight: decoding takes 35 ns for each, and blocks all other threads."""
 
-_Holder = inspect.StructType | inspect.ListType
+_List = inspect.ListType | inspect.VarTupleType
 _EMPTY = re.compile(rb'null|""|\[\s*\]|\{\s*\}')
 _NO_RETURN = re.compile(_EMPTY.pattern + rb"|false")
 _SHOWN = 32
 """Most dropped fields named in the log."""
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
-_STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
-_WANTS_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
-_INTEGRAL_PLACES = 16
-"""Most places of a body with a number such as 3.0 for an integer; a whole list counts as one."""
+_NUMBER_CHARACTERS = 32
+_NUMBER = re.compile(rb"-?\d[-+.\deE]*")
+_NESTED = re.compile(rb"[\[{]")
 _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 
 
@@ -484,44 +506,47 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
 
 
 def _leniently(raw: bytes | memoryview, kind: type[T]) -> T:
-    """Decode `raw` with numbers such as 3.0 as integers, and without unknown fields that ask for
-    nothing. Raises ValidationError."""
+    """Decode `raw` with numbers such as 3.0 as integers, since JSON knows no such difference, and
+    without unknown fields that ask for nothing. Raises ValidationError."""
     try:
-        return _with_integers(raw, kind)
-    except msgspec.ValidationError as error:
-        if "contains unknown field" not in str(error):
+        return msgspec.json.decode(_mended(raw, kind, []), type=kind)
+    except msgspec.ValidationError as other:
+        if "missing required field" not in str(other):
             raise
-        try:
-            return _with_integers(_without_empty(raw, kind, []), kind)
-        except msgspec.ValidationError as other:
-            # The unknown field may have been meant for the missing one.
-            raise error if "missing required field" in str(other) else other from None
+    return msgspec.json.decode(raw, type=kind)  # an unknown field may be meant for the missing one
 
 
 def _log_dropped(raw: bytes | memoryview, kind: type) -> None:
     dropped: list[str] = []
     # Dropped fields were never checked: they may not be text.
     with contextlib.suppress(UnicodeDecodeError):
-        _without_empty(raw, kind, dropped)
+        _mended(raw, kind, dropped)
     if dropped:
         log.debug("fields of the history that nobody reads: %s", ", ".join(dropped[:_SHOWN]))
 
 
-def _without_empty(raw: bytes | memoryview, kind: type, dropped: list[str]) -> msgspec.Raw:
-    """Return the body without unknown fields that are null or empty. Paths of fields that a
-    `History` drops are added to `dropped`. Values of unknown fields are never made."""
+def _mended(raw: bytes | memoryview, kind: type, dropped: list[str]) -> msgspec.Raw:
+    """Return the body without unknown fields that are null or empty, and with integers in place of
+    integral numbers. Paths of fields that a `History` drops are added to `dropped`. Values of
+    unknown fields are never made."""
     body = msgspec.json.decode(raw, type=msgspec.Raw)
-    return _pruned(body, _holders(_info(kind)), "", dropped)
+    return _mended_value(body, _mendable(_info(kind)), "", dropped)
 
 
-def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str]) -> msgspec.Raw:
-    begins = bytes(memoryview(raw)[:1]) if len(memoryview(raw)) > 2 else b""
-    if begins == b"[" and (inner := [one for t in types for one in _items(t)]):
+def _mended_value(
+    raw: msgspec.Raw, types: list[inspect.Type], path: str, dropped: list[str]
+) -> msgspec.Raw:
+    text = bytes(memoryview(raw)[:_NUMBER_CHARACTERS])
+    if text[:1] == b"[" and (inner := [one for t in types for one in _items(t)]):
+        if not _NESTED.search(raw, 1):  # may be long
+            return msgspec.Raw(msgspec.json.encode(list(map(_integer, msgspec.json.decode(raw)))))
         items = msgspec.json.decode(raw, type=list[msgspec.Raw])
-        kept = [_pruned(one, inner, f"{path}[{i}]", dropped) for i, one in enumerate(items)]
+        kept = [_mended_value(one, inner, f"{path}[{i}]", dropped) for i, one in enumerate(items)]
         return msgspec.Raw(msgspec.json.encode(kept))
+    if _NUMBER.fullmatch(text) and any(isinstance(t, inspect.IntType) for t in types):
+        return msgspec.Raw(msgspec.json.encode(_integer(msgspec.json.decode(raw))))
     structs = [t for t in types if isinstance(t, inspect.StructType)]
-    if begins != b"{" or not structs:
+    if text[:1] != b"{" or not structs:
         return raw
     fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     for struct in structs:
@@ -533,7 +558,7 @@ def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str
             below = f"{path}.{name}" if path else name
             if name in known:
                 if known[name]:
-                    fields[name] = _pruned(value, known[name], below, dropped)
+                    fields[name] = _mended_value(value, known[name], below, dropped)
             elif name == struct.tag_field:
                 continue
             elif not struct.forbid_unknown_fields:
@@ -543,53 +568,29 @@ def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
-def _holders(type_: inspect.Type) -> list[_Holder]:
-    """Return the possible types of a value that may hold objects."""
-    found = alternatives([type_])
-    return [t for t in found if isinstance(t, inspect.StructType | inspect.ListType)]
+def _integer(value: Any) -> Any:
+    """Return an integral number as an integer, any other value as it is."""
+    integral = isinstance(value, float) and abs(value) < 2**63 and value.is_integer()
+    return int(value) if integral else value
 
 
-def _items(type_: _Holder) -> list[_Holder]:
-    return _holders(type_.item_type) if isinstance(type_, inspect.ListType) else []
+def _mendable(type_: inspect.Type) -> list[inspect.Type]:
+    """Return the possible types of a value that `_mended_value` looks at."""
+    looked_at = inspect.StructType | _List | inspect.IntType
+    found = [one for one in alternatives([type_]) if isinstance(one, looked_at)]
+    takes_any = any(isinstance(one, inspect.FloatType) for one in alternatives([type_]))
+    return [one for one in found if not (takes_any and isinstance(one, inspect.IntType))]
+
+
+def _items(type_: inspect.Type) -> list[inspect.Type]:
+    return _mendable(type_.item_type) if isinstance(type_, _List) else []
 
 
 @cache
-def _fields(kind: type) -> dict[str, list[_Holder]]:
+def _fields(kind: type) -> dict[str, list[inspect.Type]]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    return {field.encode_name: _holders(field.type) for field in info.fields}
-
-
-def _with_integers(raw: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """Decode `raw`; a number such as 3.0 counts as an integer, since JSON knows no such difference.
-    Raises ValidationError."""
-    value: Any = None
-    before = ""
-    for _ in range(_INTEGRAL_PLACES):
-        try:
-            if not before:
-                return msgspec.json.decode(raw, type=kind)
-            return msgspec.convert(value, kind, str_keys=True)
-        except msgspec.ValidationError as error:
-            at = _PATH.search(str(error))
-            if at is None or at[1] == before or not _WANTS_INTEGER.match(str(error)):
-                raise
-            if "[...]" in at[1]:  # the message does not say where
-                raise
-            value, before = value if before else msgspec.json.decode(raw), at[1]
-            _make_integral(value, _STEP.findall(before))
-    return msgspec.convert(value, kind, str_keys=True)
-
-
-def _make_integral(value: Any, path: list[str]) -> None:
-    """Turn the number at `path` into an integer if it is integral; in a list, all numbers."""
-    *above, last = path
-    for name in above:
-        value = value[int(name[1:-1]) if name.startswith("[") else name]
-    for key in range(len(value)) if isinstance(value, list) else (last,):
-        number = value[key]
-        if isinstance(number, float) and abs(number) < 2**63 and number.is_integer():
-            value[key] = int(number)
+    return {field.encode_name: _mendable(field.type) for field in info.fields}
 
 
 def convert(value: object, kind: type[T], param: str) -> T:

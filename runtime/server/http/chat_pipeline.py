@@ -25,16 +25,10 @@ from rootlace.runtime.server.http.generation import GenerateRequest, Prepared
 from rootlace.runtime.server.http.request_fields import make_params
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.tokenizer import Joined, Tokenizer
-from rootlace.runtime.server.tool_parsers.base import (
-    Format,
-)
+from rootlace.runtime.server.tool_parsers.base import Format
 from rootlace.runtime.server.tool_parsers.listing import RESULTS, ToolPrompt
 from rootlace.wire.errors import InvalidRequest
-from rootlace.wire.protocol import (
-    Part,
-    Text,
-    Tokens,
-)
+from rootlace.wire.protocol import Part, Text, Tokens
 
 log = logging.getLogger(__name__)
 

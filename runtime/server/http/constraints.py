@@ -218,6 +218,14 @@ _FIELDS = (
 )
 
 
+_VLLM: Mapping[str, ConstraintKind] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choices",
+    "grammar": "ebnf",
+    "structural_tag": "structural_tag",
+}
+"""Kinds of vLLM's fields, by their names behind `guided_` and `structured_outputs.`."""
 _given = attrgetter(*_FIELDS)
 _NOTHING = (None,) * len(_FIELDS)
 
@@ -235,20 +243,14 @@ def openai_constraint(
     outputs = body.structured_outputs or StructuredOutputs()
     found: dict[str, tuple[ConstraintKind, Source | None]] = {
         "response_format": _response_format(body.response_format),
-        "guided_regex": ("regex", body.guided_regex),
-        "guided_json": ("json_schema", body.guided_json),
-        "guided_choice": ("choices", body.guided_choice),
-        "guided_grammar": ("ebnf", body.guided_grammar),
-        "structured_outputs.json": ("json_schema", outputs.json),
-        "structured_outputs.regex": ("regex", outputs.regex),
-        "structured_outputs.choice": ("choices", outputs.choice),
-        "structured_outputs.grammar": ("ebnf", outputs.grammar),
         "structured_outputs.json_object": (
             "json_schema",
             {"type": "object"} if outputs.json_object else None,
         ),
-        "structured_outputs.structural_tag": ("structural_tag", outputs.structural_tag),
     }
+    for name, kind in _VLLM.items():
+        found[f"guided_{name}"] = kind, getattr(body, f"guided_{name}", None)
+        found[f"structured_outputs.{name}"] = kind, getattr(outputs, name)
     form = body.response_format and body.response_format.json_schema
     strict = bool(form and form.strict)
     return _only_one(_sglang(body) | found, options, strict)

@@ -88,16 +88,9 @@ def chosen_tokens(
     and drafted tokens `drafted`."""
     content = []
     for token in tokens:
+        best = [_entry(tokenizer, at, text, logprob) for at, logprob, text in token.top[:top]]
         entry = _entry(tokenizer, token.token_id, token.text, token.logprob)
-        chosen: ChosenToken = {
-            "token": entry["token"],
-            "logprob": entry["logprob"],
-            "bytes": entry["bytes"],
-            "top_logprobs": [
-                _entry(tokenizer, token_id, text, logprob)
-                for token_id, logprob, text in token.top[:top]
-            ],
-        }
+        chosen = cast(ChosenToken, {**entry, "top_logprobs": best})
         if token.forced:
             chosen["forced"] = True
         if token.drafted:

@@ -22,13 +22,7 @@ from rootlace.runtime.server.http.admin import (
     Ready,
     model_list,
 )
-from rootlace.runtime.server.http.app import (
-    Shared,
-    batched,
-    endpoints,
-    make_runner,
-    runner_of,
-)
+from rootlace.runtime.server.http.app import Shared, batched, endpoints, make_runner, runner_of
 from rootlace.runtime.server.http.batch_runner import BatchService
 from rootlace.runtime.server.http.body import RECEIVING
 from rootlace.runtime.server.http.endpoint import Endpoint, Reference
@@ -52,23 +46,14 @@ from rootlace.wire.sampling import Seconds
 
 # Endpoints that concern no single model, and need no model loaded.
 _OF_THE_SERVER = (
-    "/v1/files",
-    "/v1/batches",
-    "/v1/responses/{id}",
-    "/abort",
-    "/version",
-    "/api/version",
-    "/page/",
+    *("/v1/files", "/v1/batches", "/v1/responses/{id}", "/abort"),
+    *("/version", "/api/version", "/page/"),
 )
 _PAGE = "/"
 # Endpoints that observe a loaded model: they neither load it nor keep it loaded.
 _WATCHING = (
-    "/get_server_info",
-    "/server_info",
-    "/cache/tree",
-    "/cache/lint",
-    "/cache/pins",
-    "/cache/pins/{id}",
+    *("/get_server_info", "/server_info"),
+    *("/cache/tree", "/cache/lint", "/cache/pins", "/cache/pins/{id}"),
 )
 # Endpoints whose bodies have `keep_alive`; without text the first ones load or unload a model.
 _STOPPING = ("/api/chat", "/api/generate")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from rootlace.runtime.server.auth import caller
-from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
+from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
@@ -25,7 +25,6 @@ from rootlace.runtime.server.http.chat_request import (
     blocks_of,
     thinking_arguments,
 )
-from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import (
@@ -53,12 +52,12 @@ from rootlace.runtime.server.http.request_fields import (
     HandlingBody,
     Prompt,
     TopLogprobs,
-    adapter_of,
     asked_top,
     call_of,
-    handling_of,
-    handling_without_pin,
+    placed,
+    placed_unpinned,
     sampling_fields,
+    tools_of,
     with_sampling,
 )
 from rootlace.runtime.server.served_model import ServedModel, check_name
@@ -79,30 +78,18 @@ DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
 @with_sampling("ollama")
+@with_fields(
+    (_SERVER, int, "num_ctx num_batch num_gpu main_gpu num_thread num_keep"),
+    (_SERVER, bool, "numa low_vram f16_kv use_mmap use_mlock"),
+    (_SERVER, bool, "vocab_only logits_all embedding_only"),
+    (ignored("penalties count the whole text"), int, "repeat_last_n"),
+    (ignored("a line's end is a token like others"), bool, "penalize_newline"),
+    (ignored("there is no mirostat"), float, "mirostat_eta mirostat_tau"),
+    (refused("use top_p or min_p", 0), int, "mirostat"),
+    (refused("use top_p or min_p", 1.0), float, "tfs_z typical_p"),
+)
 class OptionsBody(Body):
     """Sampling options, without those that `with_sampling` adds; missing ones are in `DEFAULTS`."""
-
-    num_ctx: Annotated[int | None, _SERVER] = None
-    num_batch: Annotated[int | None, _SERVER] = None
-    num_gpu: Annotated[int | None, _SERVER] = None
-    main_gpu: Annotated[int | None, _SERVER] = None
-    num_thread: Annotated[int | None, _SERVER] = None
-    num_keep: Annotated[int | None, _SERVER] = None
-    numa: Annotated[bool | None, _SERVER] = None
-    low_vram: Annotated[bool | None, _SERVER] = None
-    f16_kv: Annotated[bool | None, _SERVER] = None
-    use_mmap: Annotated[bool | None, _SERVER] = None
-    use_mlock: Annotated[bool | None, _SERVER] = None
-    vocab_only: Annotated[bool | None, _SERVER] = None
-    logits_all: Annotated[bool | None, _SERVER] = None
-    embedding_only: Annotated[bool | None, _SERVER] = None
-    repeat_last_n: Annotated[int | None, ignored("penalties count the whole text")] = None
-    penalize_newline: Annotated[bool | None, ignored("a line's end is a token like others")] = None
-    mirostat_eta: Annotated[float | None, ignored("there is no mirostat")] = None
-    mirostat_tau: Annotated[float | None, ignored("there is no mirostat")] = None
-    mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
-    tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
-    typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
 
 
 class Tool(Body):
@@ -164,19 +151,19 @@ class ChatBody(AnswerBody, kw_only=True):
     tool_choice: Literal["auto", "none", "required"] | Choice | None = None
 
 
+@with_fields(
+    (refused("the model cannot infill"), str, "suffix"),
+    (refused("the model's own is used, or none with raw"), str, "template"),
+    (refused("send the conversation to /api/chat"), list[int], "context"),
+    (_ONLY_TEXT, list[Any], "images"),
+    (_ONLY_TEXT, int, "width height steps"),
+)
 class GenerateBody(AnswerBody, kw_only=True):
     """Body of `POST /api/generate`. Without `raw` the prompt is a conversation's only message."""
 
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    suffix: Annotated[str | None, refused("the model cannot infill")] = None
-    template: Annotated[str | None, refused("the model's own is used, or none with raw")] = None
-    context: Annotated[list[int] | None, refused("send the conversation to /api/chat")] = None
-    images: Annotated[list[Any] | None, _ONLY_TEXT] = None
-    width: Annotated[int | None, _ONLY_TEXT] = None
-    height: Annotated[int | None, _ONLY_TEXT] = None
-    steps: Annotated[int | None, _ONLY_TEXT] = None
 
 
 class ShowBody(Body):
@@ -270,11 +257,6 @@ def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
     return found
 
 
-def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
-    functions = [tool.function for tool in tools or ()]
-    return tuple(ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions)
-
-
 def choice_of(body: ChatBody) -> ToolChoice:
     given = body.tool_choice
     if isinstance(given, Choice):
@@ -287,17 +269,17 @@ def _known(gateway: ServedModel, asked: str) -> str:
     return check_name(gateway.model_info, asked.removesuffix(":latest"))
 
 
-class Embedded(TypedDict):
+class Embedded(msgspec.Struct):
     """Vectors of length 1. Durations are in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]
     total_duration: int
-    load_duration: int
     prompt_eval_count: int
+    load_duration: int = 0
 
 
-class EmbeddedOne(TypedDict):
+class EmbeddedOne(msgspec.Struct):
     """Vector, not normalised."""
 
     embedding: list[float]
@@ -423,20 +405,14 @@ class Ollama:
         begun, model = time.monotonic(), _known(self._gateway, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
-        return {
-            "model": model,
-            "embeddings": vectors,
-            "total_duration": _nanoseconds(time.monotonic() - begun),
-            "load_duration": 0,
-            "prompt_eval_count": total,
-        }
+        return Embedded(model, vectors, _nanoseconds(time.monotonic() - begun), total)
 
     async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
         model = _known(self._gateway, body.model)
         if not body.prompt:  # as Ollama
-            return EmbeddedOne(embedding=[])
+            return EmbeddedOne([])
         vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
-        return EmbeddedOne(embedding=vectors[0])
+        return EmbeddedOne(vectors[0])
 
     async def _vectors(
         self,
@@ -454,10 +430,8 @@ class Ollama:
             None,
             normalise=normalise,
             dimensions=dimensions,
-            namespace=body.cache_salt,
-            adapter=adapter_of(self._gateway, model),
-            handling=handling_without_pin(body),
             names=names,
+            **placed_unpinned(self._gateway, body, model),
         )
         return [vector.values.tolist() for vector in found], usage.prompt_tokens
 
@@ -506,10 +480,7 @@ class Ollama:
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             thinking_budget=body.thinking_budget,
-            adapter=adapter_of(self._gateway, model),
-            namespace=body.cache_salt or "",
-            cache_report=bool(body.return_cache_report),
-            handling=handling_of(body),
+            **placed(self._gateway, body, model),
             **more,
         )
 

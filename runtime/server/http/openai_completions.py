@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec.structs import replace
 
-from rootlace.runtime.server.http.body import Body, ignored, refused
+from rootlace.runtime.server.http.body import Body, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import (
     Budget,
@@ -57,14 +57,13 @@ from rootlace.runtime.server.http.request_fields import (
     SamplingBody,
     Tool,
     TopLogprobs,
-    adapter_of,
     asked_top,
     check_samples,
     chosen_id,
-    handling_of,
     make_params,
     openai_fields,
     parse_prompts,
+    placed,
     template_arguments,
     template_messages,
     text_of,
@@ -101,7 +100,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: Annotated[str | None, refused("the model cannot infill")] = None
 
 
-class CompletionChoice(TypedDict):
+class CompletionChoice(msgspec.Struct):
     """Sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
@@ -194,16 +193,8 @@ class Completions:
         params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
         alone = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-        job = GenerateRequest(
-            (),
-            params,
-            openai_constraint(body),
-            body.cache_salt or "",
-            bool(body.return_cache_report),
-            handling=handling_of(body),
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            param="prompt",
-        )
+        place = placed(self._gateway, body, model)
+        job = GenerateRequest((), params, openai_constraint(body), param="prompt", **place)
         jobs = [
             replace(
                 job,
@@ -244,13 +235,8 @@ class Completions:
             shown = text_length(tokenizer, result.prompt_logprobs) if asked.echo else 0
             offsets = TextOffsets(tokenizer, len(echo) - shown)
             logprobs = completion_logprobs(tokens, asked.top, offsets)
-        return {
-            "index": prompt * len(result.outputs) + index,
-            "text": echo + output.text,
-            "logprobs": logprobs,
-            "finish_reason": output.finish_reason,
-            "matched_stop": output.matched,
-        }
+        choice, text = prompt * len(result.outputs) + index, echo + output.text
+        return CompletionChoice(choice, text, logprobs, output.finish_reason, output.matched)
 
     def _echo(self, prompt: Prompt) -> str:
         if prompt.text is not None:
@@ -334,6 +320,18 @@ class Prediction(Body):
 
 
 @with_sampling("openai")
+@with_fields(
+    (refused("the answer is not appended to its prompt"), bool, "echo"),
+    (refused("the chat template writes the special tokens"), bool, "add_special_tokens"),
+    (refused("the only modality is 'text'", ["text"]), list[str], "modalities"),
+    (refused("only text is produced"), dict[str, Any], "audio"),
+    (refused("use tools"), list[Any], "functions"),
+    (refused("use tool_choice"), str | dict[str, Any], "function_call"),
+    (refused("there is no web search"), dict[str, Any], "web_search_options"),
+    (ignored("thoughts are streamed as they are written"), bool, "stream_reasoning"),
+    (ignored("ask for it in words"), str, "verbosity"),
+    (ignored("nothing is moderated"), dict[str, Any], "moderation"),
+)
 class ChatBody(SamplingBody, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
@@ -354,24 +352,7 @@ class ChatBody(SamplingBody, kw_only=True):
     thinking_budget: Budget | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
-
-    echo: Annotated[bool | None, refused("the answer is not appended to its prompt")] = None
-    add_special_tokens: Annotated[
-        bool | None, refused("the chat template writes the special tokens")
-    ] = None
-    modalities: Annotated[list[str] | None, refused("the only modality is 'text'", ["text"])] = None
-    audio: Annotated[dict[str, Any] | None, refused("only text is produced")] = None
-    functions: Annotated[list[Any] | None, refused("use tools")] = None
-    function_call: Annotated[str | dict[str, Any] | None, refused("use tool_choice")] = None
-    web_search_options: Annotated[dict[str, Any] | None, refused("there is no web search")] = None
-
     prediction: Prediction | None = None
-
-    stream_reasoning: Annotated[
-        bool | None, ignored("thoughts are streamed as they are written")
-    ] = None
-    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
-    moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
 
 
 class _Named(msgspec.Struct):
@@ -406,17 +387,17 @@ class ToolCallReply(TypedDict):
     function: CalledFunction
 
 
-class ChatMessage(TypedDict):
+class ChatMessage(msgspec.Struct):
     """Answer, with thoughts and calls if there are any."""
 
-    role: Literal["assistant"]
     content: str | None
-    refusal: None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCallReply]]
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
 
 
-class ChatChoice(TypedDict):
+class ChatChoice(msgspec.Struct):
     """Sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
@@ -513,11 +494,8 @@ class ChatCompletions:
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final=bool(body.continue_final_message),
             reasoning=body.separate_reasoning is not False,
-            namespace=body.cache_salt or "",
-            cache_report=bool(body.return_cache_report),
-            handling=handling_of(body),
-            adapter=adapter_of(self._gateway, model, body.adapter),
             prediction=predicted,
+            **placed(self._gateway, body, model),
         )
         usage_chunk, chosen = wants_usage(body), chosen_id(body.request_id)
         return _Chat(
@@ -537,29 +515,18 @@ class ChatCompletions:
         choices: list[ChatChoice] = []
         for index, answer in enumerate(answers):
             output = ended.generated.outputs[index]
-            message: ChatMessage = {
-                "role": "assistant",
-                "content": answer.content,
-                "refusal": None,
-            }
+            message = ChatMessage(answer.content)
             if answer.reasoning and asked.thoughts:
-                message["reasoning_content"] = answer.reasoning
+                message.reasoning_content = answer.reasoning
             if answer.calls:
-                message["content"] = answer.content or None
-                message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
+                message.content = answer.content or None
+                message.tool_calls = [_call(call.name, call.arguments) for call in answer.calls]
             logprobs = None
             if asked.top is not None:
                 logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
             called = bool(answer.calls) and not ended.cut_calls[index]
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": logprobs,
-                    "finish_reason": _finish_reason(output, called),
-                    "matched_stop": output.matched,
-                }
-            )
+            reason = _finish_reason(output, called)
+            choices.append(ChatChoice(index, message, logprobs, reason, output.matched))
         return choices
 
     async def _stream(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http.batch_store import Deleted, Listing, page
-from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused
+from rootlace.runtime.server.http.body import MANY, Body, History, ignored, refused, with_fields
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.chat_request import (
     Block,
@@ -32,18 +32,9 @@ from rootlace.runtime.server.http.chat_request import (
 from rootlace.runtime.server.http.connections import note_warning
 from rootlace.runtime.server.http.constraints import Asked, schema_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.generation import (
-    AnswerStream,
-    FinalOutput,
-    Prepared,
-)
+from rootlace.runtime.server.http.generation import AnswerStream, FinalOutput, Prepared
 from rootlace.runtime.server.http.logprobs import chosen_tokens, rows_of
-from rootlace.runtime.server.http.replies import (
-    NAMED_EVENTS,
-    Reports,
-    Stream,
-    report_of,
-)
+from rootlace.runtime.server.http.replies import NAMED_EVENTS, Reports, Stream, report_of
 from rootlace.runtime.server.http.request_fields import (
     ACCOUNT,
     CACHE,
@@ -51,9 +42,8 @@ from rootlace.runtime.server.http.request_fields import (
     ContentPart,
     HandlingBody,
     TopLogprobs,
-    adapter_of,
     call_of,
-    handling_of,
+    placed,
     sampling_fields,
     text_of,
     with_sampling,
@@ -127,6 +117,7 @@ class FunctionTool(_Function, kw_only=True):
     name: str
 
 
+@with_fields((_NO_SEARCH, Any, "filters search_content_types search_context_size user_location"))
 class ResponseTool(_Function, kw_only=True):
     """Function, several functions under a namespace, or a web search. A web search without
     `external_web_access`, which Codex offers by default, is left out with a warning."""
@@ -135,10 +126,6 @@ class ResponseTool(_Function, kw_only=True):
     name: str = ""
     tools: list[FunctionTool] | None = None
     external_web_access: bool | None = None
-    filters: Annotated[Any, _NO_SEARCH] = None
-    search_content_types: Annotated[Any, _NO_SEARCH] = None
-    search_context_size: Annotated[Any, _NO_SEARCH] = None
-    user_location: Annotated[Any, _NO_SEARCH] = None
 
 
 class TextFormat(Body):
@@ -161,6 +148,19 @@ class ReasoningConfig(Body):
 
 
 @with_sampling("openai")
+@with_fields(
+    (ACCOUNT, str, "user service_tier safety_identifier"),
+    (ACCOUNT, Any, "client_metadata"),
+    (CACHE, str, "prompt_cache_key prompt_cache_retention"),
+    (CACHE, dict[str, Any], "prompt_cache_options"),
+    (ignored("nothing is obfuscated"), Any, "stream_options"),
+    (ignored("the client runs the tools"), int, "max_tool_calls"),
+    (ignored("nothing is moderated"), Any, "moderation"),
+    (refused("every request is waited for"), bool, "background"),
+    (refused("use previous_response_id"), Any, "conversation"),
+    (refused("no prompts are stored"), Any, "prompt"),
+    (refused("the whole conversation is read"), Any, "context_management"),
+)
 class ResponsesBody(HandlingBody):
     """Body of `POST /v1/responses`, without the fields that `with_sampling` adds. `cache_salt` and
     `return_cache_report` are Rootlace's."""
@@ -184,22 +184,6 @@ class ResponsesBody(HandlingBody):
     top_logprobs: TopLogprobs | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
-
-    user: Annotated[str | None, ACCOUNT] = None
-    service_tier: Annotated[str | None, ACCOUNT] = None
-    safety_identifier: Annotated[str | None, ACCOUNT] = None
-    client_metadata: Annotated[Any, ACCOUNT] = None
-    prompt_cache_key: Annotated[str | None, CACHE] = None
-    prompt_cache_retention: Annotated[str | None, CACHE] = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
-    stream_options: Annotated[Any, ignored("nothing is obfuscated")] = None
-    max_tool_calls: Annotated[int | None, ignored("the client runs the tools")] = None
-    moderation: Annotated[Any, ignored("nothing is moderated")] = None
-
-    background: Annotated[bool | None, refused("every request is waited for")] = None
-    conversation: Annotated[Any, refused("use previous_response_id")] = None
-    prompt: Annotated[Any, refused("no prompts are stored")] = None
-    context_management: Annotated[Any, refused("the whole conversation is read")] = None
     truncation: Literal["auto", "disabled"] | None = None
 
 
@@ -488,7 +472,7 @@ class Responses:
                 body.previous_response_id, "previous_response_id", owner(), body.cache_salt or ""
             )
         before = previous.messages if previous is not None else ()
-        store, handling = body.store is not False, handling_of(body)
+        place = placed(self._gateway, body, model)
         new = messages_of(body.input, before)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
@@ -509,15 +493,12 @@ class Responses:
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
             thinking_budget=body.thinking_budget,
-            namespace=body.cache_salt or "",
-            cache_report=bool(body.return_cache_report),
-            handling=handling,
-            adapter=adapter_of(self._gateway, model),
             # An unshared branch ends with the request.
-            keep=store and handling.cache.share,
+            keep=body.store is not False and place["handling"].cache.share,
             # Another model's tokens differ.
             behind=previous.held if previous and previous.response["model"] == model else None,
             param="input",
+            **place,
         )
         if body.truncation == "auto":
             request = await self._chats.fitting(request)

@@ -6,7 +6,7 @@ Sections: handling, model, prompts, sampling, OpenAI's body, messages, conversat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -14,7 +14,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
-from rootlace.runtime.server.http.body import SOME, Body, History, ignored, refused
+from rootlace.runtime.server.http.body import (
+    SOME,
+    Body,
+    History,
+    extended,
+    ignored,
+    refused,
+    with_fields,
+)
 from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.connections import SENSIBLE_ID, note_warning
 from rootlace.runtime.server.http.constraints import OpenAIConstraintBody
@@ -67,14 +75,6 @@ def handling_of(body: HandlingBody | SamplingBody) -> Handling:
     return remaining(handling, _WAITED.get())
 
 
-def handling_without_pin(body: HandlingBody) -> Handling:
-    """Return the body's handling without a pin. Raises InvalidParameter for a pin."""
-    handling = handling_of(body)
-    if handling.cache.pin:
-        raise InvalidParameter("cache.pin", "cache.pin: nothing is pinned here; pin a prompt")
-    return handling
-
-
 def remaining(handling: Handling, seconds: float) -> Handling:
     """Return the handling with the timeout reduced by `seconds`."""
     if handling.timeout is None:
@@ -100,6 +100,26 @@ def adapter_of(
     if named:
         raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
     return asked
+
+
+def placed(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+    """Return namespace, adapter and handling of a body's prompts, and whether a cache report is
+    asked for, by the names of `GenerateRequest` and `ChatRequest`. Raises as `adapter_of` does."""
+    return {
+        "namespace": getattr(body, "cache_salt", None) or "",
+        "adapter": adapter_of(gateway, model, getattr(body, "adapter", None)),
+        "handling": handling_of(body),
+        "cache_report": bool(getattr(body, "return_cache_report", None)),
+    }
+
+
+def placed_unpinned(gateway: ServedModel, body: Any, model: str) -> dict[str, Any]:
+    """Return `placed` without the report. Raises InvalidParameter for a pin, too."""
+    found = placed(gateway, body, model)
+    del found["cache_report"]
+    if found["handling"].cache.pin:
+        raise InvalidParameter("cache.pin", "cache.pin: nothing is pinned here; pin a prompt")
+    return found
 
 
 # Prompts ------------------------------------------------------------------------------------------
@@ -202,15 +222,7 @@ def with_sampling(api: Api) -> Callable[[type[T]], type[T]]:
         for parameter in PARAMETERS.values()
         for name in parameter.fields(api)
     ]
-
-    def whole(body: type[T]) -> type[T]:
-        found = msgspec.defstruct(
-            body.__name__, fields, bases=(body,), kw_only=True, forbid_unknown_fields=True
-        )
-        assert issubclass(found, body)
-        return found
-
-    return whole
+    return extended(fields)
 
 
 @cache
@@ -303,6 +315,7 @@ def make_params(
 
 ACCOUNT = ignored("it is about the account of OpenAI's clients")
 CACHE = ignored("every prompt is cached")
+TOO_LONG = "a prompt that is too long is an error; shorten it before you send it"
 _NO_BEAMS = "there is no beam search"
 
 
@@ -312,6 +325,23 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
+@with_fields(
+    (ignored("the server chose its backend"), str, "guided_decoding_backend"),
+    (ACCOUNT, str, "user"),
+    (ACCOUNT, dict[str, str], "metadata"),
+    (ignored("nothing is stored"), bool, "store"),
+    (ACCOUNT, str, "service_tier safety_identifier"),
+    (CACHE, str, "prompt_cache_key prompt_cache_retention"),
+    (CACHE, dict[str, Any], "prompt_cache_options cache_control"),
+    (ignored("the model stays loaded"), int | float | str, "keep_alive"),
+    (refused(_NO_BEAMS, 1.0), float, "length_penalty"),
+    (refused(_NO_BEAMS), bool, "use_beam_search early_stopping"),
+    (refused("/v1/completions gives them with echo and logprobs"), int, "prompt_logprobs"),
+    (ignored("it concerns slow tokenizers"), bool, "spaces_between_special_tokens"),
+    (refused("/generate gives them as output_ids"), bool, "return_token_ids"),
+    (refused("give the tokens to logit_bias"), list[str], "bad_words"),
+    (refused(TOO_LONG), int, "truncate_prompt_tokens"),
+)
 class SamplingBody(OpenAIConstraintBody):
     """Common fields of completions and chats, without those that `with_sampling` adds."""
 
@@ -329,33 +359,6 @@ class SamplingBody(OpenAIConstraintBody):
     priority: Priority | None = None
     timeout: Seconds | None = None
     cache: Cache | None = None
-
-    guided_decoding_backend: Annotated[str | None, ignored("the server chose its backend")] = None
-    user: Annotated[str | None, ACCOUNT] = None
-    metadata: Annotated[dict[str, str] | None, ACCOUNT] = None
-    store: Annotated[bool | None, ignored("nothing is stored")] = None
-    service_tier: Annotated[str | None, ACCOUNT] = None
-    safety_identifier: Annotated[str | None, ACCOUNT] = None
-    prompt_cache_key: Annotated[str | None, CACHE] = None
-    prompt_cache_retention: Annotated[str | None, CACHE] = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
-    cache_control: Annotated[dict[str, Any] | None, CACHE] = None
-    keep_alive: Annotated[int | float | str | None, ignored("the model stays loaded")] = None
-
-    length_penalty: Annotated[float | None, refused(_NO_BEAMS, 1.0)] = None
-    use_beam_search: Annotated[bool | None, refused(_NO_BEAMS)] = None
-    early_stopping: Annotated[bool | None, refused(_NO_BEAMS)] = None
-    prompt_logprobs: Annotated[
-        int | None, refused("/v1/completions gives them with echo and logprobs")
-    ] = None
-    spaces_between_special_tokens: Annotated[
-        bool | None, ignored("it concerns slow tokenizers")
-    ] = None
-    return_token_ids: Annotated[bool | None, refused("/generate gives them as output_ids")] = None
-    bad_words: Annotated[list[str] | None, refused("give the tokens to logit_bias")] = None
-    truncate_prompt_tokens: Annotated[
-        int | None, refused("a prompt that is too long is an error; shorten it before you send it")
-    ] = None
 
 
 def openai_fields(body: SamplingBody) -> dict[str, Any]:
@@ -509,11 +512,9 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return found
 
 
-def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
-    """Return the tools of a body."""
-    if not tools:
-        return ()
-    functions = [tool.function for tool in tools]
+def tools_of(tools: Iterable[Any] | None) -> tuple[ChatTool, ...]:
+    """Return the tools of a body, each with a `Function`."""
+    functions: list[Function] = [tool.function for tool in tools or ()]
     return tuple([ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions])
 
 

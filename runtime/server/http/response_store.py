@@ -533,11 +533,7 @@ class ResponseStore:
         self._of.setdefault(owner, _Responses()).add(response["id"], new, messages)
 
     def get(
-        self,
-        response_id: str,
-        param: str | None = None,
-        owner: str = "",
-        salt: str | None = None,
+        self, response_id: str, param: str | None = None, owner: str = "", salt: str | None = None
     ) -> Stored:
         """Return a response. Raises NotFound, about the field `param`, for one that is not kept.
         `salt`: the salt it was made with; None takes any."""

@@ -8,7 +8,7 @@ import math
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -23,10 +23,9 @@ from rootlace.runtime.server.http.request_fields import (
     MAX_PROMPTS,
     HandlingBody,
     Prompt,
-    adapter_of,
     check_texts,
-    handling_without_pin,
     parse_prompts,
+    placed_unpinned,
 )
 from rootlace.runtime.server.score import Vector
 from rootlace.runtime.server.served_model import ServedModel, check_name
@@ -41,7 +40,6 @@ from rootlace.wire.protocol import (
     Text,
     Tokens,
 )
-from rootlace.wire.sampling import Handling
 
 # Selections ---------------------------------------------------------------------------------------
 #
@@ -95,15 +93,15 @@ class EmbeddingBody(HandlingBody, kw_only=True):
     user: Annotated[str | None, ignored("it is about the account of OpenAI's clients")] = None
 
 
-class Embedding(TypedDict):
+class Embedding(msgspec.Struct):
     """Vector: numbers, or their bytes (float32, little-endian) in base64."""
 
-    object: Literal["embedding"]
     index: int
     embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
 
 
-class EmbeddingUsage(TypedDict):
+class EmbeddingUsage(msgspec.Struct):
     """Tokens of all inputs."""
 
     prompt_tokens: int
@@ -111,13 +109,13 @@ class EmbeddingUsage(TypedDict):
     prompt_tokens_details: PromptTokens
 
 
-class EmbeddingReply(TypedDict):
+class EmbeddingReply(msgspec.Struct):
     """Reply to `POST /v1/embeddings`."""
 
-    object: Literal["list"]
     model: str
     data: list[Embedding]
     usage: EmbeddingUsage
+    object: Literal["list"] = "list"
 
 
 def _encoded(vector: Vector, form: str | None) -> list[float] | str:
@@ -248,12 +246,8 @@ class _Scored(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class _Place(TypedDict):
-    """Namespace, adapter and handling of prompts."""
-
-    namespace: str
-    adapter: str
-    handling: Handling
+_Place = dict[str, Any]
+"""Namespace, adapter and handling of prompts."""
 
 
 class Scores:
@@ -285,9 +279,7 @@ class Scores:
             self._gateway,
             [(prompt.parts(), select)],
             1,
-            namespace=body.cache_salt or "",
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            handling=handling_without_pin(body),
+            **placed_unpinned(self._gateway, body, model),
             param=lambda index: "input_ids" if body.text is None else "text",
         )
         assert isinstance(found, Selected)
@@ -303,34 +295,19 @@ class Scores:
             body.pooling,
             normalise=body.normalize is not False,
             dimensions=body.dimensions,
-            namespace=body.cache_salt,
-            adapter=adapter_of(self._gateway, model, body.adapter),
-            handling=handling_without_pin(body),
+            **placed_unpinned(self._gateway, body, model),
         )
-        return {
-            "object": "list",
-            "model": model,
-            "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": _encoded(vector, body.encoding_format),
-                }
-                for index, vector in enumerate(found)
-            ],
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "total_tokens": usage.prompt_tokens,
-                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-            },
-        }
+        form, count = body.encoding_format, usage.prompt_tokens
+        data = [Embedding(index, _encoded(vector, form)) for index, vector in enumerate(found)]
+        details = PromptTokens(cached_tokens=usage.cached_tokens)
+        return EmbeddingReply(model, data, EmbeddingUsage(count, count, details))
 
     async def score(self, body: ScoreBody) -> LabelScores | PairScores:
         model = check_name(self._gateway.model_info, body.model)
         if body.text_1 is not None or body.text_2 is not None:
             return await self._pairs(body, model)
         labels = self._labels(body)
-        place = self._place(body, model)
+        place = placed_unpinned(self._gateway, body, model)
         prompts = self._prompts(body)
         if body.label_token_ids is None:
             for prompt in prompts:
@@ -352,7 +329,7 @@ class Scores:
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         pairs = [(body.query, text) for text in texts]
         names = ("query", "documents[{}]")
-        method, scores, usage = await self._relevance(body, pairs, self._place(body, model), names)
+        method, scores, usage = await self._relevance(body, model, pairs, names)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
         shown = body.return_documents is not False
         results = [
@@ -374,21 +351,17 @@ class Scores:
             "text_1" if isinstance(body.text_1, str) else "text_1[{}]",
             "text_2" if isinstance(body.text_2, str) else "text_2[{}]",
         )
-        method, scores, usage = await self._relevance(body, pairs, self._place(body, model), names)
+        method, scores, usage = await self._relevance(body, model, pairs, names)
         data = [PairScore(i, score) for i, score in enumerate(scores)]
         head = envelope("score", "list", model)
         return PairScores(head["id"], head["created"], model, method, data, usage)
 
     async def _relevance(
-        self,
-        body: _Ranked,
-        pairs: Sequence[tuple[str, str]],
-        place: _Place,
-        names: tuple[str, str],
+        self, body: _Ranked, model: str, pairs: Sequence[tuple[str, str]], names: tuple[str, str]
     ) -> tuple[Method, list[float], ScoreUsage]:
         """Return the method, and each text's relevance to its query; `names` are the fields of
         both."""
-        method = self._method(body)
+        method, place = self._method(body), placed_unpinned(self._gateway, body, model)
         if method == "judge":
             scored = await self._judged(body, pairs, place, names[1])
             return method, [_probabilities(s.logprobs, True)[0] for s in scored], _usage(scored)
@@ -419,12 +392,7 @@ class Scores:
     ) -> tuple[list[Vector], ScoreUsage]:
         """Compute a vector of each input; of length 1, for comparisons, if `pooling` is None."""
         found, usage = await vectors(
-            self._gateway,
-            inputs,
-            pooling,
-            normalise=pooling is None,
-            names=names,
-            **place,
+            self._gateway, inputs, pooling, normalise=pooling is None, names=names, **place
         )
         return found, ScoreUsage(usage.prompt_tokens, usage.prompt_tokens)
 
@@ -482,13 +450,6 @@ class Scores:
         messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
         request = ChatRequest(messages, {}, template={"enable_thinking": False})
         return self._chats.render(request, ())
-
-    def _place(self, body: _Ranked, model: str) -> _Place:
-        return _Place(
-            namespace=body.cache_salt or "",
-            adapter=adapter_of(self._gateway, model),
-            handling=handling_without_pin(body),
-        )
 
     def _labels(self, body: ScoreBody) -> Sequence[str]:
         if (body.labels is None) == (body.label_token_ids is None):

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http import generation
-from rootlace.runtime.server.http.body import Body, ignored, refused
+from rootlace.runtime.server.http.body import Body, ignored, refused, with_fields
 from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
@@ -41,19 +41,17 @@ from rootlace.runtime.server.http.request_fields import (
 from rootlace.runtime.server.http.sglang_sessions import SessionParams, Sessions, Turn
 from rootlace.runtime.server.served_model import ServedModel, check_name
 from rootlace.runtime.server.server_state import call_for
-from rootlace.wire.protocol import (
-    Chunk,
-    Generated,
-    ModelInfo,
-    Output,
-    SamplingParams,
-    TokenLogprob,
-)
+from rootlace.wire.protocol import Chunk, Generated, ModelInfo, Output, SamplingParams, TokenLogprob
 
 T = TypeVar("T")
 
 
 @with_sampling("generate")
+@with_fields(
+    (ignored("it concerns slow tokenizers"), bool, "spaces_between_special_tokens"),
+    (ignored("the server's --stream-interval counts"), int, "stream_interval"),
+    (refused("there are no custom logit processors"), Any, "custom_params"),
+)
 class SamplingParamsBody(ConstraintBody):
     """`sampling_params` of `/generate`, without the fields that `with_sampling` adds.
 
@@ -62,20 +60,25 @@ class SamplingParamsBody(ConstraintBody):
 
     max_new_tokens: int | None = 128
 
-    # sent by sglang's frontend
-    spaces_between_special_tokens: Annotated[
-        bool | None, ignored("it concerns slow tokenizers")
-    ] = None
-    stream_interval: Annotated[int | None, ignored("the server's --stream-interval counts")] = None
-
-    custom_params: Annotated[Any, refused("there are no custom logit processors")] = None
-
 
 _Start = Annotated[int, msgspec.Meta(ge=-1)]
-_ONLY_TEXT = refused("only text is served")
 _ONE_PROCESS = refused("prompts are computed where tokens are sampled")
 
 
+@with_fields(
+    (ignored("every event has the counts in meta_info"), dict[str, Any], "stream_options"),
+    (ignored("counters count every request"), bool, "log_metrics"),
+    (ignored("texts are never logged"), bool, "no_logs"),
+    (ignored("every request is waited for"), bool, "background"),
+    (ignored("replies are JSON"), bool, "return_bytes"),
+    (refused("give text or input_ids"), Any, "input_embeds"),
+    (refused("only text is served"), Any, "image_data audio_data video_data modalities"),
+    (refused("give top_logprobs_num"), Any, "token_ids_logprob"),
+    (refused("hidden states are not returned"), Any, "return_hidden_states"),
+    (refused("experts are not reported"), Any, "return_routed_experts"),
+    (refused("nothing that is sent is executed"), Any, "custom_logit_processor"),
+    (_ONE_PROCESS, Any, "bootstrap_host bootstrap_port bootstrap_room"),
+)
 class GenerateBody(HandlingBody):
     """Body of `POST /generate`. In a batch, every field may be a list with one entry per prompt."""
 
@@ -96,27 +99,6 @@ class GenerateBody(HandlingBody):
 
     model: str | None = None
     lora_path: str | list[str | None] | None = None
-
-    stream_options: Annotated[
-        dict[str, Any] | None, ignored("every event has the counts in meta_info")
-    ] = None
-    log_metrics: Annotated[bool | None, ignored("counters count every request")] = None
-    no_logs: Annotated[bool | None, ignored("texts are never logged")] = None
-    background: Annotated[bool | None, ignored("every request is waited for")] = None
-    return_bytes: Annotated[bool | None, ignored("replies are JSON")] = None
-
-    input_embeds: Annotated[Any, refused("give text or input_ids")] = None
-    image_data: Annotated[Any, _ONLY_TEXT] = None
-    audio_data: Annotated[Any, _ONLY_TEXT] = None
-    video_data: Annotated[Any, _ONLY_TEXT] = None
-    modalities: Annotated[Any, _ONLY_TEXT] = None
-    token_ids_logprob: Annotated[Any, refused("give top_logprobs_num")] = None
-    return_hidden_states: Annotated[Any, refused("hidden states are not returned")] = None
-    return_routed_experts: Annotated[Any, refused("experts are not reported")] = None
-    custom_logit_processor: Annotated[Any, refused("nothing that is sent is executed")] = None
-    bootstrap_host: Annotated[Any, _ONE_PROCESS] = None
-    bootstrap_port: Annotated[Any, _ONE_PROCESS] = None
-    bootstrap_room: Annotated[Any, _ONE_PROCESS] = None
 
 
 TokenLikelihood = tuple[float | None, int, str | None]

@@ -256,9 +256,7 @@ MISTRAL = Calls(
 )
 
 MISTRAL_BLANK = msgspec.structs.replace(
-    MISTRAL,
-    opening='[TOOL_CALLS] [{"name": "',
-    around=("[TOOL_CALLS] [", ", ", "]"),
+    MISTRAL, opening='[TOOL_CALLS] [{"name": "', around=("[TOOL_CALLS] [", ", ", "]")
 )
 """Calls of Mistral's models with SentencePiece's tokens, whose templates have a blank there."""
 

@@ -100,10 +100,7 @@ def calling(arguments: Any, *names: str) -> Message:
 
 
 def _answer(
-    template: ChatTemplate,
-    message: Message,
-    around: tuple[str, str],
-    think: tuple[str, str] | None,
+    template: ChatTemplate, message: Message, around: tuple[str, str], think: tuple[str, str] | None
 ) -> str:
     """Return an answer without thoughts, and without the texts around every answer."""
     text = rendered(template, [ASKED, message], generate=False)

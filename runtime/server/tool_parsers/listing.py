@@ -11,17 +11,8 @@ from typing import Any
 import msgspec
 
 from rootlace.runtime.server.chat_template import ChatTemplate
-from rootlace.runtime.server.tool_parsers.base import (
-    HERMES,
-    Format,
-)
-from rootlace.runtime.server.tool_parsers.learnt import (
-    NAME,
-    Message,
-    calling,
-    format_of,
-    rendered,
-)
+from rootlace.runtime.server.tool_parsers.base import HERMES, Format
+from rootlace.runtime.server.tool_parsers.learnt import NAME, Message, calling, format_of, rendered
 from rootlace.runtime.server.tool_parsers.tagged import Tagged
 from rootlace.runtime.server.tool_parsers.tagged_arguments import TaggedArguments
 from rootlace.wire.chat_format import enclosed

@@ -30,12 +30,7 @@ from typing import Any
 
 from rootlace.runtime.structured.json_schema.cases import TYPES, Atom, Cases, Conjunction
 from rootlace.runtime.structured.json_schema.json_text import gap_of
-from rootlace.runtime.structured.json_schema.load import (
-    CheckedSchema,
-    Residual,
-    invalid,
-    written,
-)
+from rootlace.runtime.structured.json_schema.load import CheckedSchema, Residual, invalid, written
 from rootlace.runtime.structured.json_schema.pattern import searcher
 from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher, weaken
 from rootlace.runtime.structured.json_schema.type_shapes import Shape, Shapes

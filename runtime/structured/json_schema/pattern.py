@@ -166,10 +166,7 @@ def _tree(pattern: str, wide: bool = False) -> Regex:
 
 
 def in_all(
-    contents: Sequence[Regex],
-    least: int = 0,
-    most: int | None = None,
-    but: Sequence[Regex] = (),
+    contents: Sequence[Regex], least: int = 0, most: int | None = None, but: Sequence[Regex] = ()
 ) -> Regex:
     """Return the texts of `least` to `most` characters that all of `contents` have, and none of
     `but`. Raises TooLarge."""

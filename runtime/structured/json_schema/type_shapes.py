@@ -266,11 +266,7 @@ class Shapes:
         return shapes, notes
 
     def _typed(
-        self,
-        name: str,
-        case: Case,
-        excluded: list[tuple[Located, Any]],
-        notes: set[Residual],
+        self, name: str, case: Case, excluded: list[tuple[Located, Any]], notes: set[Residual]
     ) -> list[Shape]:
         if name == "null":
             gone = any(value is None for _, value in excluded)

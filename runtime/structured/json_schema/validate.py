@@ -18,11 +18,7 @@ from jsonschema.validators import extend, validator_for
 from msgspec.structs import replace
 from referencing.jsonschema import lookup_recursive_ref
 
-from rootlace.runtime.structured.json_schema.json_text import (
-    EXPONENT_DIGITS,
-    MAX_DIGITS,
-    type_of,
-)
+from rootlace.runtime.structured.json_schema.json_text import EXPONENT_DIGITS, MAX_DIGITS, type_of
 from rootlace.runtime.structured.json_schema.load import (
     CheckedSchema,
     Located,

@@ -35,11 +35,7 @@ from rootlace.runtime.structured.json_schema.json_text import (
     Ours,
 )
 from rootlace.runtime.structured.json_schema.load import subschemas
-from rootlace.runtime.structured.json_schema.pattern import (
-    NotTranslated,
-    in_all,
-    regex_of_pattern,
-)
+from rootlace.runtime.structured.json_schema.pattern import NotTranslated, in_all, regex_of_pattern
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import (
     ALL,

@@ -105,11 +105,7 @@ class Canonicalizer:
         return tail if cut is None else tail[cut:]
 
     def tokens_after(
-        self,
-        tail: bytes | None,
-        forced: bytes,
-        can_follow: Callable[[bytes], bool],
-        may_end: bool,
+        self, tail: bytes | None, forced: bytes, can_follow: Callable[[bytes], bool], may_end: bool
     ) -> list[int]:
         """Return the canonical tokens of a beginning of `forced`, which comes behind a context with
         this `tail`.

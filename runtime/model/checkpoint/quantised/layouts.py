@@ -318,12 +318,8 @@ class Quantisation(msgspec.Struct, frozen=True):
 
 
 PASSED_OVER = (
-    ".input_scale",
-    ".input_zero_point",
-    ".input_global_scale",
-    ".activation_scale",
-    ".output_scale",
-    ".output_zero_point",
+    *(".input_scale", ".input_zero_point", ".input_global_scale"),
+    *(".activation_scale", ".output_scale", ".output_zero_point"),
 )
 """Tensors about the quantisation of a module's activations; nothing reads these tensors."""
 

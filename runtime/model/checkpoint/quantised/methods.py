@@ -326,9 +326,7 @@ def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
             rules |= dict.fromkeys(targets, layout)
     ignored = config.get("ignore", TEXTS.or_none(), None) or []
     return Quantisation(
-        "compressed-tensors",
-        (*_ignored(config, ignored), *_rules(config, rules)),
-        tuple(remarks),
+        "compressed-tensors", (*_ignored(config, ignored), *_rules(config, rules)), tuple(remarks)
     )
 
 
@@ -386,8 +384,7 @@ def _layout(group: ConfigReader, form: str | None) -> Layout | None:
     found = _layout_of(form, bits, kind, symmetric, block)
     if found is None:
         group.refuse(
-            "weights",
-            f"weights of {bits} bits and type {kind} in the format {form} cannot be read",
+            "weights", f"weights of {bits} bits and type {kind} in the format {form} cannot be read"
         )
     return found
 
@@ -546,23 +543,15 @@ INSTEAD = (
     "quantised"
 )
 
+_AS_NAMED = "AQLM BitNet bitsandbytes EETQ HIGGS HQQ Quanto SpQR torchao VPTQ"
 OTHERS = {
-    "aqlm": "AQLM",
-    "bitnet": "BitNet",
-    "bitsandbytes": "bitsandbytes",
-    "eetq": "EETQ",
+    **{name.lower(): name for name in names(_AS_NAMED)},
     "exl2": "ExLlamaV2",
     "exl3": "ExLlamaV3",
     "fbgemm_fp8": "FBGEMM",
     "fp_quant": "FP-Quant",
-    "higgs": "HIGGS",
-    "hqq": "HQQ",
     "modelopt": "NVIDIA's ModelOpt",
-    "quanto": "Quanto",
     "quark": "AMD's Quark",
-    "spqr": "SpQR",
-    "torchao": "torchao",
-    "vptq": "VPTQ",
 }
 """Methods that are not supported, with their names in words."""
 
