@@ -211,7 +211,9 @@ def _open_host(
     except (OSError, RuntimeError) as error:
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
     tier = Tier(slots)
-    store.erase(tier.restore((one.slot, Label(one.key, one.owner), False) for one in store.kept()))
+    store.erase(
+        tier.restore((one.slot, Label(one.key, one.owner), False) for one in store.stored_blocks())
+    )
     held = memory >= 0  # by the server, which outlives this engine
     return Level("host", tier, store, outlives=held, eager=held and runner.device == "cpu"), store
 
@@ -241,10 +243,10 @@ def _open_disk(
         if not slots:
             raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")
         file = SlotFile(folder.path, identity, size, slots)
-        kept = file.kept()
-        disk = SlotStore(file, block_seconds(file, folder.path, kept), DISK_BUFFER_BYTES)
+        stored = file.stored_blocks()
+        disk = SlotStore(file, block_seconds(file, folder.path, stored), DISK_BUFFER_BYTES)
         tier = Tier(slots)
-        found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in kept)
+        found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in stored)
         disk.erase(tier.restore(found))
         hourly = cache.disk_hourly_gb or cache.disk_gb
         wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)

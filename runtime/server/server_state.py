@@ -1,6 +1,6 @@
 """State shared by all models of a server, and bounds that leave other clients their share.
 
-Sections: drain, house, shares, rare log, time, large.
+Sections: drain, server state, shares, rare log, time, large.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Drain:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-# House --------------------------------------------------------------------------------------------
+# Server state -------------------------------------------------------------------------------------
 
 
 class ServerState:

@@ -266,10 +266,10 @@ def test_a_record_that_was_not_finished_names_no_block(memory: int) -> None:
     store.erase([0])
     store.bytes[HEADER_BYTES + RECORD.itemsize] ^= 1  # the key of slot 1
     again = HostStore(os.dup(memory), b"i" * 32, 4, 64)
-    (found,) = again.kept()
+    (found,) = again.stored_blocks()
     assert (found.slot, found.key, found.owner) == (2, b"\2" * 16, b"o" * 16)
     assert again.fetched(2).tolist() == [2] * 64
-    assert HostStore(os.dup(memory), b"j" * 32, 4, 64).kept() == []
+    assert HostStore(os.dup(memory), b"j" * 32, 4, 64).stored_blocks() == []
 
 
 def test_nobody_finds_what_another_namespace_left(

@@ -453,8 +453,8 @@ class Responses:
 
     async def inputs(self, id: str, query: InputQuery) -> Listing[InputItem]:
         """Return a response's input: all of its conversation but the answer."""
-        kept = self._store.get(id, owner=owner())
-        items = input_items(id, kept.messages[:-1], kept.response["tools"])
+        stored = self._store.get(id, owner=owner())
+        items = input_items(id, stored.messages[:-1], stored.response["tools"])
         return page(query, items, PAGE)
 
     async def delete(self, id: str) -> Deleted:
