@@ -81,8 +81,8 @@ class Attempts:
         try:
             return measure()
         except (OSError, MemoryError, RuntimeError) as error:
-            said = str(error).strip() or type(error).__name__
-            self.faults.append(f"{what}: {said.splitlines()[0]}")
+            message = str(error).strip() or type(error).__name__
+            self.faults.append(f"{what}: {message.splitlines()[0]}")
             return None
 
 

@@ -386,8 +386,8 @@ class Pipes:
                 log.exception("a message from the gateway could not be read")
         return received
 
-    def send(self, said: list[FromEngine]) -> None:
-        self._outbox.send(encode(said))
+    def send(self, messages: list[FromEngine]) -> None:
+        self._outbox.send(encode(messages))
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:

@@ -159,7 +159,7 @@ class Telling:
 
     def take(self) -> list[FromEngine]:
         """Reports to send now; often none."""
-        said: list[FromEngine] = []
+        messages: list[FromEngine] = []
         change = self._cache.changes(self._all_of_it)
         below = self._cache.changes_below(change is not None and change.fresh)
         if change is not None or below:
@@ -169,8 +169,8 @@ class Telling:
             message = CacheChanged(
                 self._number, change.added, change.removed, change.fresh, below, change.blocks
             )
-            said.append(message)
+            messages.append(message)
         if self._cost.steps >= self._next_cost:
             self._next_cost = self._cost.steps + min(self._cost.steps, _STEPS)
-            said.append(CostMeasured(self._cost.cost))
-        return said
+            messages.append(CostMeasured(self._cost.cost))
+        return messages

@@ -110,8 +110,8 @@ class RareLog:
         self._times += 1
         now = time.monotonic()
         if now >= self._next:
-            said = f"{text} (%d times since this was last said)"
-            self._log.warning(said, *values, self._times)
+            counted = f"{text} (%d times since this was last said)"
+            self._log.warning(counted, *values, self._times)
             self._next, self._times = now + SECONDS, 0
 
 

@@ -423,8 +423,8 @@ def _with_constants(lark: str, masks: list[dict[str, Any]], whitespace: str) -> 
 
     def take(_: int, schema: dict[str, Any]) -> dict[str, Any] | str:
         options = schema.get("x-guidance", {})
-        said = {key: value for key, value in options.items() if key in _OF_WHITESPACE}
-        if said != _whitespace(whitespace):
+        chosen = {key: value for key, value in options.items() if key in _OF_WHITESPACE}
+        if chosen != _whitespace(whitespace):
             return schema
         found = lark_of(schema, gap_of(whitespace == "flexible"), f"{prefix}{len(rules)}_")
         if found is None:

@@ -393,5 +393,5 @@ def lark_error(error: InvalidConstraint) -> InvalidConstraint:
     """Return the error of a Lark grammar with line and column. llguidance appends lines around the
     error. They are dropped: the last of them are not the user's."""
     lines = [line for line in str(error).splitlines() if not _LARK_EXCERPT.match(line)]
-    said = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
-    return InvalidConstraint(f"ebnf: {said}")
+    message = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
+    return InvalidConstraint(f"ebnf: {message}")

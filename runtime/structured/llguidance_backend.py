@@ -479,8 +479,8 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
 
 def reason(matcher: LLMatcher) -> str:
     """Return llguidance's error message without the state that it may append."""
-    said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
-    return "no text satisfies it" if said.startswith("NoExtension") else said
+    message = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
+    return "no text satisfies it" if message.startswith("NoExtension") else message
 
 
 # Hybrid -------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ async def _output_of(process: Process) -> bytes:
 def _reason(output: bytes, code: int | None) -> Exception:
     """Return the typed error that an engine printed as its last line before a failed start."""
     try:
-        said = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
-        return from_code(said["error"], said["message"])
+        report = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
+        return from_code(report["error"], report["message"])
     except (IndexError, KeyError, msgspec.DecodeError):
         return DiedAtStart(code)

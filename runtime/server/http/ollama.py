@@ -319,14 +319,14 @@ class ToolCall(TypedDict):
     function: CalledTool
 
 
-class Said(TypedDict, total=False):
+class AnswerParts(TypedDict, total=False):
     """Parts of an answer beside its text."""
 
     thinking: str
     tool_calls: list[ToolCall]
 
 
-class Message(Said):
+class Message(AnswerParts):
     """Answer of a chat, or a piece of it."""
 
     role: Literal["assistant"]
@@ -356,7 +356,7 @@ class ChatLine(Line):
     message: Message
 
 
-class GenerateLine(Line, Said):
+class GenerateLine(Line, AnswerParts):
     """Line of an answer to a prompt."""
 
     response: str

@@ -293,7 +293,7 @@ class Items:
             return OutputCall(item_id, status, call_id, name, arguments, namespace)
         if block.kind == "thoughts":
             return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
-        return OutputMessage(item_id, status, [_said(block)] if written else [])
+        return OutputMessage(item_id, status, [_output_text(block)] if written else [])
 
     def events(self, change: BlockEvent, status: str = "completed") -> list[dict[str, Any]]:
         """Return the events of a change, without their numbers. `status` applies to an item that
@@ -341,12 +341,12 @@ def _item_event(kind: str, block: Block, item: OutputItem) -> dict[str, Any]:
     return {"type": kind, "output_index": block.index, "item": item}
 
 
-def _said(block: Block) -> OutputText:
+def _output_text(block: Block) -> OutputText:
     return OutputText(block.text, logprobs=in_parts(block.logprobs))
 
 
 def _part(block: Block) -> OutputText | ReasoningText:
-    return _said(block) if block.kind == "text" else ReasoningText(block.text)
+    return _output_text(block) if block.kind == "text" else ReasoningText(block.text)
 
 
 # Response inputs ----------------------------------------------------------------------------------

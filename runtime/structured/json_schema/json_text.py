@@ -529,16 +529,16 @@ class Ours:
 
     def number(self, schema: dict[str, Any]) -> Regex:
         low, high = _bounds(schema)
-        said = schema.keys() - {"type"}
+        keywords = schema.keys() - {"type"}
         factor = schema.get("multipleOf")
         try:
-            if not said <= _BOUNDS | {"multipleOf"}:
-                raise NotRegular(f"a number with {sorted(said)}")
+            if not keywords <= _BOUNDS | {"multipleOf"}:
+                raise NotRegular(f"a number with {sorted(keywords)}")
             if schema["type"] == "number" and factor is None:
-                return decimals(low, high) if said else any_number()
+                return decimals(low, high) if keywords else any_number()
             if factor is not None and factor % 1:
                 raise NotRegular("multiples of a fraction")
-            if not said:
+            if not keywords:
                 return any_integer()
             first, last = tightest_integers(low, high)
             return integers(first, last, int(factor or 1))
@@ -571,11 +571,11 @@ class Guidance:
         return string_of(content_of(schema, MAX_SIZE), self._escapes)
 
     def number(self, schema: dict[str, Any]) -> Regex:
-        said = schema.keys() - {"type"}
-        if schema["type"] == "number" and not said:
+        keywords = schema.keys() - {"type"}
+        if schema["type"] == "number" and not keywords:
             return any_number(most=None, exponent=None)
-        if schema["type"] == "number" or not said <= {"minimum", "maximum"}:
-            raise NotRegular(f"a number with {sorted(said)}")
+        if schema["type"] == "number" or not keywords <= {"minimum", "maximum"}:
+            raise NotRegular(f"a number with {sorted(keywords)}")
         low, high = tightest_integers(*_bounds(schema))
         if low is not None and high is not None and low > high:
             return NOTHING

@@ -182,7 +182,7 @@ class _Normalizer:
             conjunction = self._queue.pop(0)
             name = self._names[conjunction]
             shapes, notes = self._shapes_of(conjunction)
-            found.definitions[name] = self._rendered(shape.said for shape in shapes)
+            found.definitions[name] = self._rendered(shape.schema for shape in shapes)
             if any(shape.shown for shape in shapes):
                 found.shown[name] = self._rendered(
                     schema for shape in shapes for schema in shape.for_mask()
@@ -400,10 +400,10 @@ def mask_of(normal: Normal) -> Mask:
             raise TooLarge(f"more than {MAX_PROPERTIES} properties")
         root, definitions, lost = weaken(normal.root, {**normal.definitions, **normal.shown})
     except TooLarge as error:
-        said = f"{sizes[largest]} properties here, {len(sizes)} schemas in all"
+        size = f"{sizes[largest]} properties here, {len(sizes)} schemas in all"
         raise invalid(
             written(normal.places[largest][0].located.pointer),
-            f"the schema is too large for a mask ({said}): {error}",
+            f"the schema is too large for a mask ({size}): {error}",
         ) from None
     notes: set[Residual] = set()
     for name in definitions:

@@ -23,10 +23,10 @@ from rootlace.runtime.structured.regex.syntax import TooLarge
 def accepted(schema: dict[str, Any]) -> str:
     """Why llguidance does not take a schema; empty if it does."""
     try:
-        said = str(LLMatcher.validate_grammar(grammar_of(schema)))
+        message = str(LLMatcher.validate_grammar(grammar_of(schema)))
     except ValueError as error:
-        said = str(error)
-    return said.partition(_REFUSED)[2] or said
+        message = str(error)
+    return message.partition(_REFUSED)[2] or message
 
 
 _REFUSED = ": failed to compile JSON schema: "

@@ -70,17 +70,17 @@ from rootlace.runtime.structured.regex.syntax import (
 class Shape(msgspec.Struct, frozen=True):
     """Values of one type, or given values.
 
-    `said` is a schema in the keywords of the normal form, in which a part (a property, an item) has
-    the conjunction of what applies to the part. `shown` are schemas for llguidance where it does
-    not accept `said`, and `lost` the keywords that `shown` does not hold.
+    `schema` has the keywords of the normal form; each part (a property, an item) is a conjunction
+    of schemas. `shown`: schemas for llguidance, if it does not accept `schema`. `lost`: the
+    keywords that `shown` does not hold.
     """
 
-    said: dict[str, Any]
+    schema: dict[str, Any]
     shown: tuple[dict[str, Any], ...] = ()
     lost: frozenset[Residual] = frozenset()
 
     def for_mask(self) -> tuple[dict[str, Any], ...]:
-        return self.shown or (self.said,)
+        return self.shown or (self.schema,)
 
 
 # Number shapes ------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class _Range(NamedTuple):
             return [self]
         return [self._replace(high=value, high_open=True), self._replace(low=value, low_open=True)]
 
-    def said(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, Any]:
         found = {}
         if self.low > -math.inf:
             found["exclusiveMinimum" if self.low_open else "minimum"] = self.low
@@ -181,8 +181,8 @@ def _shape(wanted: _Range, case: Case, factors: dict[str, Any]) -> Shape:
             low = low if abs(low) < MAX_INTEGER else -math.inf
             high = high if abs(high) < MAX_INTEGER else math.inf
     shown: list[dict[str, Any]] = [{"enum": missed}] if missed and not factors else []
-    shown.append({**base, **_Range(low, low_open, high, high_open).said(), **factors})
-    return Shape({**base, **wanted.said(), **factors}, tuple(shown), frozenset(lost))
+    shown.append({**base, **_Range(low, low_open, high, high_open).schema(), **factors})
+    return Shape({**base, **wanted.schema(), **factors}, tuple(shown), frozenset(lost))
 
 
 def _is_far(bound: float, integer: bool) -> bool:
@@ -278,8 +278,8 @@ class Shapes:
         if name == "boolean":
             taken = [value for _, value in excluded if isinstance(value, bool)]
             left = [value for value in (True, False) if value not in taken]
-            said: dict[str, Any] = {"type": "boolean"} if len(left) == 2 else {"enum": left}
-            return [Shape(said)] if left else []
+            schema: dict[str, Any] = {"type": "boolean"} if len(left) == 2 else {"enum": left}
+            return [Shape(schema)] if left else []
         if name == "number":
             return numbers(case, [v for _, v in excluded if is_number(v)], notes)
         kind: Any = {"string": str, "array": list, "object": dict}[name]
@@ -303,19 +303,19 @@ class Shapes:
     # ------------------------------------------------------------ strings
 
     def _strings(self, leaves: tuple[Leaf, ...]) -> list[Shape]:
-        said: dict[str, Any] = {"type": "string"}
+        schema: dict[str, Any] = {"type": "string"}
         least = max((leaf.get("minLength", 0) for _, leaf in leaves), default=0)
         most = min((leaf.get("maxLength", math.inf) for _, leaf in leaves), default=math.inf)
         if least > most:
             return self._none(leaves, "minLength")
         if least:
-            said["minLength"] = int(least)
+            schema["minLength"] = int(least)
         if most < math.inf:
-            said["maxLength"] = int(most)
-        shown, lost = dict(said), set()
+            schema["maxLength"] = int(most)
+        shown, lost = dict(schema), set()
         for located, leaf in leaves:
             if "pattern" in leaf:
-                _require(said, "pattern", leaf["pattern"])
+                _require(schema, "pattern", leaf["pattern"])
                 if taken := for_llguidance(leaf["pattern"]):
                     for pattern in taken:
                         _require(shown, "pattern", pattern)
@@ -326,13 +326,13 @@ class Shapes:
             if leaf.get("format") in FORMATS:
                 name = leaf["format"]
                 known = name in LLGUIDANCE_FORMATS
-                for one in (said, shown):
+                for one in (schema, shown):
                     _require(
                         one, *(("format", name) if known else ("pattern", pattern_of_format(name)))
                     )
         if {"pattern", "format"} & shown.keys() and len(shown) > 2 and nothing_matches(shown):
             return self._none(leaves, "pattern", "format")
-        return [Shape(said, (shown,) if shown != said else (), frozenset(lost))]
+        return [Shape(schema, (shown,) if shown != schema else (), frozenset(lost))]
 
     # ------------------------------------------------------------ arrays
 
@@ -413,7 +413,7 @@ class Shapes:
         spec = _Object.of(self, leaves, notes)
         if spec is None:
             return []
-        return [Shape(one.said()) for one in self._split(spec, leaves, notes)]
+        return [Shape(one.schema()) for one in self._split(spec, leaves, notes)]
 
     def _split(
         self, spec: _Object, leaves: tuple[Leaf, ...], notes: set[Residual]
@@ -481,17 +481,17 @@ class Shapes:
         notes |= lost
         listed: list[str] = []
         trees: list[Regex] = []
-        for said in (shape.said for shape in shapes):
-            if list(said) == ["type"]:
+        for schema in (shape.schema for shape in shapes):
+            if list(schema) == ["type"]:
                 return None
             try:
-                if list(said) == ["enum"]:
-                    listed += said["enum"]
+                if list(schema) == ["enum"]:
+                    listed += schema["enum"]
                 else:
-                    trees.append(content_of(said, MAX_POSITIONS))
+                    trees.append(content_of(schema, MAX_POSITIONS))
             except NotRegular:
-                if len(shapes) == 1 and said.keys() == {"type", "pattern"}:
-                    for pattern in for_llguidance(said["pattern"], one=True):
+                if len(shapes) == 1 and schema.keys() == {"type", "pattern"}:
+                    for pattern in for_llguidance(schema["pattern"], one=True):
                         return [], pattern
                 notes.update(notes_of(leaves, "propertyNames"))
                 return None
@@ -529,7 +529,7 @@ class _Object(msgspec.Struct, frozen=True):
             self.without(gone), patterns={}, additional=FALSE, more=False, least=least, most=most
         )
 
-    def said(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, Any]:
         shape: dict[str, Any] = {"type": "object"}
         if self.properties:
             shape["properties"] = self.properties

@@ -191,17 +191,17 @@ class _Writer(ABC):
         """Return the texts of listed values, or of a value of one type. Raises NotRegular."""
         if list(schema) == ["enum"]:
             return either(*(self._spelling.literal(value, self._gap) for value in schema["enum"]))
-        said = schema.keys() - {"type"}
+        keywords = schema.keys() - {"type"}
         match schema.get("type"):
-            case "null" if not said:
+            case "null" if not keywords:
                 return Literal("null")
-            case "boolean" if not said:
+            case "boolean" if not keywords:
                 return either(Literal("true"), Literal("false"))
             case "string":
                 return self._spelling.string(schema)
             case "integer" | "number":
                 return self._spelling.number(schema)
-            case "array" if said <= {"items", "prefixItems", "minItems", "maxItems"}:
+            case "array" if keywords <= {"items", "prefixItems", "minItems", "maxItems"}:
                 return self._array(schema, depth + 1, refs)
             case "object":
                 return self._object(schema, depth + 1, refs)
