@@ -483,7 +483,8 @@ class PreparedSchema:
 
     @property
     def verifier_factory(self) -> Callable[[], Verifier] | None:
-        """Return a maker of checks, one for each growing text; None if the mask holds everything."""
+        """Return a maker of checks, one for each growing text; None if the mask holds
+        everything."""
         rules = self._rules  # not `self`, which may have a hundred thousand objects
         return (lambda: Verifier(rules)) if self.residuals else None
 

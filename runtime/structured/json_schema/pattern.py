@@ -2,8 +2,8 @@
 
 Validators differ in small ways. Python's `re` takes `\\d` for every Unicode digit, ECMA-262 for
 ASCII only; their `\\s`, `\\b`, `.` and `$` differ too. A tree made here holds only strings that
-match in both. Every character class, and every place, is the intersection of the two meanings, or their
-union inside a look-around that must not match.
+match in both. Every character class, and every place, is the intersection of the two meanings,
+or their union inside a look-around that must not match.
 
 Python's own parser reads the pattern. Syntax that differs between the two languages is refused.
 """
