@@ -25,10 +25,10 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "rootlace"
-        said = " ".join(error.format_message().split()).rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")
         name = getattr(getattr(error, "param", None), "name", None)
         source = context.get_parameter_source(name) if context is not None and name else None
         if context is not None and source is ParameterSource.DEFAULT_MAP:
-            said = f"{context.meta[FILE]}: {said}"
-        tell(f"{said} ({command} --help lists what there is)")
+            message = f"{context.meta[FILE]}: {message}"
+        tell(f"{message} ({command} --help lists what there is)")
         sys.exit(error.exit_code)

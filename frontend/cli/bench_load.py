@@ -224,11 +224,11 @@ async def look(server: Server) -> tuple[str, float]:
 async def _answer(reply: aiohttp.ClientResponse) -> Any:
     text = await reply.text()
     if reply.status != 200:
-        raise Unusable(f"{reply.url}: {_said(text, reply.status)}")
+        raise Unusable(f"{reply.url}: {_error_text(text, reply.status)}")
     return json.loads(text)
 
 
-def _said(text: str, status: int) -> str:
+def _error_text(text: str, status: int) -> str:
     try:
         return f"{status}: {json.loads(text)['error']['message']}"
     except (ValueError, KeyError, TypeError):
@@ -273,7 +273,7 @@ async def _send(
     }
     async with http.post(f"{server.url}/v1/completions", json=body) as reply:
         if reply.status != 200:
-            timed.error = _said(await reply.text(), reply.status)
+            timed.error = _error_text(await reply.text(), reply.status)
             return
         async for event in _events(reply):
             if error := event.get("error"):

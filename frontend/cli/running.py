@@ -159,8 +159,8 @@ def _drawn(page: dict[str, Any]) -> Tree:
     from rich.tree import Tree
 
     shown, total = len(page["nodes"]), page.get("total")
-    said = f"{shown:,} nodes" if total is None else f"{total:,} nodes, {page['tokens']:,} tokens"
-    root = Tree(said + ("" if page.get("complete", True) else f"; {shown:,} shown"))
+    counts = f"{shown:,} nodes" if total is None else f"{total:,} nodes, {page['tokens']:,} tokens"
+    root = Tree(counts + ("" if page.get("complete", True) else f"; {shown:,} shown"))
     drawn: dict[int, Tree] = {}
     for node in page["nodes"]:
         text = node.get("head_text", "")
@@ -174,11 +174,11 @@ def _drawn(page: dict[str, Any]) -> Tree:
 
 
 def _state(node: dict[str, Any]) -> str:
-    said = [f"used {node.get('uses', 0):,} times", f"{node.get('idle_seconds', 0.0):.0f} s ago"]
+    notes = [f"used {node.get('uses', 0):,} times", f"{node.get('idle_seconds', 0.0):.0f} s ago"]
     if node.get("requests"):
-        said.append(f"{len(node['requests'])} running")
-    said += node.get("programs", [])
-    return ", ".join(said)
+        notes.append(f"{len(node['requests'])} running")
+    notes += node.get("programs", [])
+    return ", ".join(notes)
 
 
 _FINDINGS = 5

@@ -104,8 +104,8 @@ def serve(
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         click.echo(f"warning: listening on {host} without an API key", err=True)
     if found is not None and found["host"].strip("[]") not in _LOOPBACK and not first.program_key:
-        said = "warning: programs' connections are not encrypted: see --program-key"
-        click.echo(said, err=True)
+        warning = "warning: programs' connections are not encrypted: see --program-key"
+        click.echo(warning, err=True)
     _serve_until_signal(configs, sources)
 
 

@@ -250,8 +250,8 @@ class HttpService:
     ) -> None:
         """Call `take` with the reply or, where the body says "stream", with each event."""
         with self._reading(timeout), self._open(path, body, timeout) as response:
-            for said in _events(response) if body.get("stream") else [json.load(response)]:
-                take(said)
+            for event in _events(response) if body.get("stream") else [json.load(response)]:
+                take(event)
 
     @contextmanager
     def _reading(self, timeout: float) -> Iterator[None]:
@@ -291,8 +291,8 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
 
 def _reason(error: urllib.error.HTTPError) -> str:
     try:
-        said = json.load(error)
-        return str(said.get("error", said).get("message", said))
+        body = json.load(error)
+        return str(body.get("error", body).get("message", body))
     except (OSError, ValueError, AttributeError):
         return str(error.reason)
 
@@ -304,7 +304,7 @@ EMULATED = ("select", "regex")
 ATTEMPTS = 3
 """Most attempts to get an answer of the wanted form."""
 
-Said = protocol.Generated | protocol.Selected
+AnswerEvent = protocol.Generated | protocol.Selected
 
 
 class ServiceBackend(RuntimeEndpoint):
@@ -329,7 +329,7 @@ class ServiceBackend(RuntimeEndpoint):
         self._emulate = frozenset(emulate)
         self._timeout = timeout
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix=f"rootlace {url}")
-        self._asked: dict[int, Future[Said]] = {}
+        self._asked: dict[int, Future[AnswerEvent]] = {}
         info = protocol.ModelInfo(model, url, 1 << 31, 0, 1 << 31, 1, CHAT, images=True)
         self._closed = False
         self._channel = LocalChannel(info, self._answer, check=_check)
@@ -380,7 +380,7 @@ class ServiceBackend(RuntimeEndpoint):
     def _gone(self) -> ServerUnavailable:
         return ServerUnavailable(f"the backend of {self.url} was closed")
 
-    def _work(self, branch: BranchText, op: Ask) -> Callable[[], Said]:
+    def _work(self, branch: BranchText, op: Ask) -> Callable[[], AnswerEvent]:
         """Return a thread's work. Raises InvalidRequest for requests the service does not have."""
         if isinstance(op, protocol.Select):
             if "select" not in self._emulate:
@@ -477,13 +477,13 @@ class ServiceBackend(RuntimeEndpoint):
         began = time.perf_counter()
         usage = protocol.Usage()
         for _ in range(ATTEMPTS):
-            said, used = self._asking(request, hint)
+            answer, used = self._asking(request, hint)
             usage = _sum([usage, used])
-            index = exact.get(said, plain.get(_plain(said)))
+            index = exact.get(answer, plain.get(_plain(answer)))
             if index is not None:
                 choice, timing = op.choices[index], _timing(began)
                 return protocol.Selected(op.op, choice, index, (), usage, (), timing)
-        raise ConstraintNotMet(f"the answer {said!r} is none of {list(op.choices)}")
+        raise ConstraintNotMet(f"the answer {answer!r} is none of {list(op.choices)}")
 
     def _matching(
         self, request: ChatRequest, op: protocol.Generate, pattern: re.Pattern[str]
@@ -496,16 +496,16 @@ class ServiceBackend(RuntimeEndpoint):
         samples: list[Sample] = []
         used: list[protocol.Usage] = []
         for _ in range(ATTEMPTS * op.params.n):
-            said, usage = self._asking(request, hint)
+            answer, usage = self._asking(request, hint)
             used.append(usage)
             for stop in {*op.params.stop} & {*NUMBER_STOPS}:
-                said = said.partition(stop)[0]
-            if pattern.fullmatch(said):
-                samples.append(Sample(said, came=True))
+                answer = answer.partition(stop)[0]
+            if pattern.fullmatch(answer):
+                samples.append(Sample(answer, came=True))
             if len(samples) == op.params.n:
                 break
         else:
-            raise ConstraintNotMet(f"the answer {said!r} does not match {pattern.pattern!r}")
+            raise ConstraintNotMet(f"the answer {answer!r} does not match {pattern.pattern!r}")
         outputs = tuple(protocol.Output(each.text, (), "stop") for each in samples)
         if op.stream:
             for index, output in enumerate(outputs):

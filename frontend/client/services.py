@@ -81,7 +81,7 @@ class OpenAIBackend(ServiceBackend):
         else:
             body["prompt"] = request.prompt
         reply = Reply([Sample() for _ in range(request.params.n)])
-        self._http.post(path, body, request.timeout, lambda said: take_openai(said, reply, tell))
+        self._http.post(path, body, request.timeout, lambda event: take_openai(event, reply, tell))
         return reply
 
 
@@ -132,7 +132,7 @@ def take_openai(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
 
 
 _VERSION = "2023-06-01"
-_MOST = 4096  # `max_tokens` must be said there
+_MOST = 4096  # Anthropic requires `max_tokens`
 
 
 class AnthropicBackend(ServiceBackend):
@@ -167,7 +167,7 @@ class AnthropicBackend(ServiceBackend):
         system = "\n\n".join(each.text for each in request.messages if each.role == "system")
         options = options_of(request.params, self._abilities)
         if options.get("top_k", 1) <= 0:
-            del options["top_k"]  # only what is not said is off there
+            del options["top_k"]  # Anthropic turns top-k off by its absence alone
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.params.max_tokens or _MOST,
@@ -181,7 +181,7 @@ class AnthropicBackend(ServiceBackend):
             body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
         reply = Reply([Sample()])
         http, path = self._http, "/v1/messages"
-        http.post(path, body, request.timeout, lambda said: _take(said, reply, tell))
+        http.post(path, body, request.timeout, lambda event: _take(event, reply, tell))
         return reply
 
 
@@ -277,20 +277,20 @@ class LiteLLMBackend(ServiceBackend):
                 "LiteLLMBackend needs the package litellm: pip install rootlace[litellm]"
             ) from None
         self._complete = litellm.completion
-        self._given = {"model": model, **options}
+        self._options = {"model": model, **options}
         super().__init__("litellm", model, emulate, concurrency, timeout)
 
     def _reply(self, request: ChatRequest, tell: Tell) -> Reply:
         asked = {
-            **self._given,
+            **self._options,
             **openai_body(request, self._abilities),
             "messages": written(request.messages, openai_image),
             "timeout": request.timeout,
         }
         reply = Reply([Sample() for _ in range(request.params.n)])
         try:
-            said = self._complete(**asked)
-            for event in said if request.stream else (said,):
+            answer = self._complete(**asked)
+            for event in answer if request.stream else (answer,):
                 take_openai(event.model_dump(), reply, tell)
         except Exception as error:
             raise _typed(error) from error

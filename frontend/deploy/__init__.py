@@ -174,10 +174,10 @@ def app(
         try:
             scaled = {"autoscaling_config": AutoscalingConfig(policy=policy, **further)}
         except ValidationError as error:
-            said = "; ".join(
+            faults = "; ".join(
                 f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
             )
-            raise InvalidRequest(f"autoscaling: {said}") from None
+            raise InvalidRequest(f"autoscaling: {faults}") from None
     seconds = config.gateway.drain_seconds
     engine = msgspec.json.encode(config.engine)
     key = secrets.token_hex(16)

@@ -225,10 +225,10 @@ def _row(record: Record) -> str:
         f'<span class="{"right" if score == 1 else "wrong"}">{escape(metric)} {score:g}</span>'
         for metric, score in record.scores.items()
     )
-    said = _choices(record) if record.choices else _response(record)
+    answer = _choices(record) if record.choices else _response(record)
     return (
         f'<tr class="{"good" if good else "bad"}"><td>{escape(record.id)}</td><td>{scores}</td>'
-        f"<td><details><summary>{said}</summary><pre>{escape(record.prompt)}</pre></details></td></tr>"
+        f"<td><details><summary>{answer}</summary><pre>{escape(record.prompt)}</pre></details></td></tr>"
     )
 
 

@@ -140,19 +140,19 @@ def _estimate(records: Sequence[Record], metric: str) -> Estimate:
     return estimate([record.scores[metric] for record in records if metric in record.scores])
 
 
-class _Kept(msgspec.Struct):
+class _StoredRow(msgspec.Struct):
     row: int
     value: Record
 
 
-def _kept(lines: bytes) -> Iterator[tuple[int, Record]]:
+def _stored_rows(lines: bytes) -> Iterator[tuple[int, Record]]:
     """Yield (row, record) of each line; skips a cut-off line, whose row has a later one."""
     for line in lines.splitlines():
         try:
-            kept = msgspec.json.decode(line, type=_Kept)
+            stored = msgspec.json.decode(line, type=_StoredRow)
         except msgspec.DecodeError:
             continue
-        yield kept.row, kept.value
+        yield stored.row, stored.value
 
 
 def read_results(folder: Path) -> Results:
@@ -161,14 +161,14 @@ def read_results(folder: Path) -> Results:
         about = msgspec.json.decode((folder / ABOUT).read_bytes())
         summary = about["results"]
         asked = summary["rows"] + len(summary["failures"])
-        rows = _kept((folder / ROWS).read_bytes())
-        kept = {row: record for row, record in rows if row < asked}  # a limit was higher before
-        if len(kept) < summary["rows"]:
-            raise InvalidRequest(f"{folder} holds {len(kept)} of {summary['rows']} rows")
+        rows = _stored_rows((folder / ROWS).read_bytes())
+        stored = {row: record for row, record in rows if row < asked}  # a limit was higher before
+        if len(stored) < summary["rows"]:
+            raise InvalidRequest(f"{folder} holds {len(stored)} of {summary['rows']} rows")
         return Results(
             summary["task"],
             summary["model"],
-            [kept[row] for row in sorted(kept)],
+            [stored[row] for row in sorted(stored)],
             [(id, reason) for id, reason in summary["failures"]],
             summary["seconds"],
             summary["asked"],

@@ -142,9 +142,9 @@ _REMEMBERED_LENGTH = 1 << 14
 # A number ends where the model writes white space: the pattern admits it and the stop strings cut
 # it off again. Without it, a model that does not feel like stopping would write digits for ever.
 NUMBER_STOPS = (" ", "\n")
-# The same for numbers as JSON writes them, which nothing else would end. An int has as many digits as
-# in a schema, a float as many as repr() writes: a small model asked for a score wrote 1.000... to
-# the end.
+# The same for numbers as JSON writes them, which nothing else would end. An int has as many digits
+# as in a schema, a float as many as repr() writes: a small model asked for a score wrote 1.000...
+# to the end.
 _BARE: dict[Any, str] = {
     int: r"-?(0|[1-9][0-9]{0,19})[ \n]?",
     float: r"-?(0|[1-9][0-9]{0,16})(\.[0-9]{1,21})?([eE][-+]?[0-9]{1,2})?[ \n]?",

@@ -436,7 +436,7 @@ class ProgramState(State):
         dropped. `async def` tools get a new event loop.
         """
         offer = offer_of(self.branch)
-        self.branch.wait_for(offer.said.requires())
+        self.branch.wait_for(offer.text.requires())
         done = []
         for call in offer.calls():
             done.append(run_call(call, offer.tools, timeout))
@@ -478,18 +478,18 @@ class ProgramState(State):
         """Yield the growing value of `gen(name, type=...)` (a run with `stream=True`), at last the
         value itself. Partial values are dictionaries, lists, strings and numbers, parsed from the
         JSON so far."""
-        said = Beginning()
+        beginning = Beginning()
         with closing(self.text_iter(name)) as pieces:
             for piece in pieces:
-                yield from said.more(piece)
+                yield from beginning.more(piece)
         yield self[name]
 
     async def value_async_iter(self, name: str) -> AsyncGenerator[Any, None]:
         """Yield `value_iter`'s values on an event loop."""
-        said = Beginning()
+        beginning = Beginning()
         async with aclosing(self.text_async_iter(name)) as pieces:
             async for piece in pieces:
-                for value in said.more(piece):
+                for value in beginning.more(piece):
                     yield value
         yield self[name]
 
@@ -590,7 +590,7 @@ class AsyncProgramState(State):
             import asyncio
 
             offer = offer_of(self.branch)
-            await self.branch.wait_for_async(offer.said.requires())
+            await self.branch.wait_for_async(offer.text.requires())
 
             async def run(asked: ToolCall) -> ToolCall:
                 done = await run_call_async(asked, offer.tools, timeout)

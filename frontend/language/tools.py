@@ -137,9 +137,9 @@ def _tool(given: Any) -> Tool:
         raise TypeError(f"tools(): {name}() has a `yield`; a tool returns its result")
     about, described = _documented(inspect.getdoc(given) or "")
     for argument in dataclasses.fields(arguments):
-        for said in getattr(argument.type, "__metadata__", ()):
-            if isinstance(said, str):  # Annotated[int, "what it is"]
-                described.setdefault(argument.name, said)
+        for note in getattr(argument.type, "__metadata__", ()):
+            if isinstance(note, str):  # Annotated[int, "what it is"]
+                described.setdefault(argument.name, note)
     schema = _inline(types.schema_of(arguments))
     properties = {key: dict(value) for key, value in schema.get("properties", {}).items()}
     for key, parameter in inspect.signature(given).parameters.items():
@@ -255,7 +255,7 @@ class Offer(NamedTuple):
     is False for the choice "none": text like a call is text then."""
 
     tools: Tools
-    said: Readable
+    text: Readable
     form: ToolFormat
     calling: bool
 
@@ -263,7 +263,7 @@ class Offer(NamedTuple):
         """Return the calls in the generated text; call it once the text is complete."""
         if not self.calling:
             return []
-        written = self.said.written()
+        written = self.text.written()
         text = written if isinstance(written, str) else written[0]
         found = list(find_calls(text, self.form, self.tools))
         if found and found[-1].error is not None:
@@ -447,12 +447,12 @@ def _mcp_tool(client: Any, loop: Any, described: dict[str, Any]) -> Tool:
         result = _plain(await client.call_tool(name, json.loads(text)))
         structured = result.get("structuredContent")
         if structured is not None and len(result["content"]) != 1:
-            said = json.dumps(structured, ensure_ascii=False)
+            answer = json.dumps(structured, ensure_ascii=False)
         else:
-            said = "\n".join(part.get("text", f"[{part['type']}]") for part in result["content"])
+            answer = "\n".join(part.get("text", f"[{part['type']}]") for part in result["content"])
         if result.get("isError"):
-            raise ToolFailed(said)
-        return said
+            raise ToolFailed(answer)
+        return answer
 
     async def call(text: str) -> str:
         if asyncio.get_running_loop() is loop:

@@ -202,18 +202,18 @@ class Scripted(RuntimeEndpoint):
         prompt = branch.text
         cached = self._reuse(prompt)
         if isinstance(op, protocol.Select):
-            said = self._reply(prompt, op)
-            if said not in op.choices:
-                raise InvalidRequest(f"the scripted reply {said!r} is none of {list(op.choices)}")
-            index = op.choices.index(said)
+            reply = self._reply(prompt, op)
+            if reply not in op.choices:
+                raise InvalidRequest(f"the scripted reply {reply!r} is none of {list(op.choices)}")
+            index = op.choices.index(reply)
             events = selected(op, prompt, index, self._tokenize, cached=cached)
         else:
             texts = [self._reply(prompt, op) for _ in range(op.params.n)]
             events = generated(
                 op, prompt, texts, self._tokenize, number=self._number, cached=cached
             )
-            said = texts[0]
-        self._reuse(prompt + said)
+            reply = texts[0]
+        self._reuse(prompt + reply)
         return events
 
     def _reply(self, prompt: str, op: Ask) -> str:
@@ -333,14 +333,14 @@ def _validate(value: Any, schema: Any) -> None:
 # Recorded -----------------------------------------------------------------------------------------
 
 
-Said = protocol.Generated | protocol.Selected
+AnswerEvent = protocol.Generated | protocol.Selected
 
 
 class Cassette(msgspec.Struct, omit_defaults=True):
     """Contents of a cassette's file: the answers to each question, in recorded order."""
 
     model: protocol.ModelInfo
-    answers: dict[str, list[Said]] = {}
+    answers: dict[str, list[AnswerEvent]] = {}
 
 
 class Recorded(RuntimeEndpoint):
@@ -395,12 +395,16 @@ class Recorded(RuntimeEndpoint):
                 f"{branch.text[-80:]!r}; record it with backend=..., or pytest "
                 "--rootlace-record URL"
             )
-        said = msgspec.structs.replace(answers[min(turn, len(answers) - 1)], op=op.op)
-        events: list[protocol.Event] = [said]
-        if isinstance(op, protocol.Generate) and op.stream and isinstance(said, protocol.Generated):
+        event = msgspec.structs.replace(answers[min(turn, len(answers) - 1)], op=op.op)
+        events: list[protocol.Event] = [event]
+        if (
+            isinstance(op, protocol.Generate)
+            and op.stream
+            and isinstance(event, protocol.Generated)
+        ):
             chunks = [
                 protocol.Chunk(op.op, index, output.text, output.token_ids, output.logprobs)
-                for index, output in enumerate(said.outputs)
+                for index, output in enumerate(event.outputs)
             ]
             events[:0] = chunks
         return events
@@ -415,7 +419,7 @@ def _key(branch: BranchText, op: Ask) -> str:
     return hashlib.sha256(msgspec.json.encode(question, order="sorted")).hexdigest()[:32]
 
 
-def _ask(real: Channel, branch: BranchText, op: Ask) -> Said:
+def _ask(real: Channel, branch: BranchText, op: Ask) -> AnswerEvent:
     plain: dict[str, Any] = {"stream": False} if isinstance(op, protocol.Generate) else {}
 
     def again(number: int, on: int) -> protocol.Op:
@@ -424,5 +428,5 @@ def _ask(real: Channel, branch: BranchText, op: Ask) -> Said:
     opened, answers = compute(real, branch.parts, last=again)
     close(real, opened)
     event = answers[-1].get()
-    assert isinstance(event, Said)
+    assert isinstance(event, AnswerEvent)
     return event

@@ -94,7 +94,7 @@ def remarks(schema: str) -> tuple[Remark, ...]:
         return ()
     try:
         value = msgspec.json.decode(schema)
-        found = (_misspelt, older_keywords, _foreign, _closed, _without_null)
+        found = (_misspelt, older_keywords, _other_drafts, _closed, _without_null)
         return tuple(remark for remarks_of in found for remark in remarks_of(value))
     except (msgspec.DecodeError, RecursionError):
         return ()
@@ -134,7 +134,7 @@ def older_keywords(schema: Any) -> Iterator[Remark]:
                 yield Remark(f"{path}.{name}", says, misspelt=False)
 
 
-def _foreign(schema: Any) -> Iterator[Remark]:
+def _other_drafts(schema: Any) -> Iterator[Remark]:
     """Yield remarks on keywords of another specification that the schema's own does not have."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     found = _NAMED_DRAFT.search(named) if isinstance(named, str) else None

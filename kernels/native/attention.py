@@ -27,11 +27,11 @@ spin on their cores for the next product, so other threads would start too late.
 
 @dataclass(frozen=True)
 class NativePlan(HostPlan):
-    """Plan for C++, which divides the work (`interface.HostPlan`). `kept` keeps the memory of
+    """Plan for C++, which divides the work (`interface.HostPlan`). `memory` keeps the arrays of
     `rows` alive."""
 
     rows: Rows
-    kept: object
+    memory: object
     team: Team
     window: int  # 0: none
 
@@ -56,10 +56,10 @@ class NativeAttention:
     ) -> NativePlan:
         """Plan a step (`interface.PlanAttention`), ignoring `rows`, as no graph is replayed."""
         given = (batch.row_start, batch.context_len, batch.block_tables)
-        kept = [one.astype("int32", order="C", copy=False) for one in given]
-        starts, lengths, tables = (one.ctypes.data for one in kept)
-        rows_at = Rows(*kept[2].shape, starts, lengths, tables, SEEK_RUNS)
-        return NativePlan(rows_at, kept, self._chosen(int(batch.row_start[-1])), window or 0)
+        memory = [one.astype("int32", order="C", copy=False) for one in given]
+        starts, lengths, tables = (one.ctypes.data for one in memory)
+        rows_at = Rows(*memory[2].shape, starts, lengths, tables, SEEK_RUNS)
+        return NativePlan(rows_at, memory, self._chosen(int(batch.row_start[-1])), window or 0)
 
     def __call__(
         self,

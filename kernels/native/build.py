@@ -346,8 +346,8 @@ def _run_all(commands: Iterable[list[str]]) -> None:
             timeout=max(until - time.monotonic(), 0),
         )
         if done.returncode:
-            said = done.stdout.strip()[:SHOWN_CHARACTERS] or f"exit status {done.returncode}"
-            raise NativeUnavailable(f"{' '.join(command)}: {said}")
+            output = done.stdout.strip()[:SHOWN_CHARACTERS] or f"exit status {done.returncode}"
+            raise NativeUnavailable(f"{' '.join(command)}: {output}")
 
     with ThreadPoolExecutor(_cores()) as pool:
         try:

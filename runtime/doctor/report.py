@@ -81,8 +81,8 @@ class Attempts:
         try:
             return measure()
         except (OSError, MemoryError, RuntimeError) as error:
-            said = str(error).strip() or type(error).__name__
-            self.faults.append(f"{what}: {said.splitlines()[0]}")
+            message = str(error).strip() or type(error).__name__
+            self.faults.append(f"{what}: {message.splitlines()[0]}")
             return None
 
 
@@ -571,7 +571,7 @@ def packed_models(folder: str) -> list[PackedModel]:
     """Return the packed weights kept in `folder` (as starts have it), the last used at the end."""
     found = []
     cache = WeightCache.chosen(folder)
-    for one in cache.kept() if cache else ():
+    for one in cache.files() if cache else ():
         with suppress(OSError, DamagedEntry):  # deleted meanwhile, or by the next start
             found.append(PackedModel(Entry.read(one.path).table.model, str(one.path), one.size))
     return found

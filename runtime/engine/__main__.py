@@ -41,7 +41,7 @@ HEARTBEAT_SECONDS = 1.0
 STEP_SECONDS = 0.25
 """Bound of a step on a CPU, where a step of `max_step_tokens` can take many seconds."""
 SWITCH_SECONDS = 0.0005
-"""Seconds a compiling thread keeps the interpreter once the loop wants it.
+"""Seconds for which a compiling thread keeps the interpreter once the loop wants it.
 
 The loop releases the interpreter many times a step. With Python's default of 5 ms, a step beside a
 compilation took several times as long.
@@ -49,9 +49,9 @@ compilation took several times as long.
 
 
 def main() -> int:
-    """Exit status 0 after a `Stop`, 1 if the engine could not start (the reason is on stdout)."""
+    """Run the engine; return 0 after a `Stop`, 1 if it cannot start (reason on stdout)."""
     processes.compete()
-    gc.disable()  # a start makes many objects that stay, and garbage of few
+    gc.disable()  # a start makes many lasting objects and little garbage
     processes.set_up_logs(LogConfig(), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -92,13 +92,13 @@ def _told_loading(config: EngineProcessConfig) -> Callable[[str, float], None]:
 def _serve(
     config: EngineProcessConfig, context: zmq.Context[zmq.Socket[bytes]], loops: list[EngineLoop]
 ) -> None:
-    """`loops`: receives the loop before it runs."""
+    """Load the model and run the loop. `loops` receives the loop before it runs."""
     engine = config.engine
     executor = engine.executor
     found = check_config(model_source(executor.model), executor.ignore_config_keys)
     if found is not None:
         check_options(found, executor, engine.cache)
-        found.source.release_texts()  # before more is imported, which takes the memory
+        found.source.release_texts()  # before further imports, which reuse the memory
     read_adapters(engine.executor.adapters)
     if config.replicas > 1:
         from rootlace.runtime.model.executor.refusals import take_share
@@ -200,7 +200,7 @@ def schedule_of(asked: SchedulerConfig, device: str, kernels: str) -> SchedulerC
     if asked.step_seconds is None and device == "cpu":
         asked = dataclasses.replace(asked, step_seconds=STEP_SECONDS)
     if asked.speculation_tokens is None and kernels == "native":
-        # Other kernels add in an order that depends on the number of rows, and so on drafts.
+        # Other kernels sum in an order that depends on the number of rows, and so on drafts.
         asked = dataclasses.replace(asked, speculation_tokens=SPECULATION_TOKENS)
     return asked
 

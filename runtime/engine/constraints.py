@@ -1,7 +1,7 @@
-"""Compile constraints for an engine, once one comes.
+"""Compile constraints for an engine, from the first constraint on.
 
-What compiles takes a fifth of a second to import, and 10 MB; the vocabulary of a model as much
-again and more. Many servers never get a constraint.
+The compiler takes a fifth of a second to import, and 10 MB. The vocabulary of a model takes at
+least as much again. Many servers never get a constraint.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class LateCompiler:
-    """Makes its `CompileService` at the first constraint, on a thread: the loop goes on meanwhile.
-    Thread-safe."""
+    """Compiler that makes its `CompileService` at the first constraint, on a thread: the loop goes
+    on meanwhile. Thread-safe."""
 
     def __init__(self, runner: ModelRunner, config: ConstraintConfig) -> None:
         self._runner = runner
@@ -33,12 +33,12 @@ class LateCompiler:
         self._lock = threading.Lock()
         self._service: CompileService | None = None
         self._waiting: list[tuple[Constraint, str, Future[Grammar]]] = []
-        """Constraints to compile once the service is there."""
+        """Constraints to compile once the service exists."""
         self._closed = False
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary, once a constraint is compiled."""
+        """Vocabulary, once a constraint is compiled."""
         assert self._service is not None
         return self._service.compiler.vocabulary
 
@@ -47,7 +47,7 @@ class LateCompiler:
         return None if self._service is None else self._service.compiler.cached(constraint)
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
-        """See `CompileService.submit`."""
+        """Submit a constraint; see `CompileService.submit`."""
         with self._lock:
             if self._service is None:
                 future: Future[Grammar] = Future()
@@ -79,7 +79,7 @@ class LateCompiler:
             return
         with self._lock:
             if self._closed:
-                service.close()  # which refuses those that wait
+                service.close()  # the service refuses waiting constraints
             waiting, self._waiting, self._service = self._waiting, [], service
         for constraint, client, future in waiting:
             _follow(future, service, constraint, client)
@@ -114,8 +114,8 @@ def _compiler(runner: ModelRunner, config: ConstraintConfig) -> GrammarCompiler:
 
     tokenizer = runner.config.source.tokenizer_json()
     vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
-    # Python keeps thousands of small tuples and dicts for objects to come. They are all over the
-    # memory that the JSON took, which could not be given back.
+    # Python keeps thousands of small tuples and dicts for later objects, spread over the memory of
+    # the JSON. That memory could then not be returned.
     gc.collect()
     return GrammarCompiler(vocabulary, config=config)
 

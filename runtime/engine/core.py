@@ -97,7 +97,7 @@ TRUSTED_STEPS = 8
 
 
 class Steps:
-    """Takes plans from the scheduler to the executor, and results back.
+    """Execution of steps: takes plans from the scheduler to the executor, and results back.
 
     With `overlap`, a step is launched while the step before it runs; then the result of the step
     before is waited for and committed. The executor never waits for the host as long as planning
@@ -113,7 +113,7 @@ class Steps:
         record: np.ndarray | None = None,
         move: Callable[[np.ndarray], None] | None = None,
     ) -> None:
-        """`send` receives updates that should not wait until the step is over.
+        """Make an execution. `send` receives updates that should not wait until the step is over.
 
         `record` (of `step_record`) receives the steps in flight. `move` moves blocks between the
         pool and offload levels.
@@ -126,7 +126,7 @@ class Steps:
         self._move = move
         self._running: Launched | None = None
         self.count = 0
-        """Steps that are over: committed, failed or dropped."""
+        """Count of steps that were committed, failed or dropped."""
         self.busy = 0.0
         """Seconds in `step`."""
         self.waited = 0.0
@@ -182,7 +182,7 @@ class Steps:
 
     @property
     def forecast(self) -> float:
-        """Seconds that the steps in flight should take; -1 if too few were measured."""
+        """Return the expected seconds of the steps in flight; -1 if too few were measured."""
         return -1.0 if self._scheduler.cost.steps < TRUSTED_STEPS else sum(self._forecasts)
 
     # ------------------------------------------------------------ with overlap
@@ -281,7 +281,7 @@ TOKENS_AT_ONCE = 1000
 
 
 class Resuming:
-    """A constrained request of another engine; its matcher accepts the earlier output."""
+    """Constrained request of another engine; its matcher accepts the earlier output."""
 
     def __init__(self, request: EngineRequest, make: Callable[[], Matcher], waited: float) -> None:
         self.request = request
@@ -328,10 +328,8 @@ IDLE_AFTER = 10
 Each has some 7,000 objects. Python's own number for any moment.
 """
 YOUNG = 700
-"""Objects that are new when the youngest are collected, ten times which one collection counts.
-
-Python 3.13 has 2,000 by itself, which would make the bounds here three times as large.
-"""
+"""New objects at which the youngest generation is collected; an older one after ten collections.
+Python 3.13 has 2,000 by default, which would make the bounds here three times as large."""
 BUSY_AFTER = 300
 """Collections before a full collection without an idle moment.
 
@@ -344,8 +342,8 @@ the last one, few of them garbage: requests and constraints leave no cycles
 def collect_when_idle() -> None:
     """Collect garbage at idle moments from now on; call `collect` when there is nothing else to do.
 
-    Current objects stay and are not scanned again (0.1 s with a large vocabulary). What the start
-    needed and nothing else does goes back to the system.
+    Current objects stay and are not scanned again (0.1 s with a large vocabulary). Memory that only
+    the start needed goes back to the system.
     """
     gc.collect()
     gc.freeze()
@@ -386,8 +384,8 @@ class Pipes:
                 log.exception("a message from the gateway could not be read")
         return received
 
-    def send(self, said: list[FromEngine]) -> None:
-        self._outbox.send(encode(said))
+    def send(self, messages: list[FromEngine]) -> None:
+        self._outbox.send(encode(messages))
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
@@ -409,7 +407,7 @@ FETCHING_SECONDS = 0.001
 
 
 class EngineLoop:
-    """Owns the scheduler and the executor; single-threaded.
+    """Loop of the engine, which owns the scheduler and the executor; single-threaded.
 
     `receive(timeout_ms)` returns messages that have come, waiting at most that long for the first;
     `send` sends messages. `compiler` compiles constraints on its own threads while other requests

@@ -1,4 +1,4 @@
-"""The engine's offload levels: opened at its start, filled at its end."""
+"""Offload levels of the engine: opened at its start, filled at its end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class OpenTiers(msgspec.Struct, frozen=True):
 
     @property
     def handed_at(self) -> bytes:
-        """The address that other engines need to take blocks."""
+        """Return the address that other engines need to take blocks."""
         return b"" if self.transfer is None else self.transfer.address
 
     def begin(self, scheduler: Scheduler, runner: ModelRunner, block_size: int) -> None:
@@ -115,10 +115,10 @@ def open_tiers(
 ) -> OpenTiers | None:
     """Open the configured levels (`CacheConfig.tiered`), shared among `engines` engines.
 
-    Returns None without any. A disk that fails is logged and counted (`Tiers.failed`). `transfer`:
-    block transfer between engines, if any. `memory`: the descriptor of host memory; negative: of
-    this process alone. Raises `InvalidRequest` for an unusable folder,
-    unreadable adapters, and an impossible transfer.
+    Returns None without any level. A disk that fails is logged and counted (`Tiers.failed`).
+    `transfer`: block transfer between engines, if any. `memory`: the descriptor of host memory;
+    negative: of this process alone. Raises `InvalidRequest` for an unusable folder, unreadable
+    adapters, and an impossible transfer.
     """
     cache = config.cache
     try:
@@ -159,7 +159,8 @@ def open_tiers(
 def _open_handed(
     runner: ModelRunner, config: TransferConfig
 ) -> tuple[HandedLevel, HandedStore, Transfer]:
-    """Raises `InvalidRequest` without room for a block, or for an unknown kind of transfer."""
+    """Open the level of transferred blocks. Raises `InvalidRequest` if no block fits, or for an
+    unknown kind of transfer."""
     size = BlockMover(runner.pool, ()).block_bytes
     slots = config.bytes // size
     if not slots:
@@ -174,7 +175,7 @@ def _open_handed(
 
 
 def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Transfer:
-    """Raises `InvalidRequest`, or OSError."""
+    """Open a block transfer. Raises `InvalidRequest`, or OSError."""
     if config.by == "tcp":
         return Tcp(config.host, block_bytes, slots)
     if config.by == "nixl":
@@ -186,10 +187,7 @@ def _open_host(
     config: EngineConfig, runner: ModelRunner, engines: int, memory: int
 ) -> tuple[Level, HostStore]:
     """Open the host memory of a descriptor (negative: of this process alone). A GPU copies from and
-    to it by itself.
-
-    Raises `InvalidRequest`.
-    """
+    to this memory by itself. Raises `InvalidRequest`."""
     gigabytes = config.cache.host_gb or 0.0
     mover = BlockMover(runner.pool, (), runner.work)
     size = mover.block_bytes
@@ -197,7 +195,7 @@ def _open_host(
     if not slots:
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: a block takes {size} bytes")
     wanted, there = engines * slots * size, main_memory().total
-    if wanted > there:  # the kernel would kill one engine after another, and free nothing
+    if wanted > there:  # the kernel would kill one engine after another without freeing memory
         raise InvalidRequest(
             f"--cache-host-gb {gigabytes}: this machine grants {there / GIGABYTE:.1f} GB of memory"
         )
@@ -211,14 +209,16 @@ def _open_host(
     except (OSError, RuntimeError) as error:
         raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
     tier = Tier(slots)
-    store.erase(tier.restore((one.slot, Label(one.key, one.owner), False) for one in store.kept()))
+    store.erase(
+        tier.restore((one.slot, Label(one.key, one.owner), False) for one in store.stored_blocks())
+    )
     held = memory >= 0  # by the server, which outlives this engine
     return Level("host", tier, store, outlives=held, eager=held and runner.device == "cpu"), store
 
 
 def _pin(memory: np.ndarray) -> None:
     """Let a GPU read and write `memory` (uint8) by itself. Raises RuntimeError."""
-    import torch  # only here: no other engine needs it for its blocks
+    import torch  # only here: other engines need no torch for their blocks
 
     runtime = torch.cuda.cudart()
     torch.cuda.check_error(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
@@ -227,7 +227,7 @@ def _pin(memory: np.ndarray) -> None:
 def _open_disk(
     config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines: int
 ) -> tuple[Level, SlotStore, TierFolder]:
-    """Open the disk level. Raises OSError, and `InvalidRequest` without room for a block."""
+    """Open the disk level. Raises OSError, and `InvalidRequest` if no block fits."""
     identity = kv_identity(runner, config.executor, cache)
     most = int(cache.disk_gb * GIGABYTE / engines)
     try:
@@ -241,10 +241,10 @@ def _open_disk(
         if not slots:
             raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")
         file = SlotFile(folder.path, identity, size, slots)
-        kept = file.kept()
-        disk = SlotStore(file, block_seconds(file, folder.path, kept), DISK_BUFFER_BYTES)
+        stored = file.stored_blocks()
+        disk = SlotStore(file, block_seconds(file, folder.path, stored), DISK_BUFFER_BYTES)
         tier = Tier(slots)
-        found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in kept)
+        found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in stored)
         disk.erase(tier.restore(found))
         hourly = cache.disk_hourly_gb or cache.disk_gb
         wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)

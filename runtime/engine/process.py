@@ -37,12 +37,12 @@ AT_ONCE = 16
 
 
 class CompilingRequests:
-    """Keeps requests until their grammars are ready; `take` returns ready ones."""
+    """Requests whose grammars are not ready yet; `take` returns ready ones."""
 
     def __init__(self, compiler: LateCompiler) -> None:
         self._compiler = compiler
         self.by_rid: dict[int, tuple[EngineRequest, Future[Grammar], float]] = {}
-        """Waiting requests, their future grammars, and the start times of the waits."""
+        """Waiting requests by id: request, future grammar, and start time of the wait."""
         self._done: SimpleQueue[int] = SimpleQueue()
         self._ready: list[int] = []
         self.compiled = 0
@@ -74,9 +74,11 @@ class CompilingRequests:
             return
 
     def take(self) -> Iterator[tuple[EngineRequest, Callable[[], Matcher], float]]:
-        """Yield the first `AT_ONCE` requests whose compilation has ended, well or badly. Each with
-        a function that makes its matcher or raises the compilation's error, and with the seconds
-        waited."""
+        """Yield the first `AT_ONCE` requests whose compilation has ended, well or badly.
+
+        Each comes with a function that makes its matcher or raises the compilation's error, and
+        with the seconds waited.
+        """
         while not self._done.empty():
             self._ready.append(self._done.get())
         ready, self._ready = self._ready[:AT_ONCE], self._ready[AT_ONCE:]
@@ -141,7 +143,7 @@ _STEPS = 256
 
 
 class Telling:
-    """Reports changes of the cache, and measured cost of steps, to the router."""
+    """Reports to the router: changes of the cache, and measured cost of steps."""
 
     def __init__(
         self, cache: CacheControl, measured: MeasuredCost, digest_key: bytes = b""
@@ -158,8 +160,8 @@ class Telling:
         self._all_of_it = True
 
     def take(self) -> list[FromEngine]:
-        """Reports to send now; often none."""
-        said: list[FromEngine] = []
+        """Return the reports to send now; often none."""
+        messages: list[FromEngine] = []
         change = self._cache.changes(self._all_of_it)
         below = self._cache.changes_below(change is not None and change.fresh)
         if change is not None or below:
@@ -169,8 +171,8 @@ class Telling:
             message = CacheChanged(
                 self._number, change.added, change.removed, change.fresh, below, change.blocks
             )
-            said.append(message)
+            messages.append(message)
         if self._cost.steps >= self._next_cost:
             self._next_cost = self._cost.steps + min(self._cost.steps, _STEPS)
-            said.append(CostMeasured(self._cost.cost))
-        return said
+            messages.append(CostMeasured(self._cost.cost))
+        return messages

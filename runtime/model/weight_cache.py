@@ -440,7 +440,7 @@ class WeightCache(msgspec.Struct, frozen=True):
         thread.start()
         return thread
 
-    def kept(self) -> list[CacheFile]:
+    def files(self) -> list[CacheFile]:
         """List the folder's entries, the one used last at the end."""
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
@@ -451,7 +451,7 @@ class WeightCache(msgspec.Struct, frozen=True):
 
     def clear(self) -> int:
         """Delete all entries, and return their bytes. Running engines keep their mapped weights."""
-        return sum(self._delete(one) for one in self.kept())
+        return sum(self._delete(one) for one in self.files())
 
     def _write(self, key: str, packed: PackedWeights, model: str, embedding: str | None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -477,8 +477,8 @@ class WeightCache(msgspec.Struct, frozen=True):
 
     def _make_room(self, size: int) -> bool:
         """Delete the least recently used files until there is room; False: `size` is too large."""
-        kept = self.kept()
-        taken, most = sum(one.size for one in kept), self.most_bytes
+        files = self.files()
+        taken, most = sum(one.size for one in files), self.most_bytes
         if most is None:
             most = (shutil.disk_usage(self.folder).free + taken) // SHARE
         if size > most:
@@ -488,7 +488,7 @@ class WeightCache(msgspec.Struct, frozen=True):
                 *(size / 2**30, self.folder, most / 2**30),
             )
             return False
-        for one in kept:
+        for one in files:
             if taken + size > most:
                 taken -= self._delete(one)
         return True

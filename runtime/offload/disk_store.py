@@ -160,7 +160,7 @@ class DamagedBlock(Exception):
     """Raised when a slot does not hold the block that was written."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredBlock(msgspec.Struct, frozen=True):
     """A block that an earlier process wrote."""
 
     slot: int
@@ -228,9 +228,9 @@ class SlotFile:
         os.ftruncate(self._index, HEADER_BYTES + len(given) * RECORD.itemsize)
         os.ftruncate(self._blocks, min(size, self.num_slots * self.block_bytes))
 
-    def kept(self) -> list[Kept]:
+    def stored_blocks(self) -> list[StoredBlock]:
         """Blocks in the file, the least recently used first."""
-        return kept_blocks(self._records)
+        return blocks_of(self._records)
 
     def free_bytes(self) -> int:
         """Return the bytes that may still be written; the disk keeps its `RESERVE`."""
@@ -326,12 +326,12 @@ def new_record(key: bytes, owner: bytes, crc: int = 0) -> np.ndarray:
     return record
 
 
-def kept_blocks(records: np.ndarray) -> list[Kept]:
+def blocks_of(records: np.ndarray) -> list[StoredBlock]:
     """Blocks of the filled ones of `records`, the least recently used first."""
     slots = np.flatnonzero(records["filled"])
     slots = slots[np.argsort(records["used"][slots], kind="stable")]
     return [
-        Kept(
+        StoredBlock(
             slot,
             records["key"][slot].tobytes(),
             records["owner"][slot].tobytes(),
@@ -368,7 +368,7 @@ ASSUMED_RATE = 500e6
 PROBE = "probe"
 
 
-def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
+def block_seconds(file: SlotFile, folder: Path, stored: Sequence[StoredBlock]) -> float:
     """Measured seconds to read a block and its checksum in random order.
 
     Reads existing blocks or, if few, a temporary file: at most 32 blocks and 32 MiB, at least one
@@ -376,23 +376,23 @@ def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
     assumed. Raises OSError.
     """
     count = min(max(PROBE_BYTES // file.block_bytes, 1), _MOST)
-    if len(kept) < count and file.free_bytes() >= count * file.block_bytes:
+    if len(stored) < count and file.free_bytes() >= count * file.block_bytes:
         try:
             return _probe_seconds(folder / PROBE, file.block_bytes, count)
         except OSError as error:
             if error.errno not in FULL:
                 raise
-    if not kept:
+    if not stored:
         return file.block_bytes / ASSUMED_RATE
-    return _kept_seconds(file, kept, min(count, len(kept)))
+    return _read_seconds(file, stored, min(count, len(stored)))
 
 
-def _kept_seconds(file: SlotFile, kept: Sequence[Kept], count: int) -> float:
+def _read_seconds(file: SlotFile, stored: Sequence[StoredBlock], count: int) -> float:
     """Seconds to read each of `count` kept blocks."""
     buffer = np.empty(file.block_bytes, np.uint8)
     file.forget_pages()
-    order = np.random.default_rng(0).choice(len(kept), count, replace=False)
-    chosen = [kept[at] for at in order.tolist()]
+    order = np.random.default_rng(0).choice(len(stored), count, replace=False)
+    chosen = [stored[at] for at in order.tolist()]
     begun = time.perf_counter()
     for one in chosen:
         try:

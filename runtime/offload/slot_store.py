@@ -26,10 +26,10 @@ from rootlace.runtime.offload.disk_store import (
     HEADER_BYTES,
     RECORD,
     DamagedBlock,
-    Kept,
     SlotFile,
+    StoredBlock,
+    blocks_of,
     checksum,
-    kept_blocks,
     new_record,
     record_check,
 )
@@ -566,13 +566,13 @@ class HostStore(StoreState):
         self._done: list[Done] = []
         self._read_bytes = self._written_bytes = 0
 
-    def kept(self) -> list[Kept]:
+    def stored_blocks(self) -> list[StoredBlock]:
         """Blocks that an earlier process left, the least recently written first."""
         for slot in np.flatnonzero(self._records["filled"]).tolist():
             record = self._records[slot : slot + 1]
             if record["check"][0] != record_check(record):  # killed in the middle of it
                 record["filled"] = 0
-        return kept_blocks(self._records)
+        return blocks_of(self._records)
 
     def publish(self, slot: int, key: bytes, owner: bytes) -> None:
         self._records[slot] = new_record(key, owner)[0]

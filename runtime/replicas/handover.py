@@ -314,12 +314,12 @@ class Handover:
 
         def hear(update: EngineOutput) -> None:
             handed.give_back()
-            said = handed.prompt
-            if update.facts is not None and said is not None and said.facts is not None:
+            computed = handed.prompt
+            if update.facts is not None and computed is not None and computed.facts is not None:
                 update.facts = msgspec.structs.replace(
                     update.facts,
-                    cached_tokens=min(update.facts.cached_tokens, said.facts.cached_tokens),
-                    queued=update.facts.queued + said.facts.queued,
+                    cached_tokens=min(update.facts.cached_tokens, computed.facts.cached_tokens),
+                    queued=update.facts.queued + computed.facts.queued,
                 )
             self._dispatch.hear(update)
             handed.on_update(update)

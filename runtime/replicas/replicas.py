@@ -406,7 +406,7 @@ class Replicas:
     def _returned(self, at: int) -> None:
         self._there.set()
         self._tell(partial(Dispatch.back, at=at))
-        # What it said of its cache before that, nobody heard.
+        # Nobody received the replica's earlier reports of its cache: ask for the whole cache.
         self._tell(lambda _: self._clients[at].send(TellCache()))
         for other, client in enumerate(self._clients):  # nobody may ever come there
             self._move(other, client.leave())

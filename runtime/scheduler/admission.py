@@ -64,7 +64,7 @@ class RunningSet:
         self.preemptions = 0
         self.reserve = headroom.least
         self.prefilling = False
-        """Whether a running sequence still had prompt to compute at the last `secure`."""
+        """Whether a running sequence still had prompt tokens to compute at the last `secure`."""
         self.ordered: list[RequestState] | None = None
         """The running sequences in depth-first order; None once the order may have changed."""
         self._admissions = 0
@@ -106,8 +106,8 @@ class RunningSet:
         self.reserve = min(2 * self.reserve, self.headroom.most)
 
     def stand_back(self, alone: RequestState, max_rows: int) -> None:
-        """Stop running requests so that `alone` can be computed alone: those that do not decode,
-        and all if there is no room beside them, in blocks or among `max_rows`."""
+        """Stop running requests so that `alone` can be computed alone. Stops the requests that do
+        not decode. Stops all if they leave no blocks, or no row of `max_rows`, for `alone`."""
         others = [one for one in self.sequences if one is not alone]
         room = alone in self.sequences or self.fits(alone, self.promises())
         for sequence in others:
@@ -146,12 +146,15 @@ class RunningSet:
         waiting: bool = False,
     ) -> list[RequestState] | None:
         """Give every sequence of the next decode step a slot for its next token; return these
-        sequences. If `alone` is given, no other sequence is in the step, or with `others` it is
-        not. With `turns`, only those are whose turn it is; `waiting`: others wait for admission.
+        sequences.
 
-        Preempt sequences where slots are missing; return None if `may_preempt` forbids that.
-        Excluded are sequences whose pending token is the last, and sequences that wait for pending
-        tokens. If the oldest sequence is still in prefill, one more block is left for it.
+        `alone`: with it, no other sequence is in the step; with `others` too, all but it are.
+        `turns`: only the sequences whose turn it is decode. `waiting`: other requests wait for
+        admission.
+
+        Sequences are preempted if slots are missing; returns None if `may_preempt` forbids that.
+        Sequences whose pending token is the last, or that wait for pending tokens, are excluded. If
+        the oldest sequence is still in prefill, one more block is left for it.
         """
         size = self._kv.block_size
         if alone is not None and not others:
@@ -205,11 +208,11 @@ class RunningSet:
         return sequence.target() + min(outputs, int(self.reserve))
 
     def promise(self, sequence: RequestState) -> int:
-        """Blocks promised to a running sequence and not allocated yet."""
+        """Return the blocks promised to a running sequence and not allocated yet."""
         return max(self._kv.blocks_for(self._ahead(sequence)) - sequence.table_len, 0)
 
     def promises(self) -> int:
-        """Blocks promised to all running sequences. O(running)."""
+        """Return the blocks promised to all running sequences. O(running)."""
         return sum(map(self.promise, self.sequences))
 
     def fits(self, sequence: RequestState, promises: int) -> bool:
@@ -217,7 +220,7 @@ class RunningSet:
         return self.wanted(sequence) + promises <= self._kv.pool.available
 
     def wanted(self, sequence: RequestState) -> int:
-        """Blocks that admitting a waiting sequence would take."""
+        """Return the blocks that admitting a waiting sequence would take."""
         return self._kv.cost(sequence, self._ahead(sequence))
 
 
@@ -225,16 +228,16 @@ class RunningSet:
 
 
 _LEAST_CHUNK = 32
-"""Fewest prompt tokens of a step, at any cost. Reading the weights takes as long as some 5 tokens
-on a CPU: large models spend little time on it."""
+"""Least prompt tokens of a step, at any cost. Reading the weights takes as long as some 5 tokens on
+a CPU, so large models spend little time on the weights."""
 _FIRST_CHUNK = 64
-"""Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
-largest lately, so that no forecast goes far beyond what it follows from."""
+"""Prompt tokens of the first step, before any measurement. Later steps have at most twice the
+tokens of the largest recent step, so that forecasts stay near measured sizes."""
 _AIMED = 0.95
-"""Share of a step's bound that a step is planned to take: forecasts miss by some 5 %."""
+"""Planned share of a step's time bound: forecasts miss by some 5 %."""
 _LENGTH = attrgetter("length")
 _LEAST = 0.25
-"""Share of a step's bound that prompts have beside any decode rows."""
+"""Least share of a step's time bound for prompts, beside any number of decode rows."""
 _EARLY = 0.25
 """Share of a step's prompt budget for short requests of clients without a row, before the turns of
 other clients."""
@@ -244,7 +247,8 @@ _ROWS_TO_STEP = 20
 
 @dataclass(slots=True)
 class Turns:
-    """Decode rows that take longer than `limit` seconds by `measured` take turns in equal parts."""
+    """Decode rows in turns: rows that need more than `limit` seconds by `measured` decode in equal
+    parts."""
 
     limit: float
     measured: MeasuredCost
@@ -252,8 +256,8 @@ class Turns:
     """Admission number of the row that decoded last."""
 
     def part(self, rows: list[RequestState], prompts: bool) -> list[RequestState]:
-        """Return the rows of the next step, of all in order of admission, the first in turn first.
-        Where there are `prompts` to compute, too, a part of each step is left for these."""
+        """Return the rows of the next step, the first in turn first. `rows`: all, in order of
+        admission. With `prompts` to compute, a part of each step is left for prompts."""
         cost = self.measured.cost
         limit = self.limit * (1 - _LEAST if prompts else 1) / self.measured.levels[prompts]
         decoding = cost.decode * len(rows) + cost.context * sum(map(_LENGTH, rows))
@@ -265,8 +269,11 @@ class Turns:
 
 
 class StepBudget(msgspec.Struct):
-    """Budget of a step for prompts: `tokens`, which cost `seconds` by `cost`. The level of steps
-    with prompts is in `seconds`, not in `cost`. `cost` None: only the tokens are bounded."""
+    """Budget of a step for prompts: `tokens`, which cost `seconds` by `cost`.
+
+    `seconds` is divided by the level of steps with prompts; `cost` is not. `cost` None: only the
+    tokens are bounded.
+    """
 
     tokens: int
     seconds: float = math.inf
@@ -274,7 +281,7 @@ class StepBudget(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether another token fits."""
+        """Return whether another token fits."""
         return self.tokens > 0 and self.seconds > 0
 
     @classmethod
@@ -283,8 +290,9 @@ class StepBudget(msgspec.Struct):
     ) -> StepBudget:
         """Return the budget for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
 
-        At least a quarter of the limit, so that prompts go on. Within the limit, also at least the
-        cost of an empty step: steps of one size do not separate it from the rows' cost.
+        The budget is at least a quarter of the limit, so that prompts make progress. Within the
+        limit, it is also at least the cost of an empty step: steps of one size do not separate this
+        cost from the rows' cost.
         """
         if not limit:
             return cls(tokens)
@@ -299,20 +307,20 @@ class StepBudget(msgspec.Struct):
         return cls(tokens, seconds, cost)
 
     def split(self, parts: int) -> StepBudget:
-        """Take one of `parts` equal parts out, of at least one token."""
+        """Take out one of `parts` equal parts, of at least one token."""
         part = replace(self, tokens=-(-self.tokens // parts), seconds=self.seconds / parts)
         self.tokens -= part.tokens
         self.seconds -= part.seconds if math.isfinite(part.seconds) else 0.0
         return part
 
     def give_back(self, part: StepBudget) -> None:
-        """Add the rest of a part."""
+        """Add the rest of a part to the budget."""
         self.tokens += part.tokens
         if math.isfinite(part.seconds):
             self.seconds += part.seconds
 
     def room(self, sequence: RequestState, start: int) -> int:
-        """Tokens of `sequence` from `start` on that fit."""
+        """Return the number of tokens of `sequence` from `start` on that fit."""
         cost = self.cost
         if cost is None or math.isinf(self.seconds):
             return self.tokens
@@ -342,7 +350,8 @@ class StepBudget(msgspec.Struct):
 
 
 def _within(seconds: float, each: float, pair: float) -> float:
-    """Tokens that fit into `seconds`: the first costs `each`, and every one `pair` more."""
+    """Return how many tokens fit into `seconds`: the first costs `each`, each further one `pair`
+    more."""
     if pair > 0:
         return (math.sqrt(each * each + 2 * pair * max(seconds, 0.0)) - each) / pair
     return seconds / each if each > 0 else math.inf
@@ -352,28 +361,29 @@ def _within(seconds: float, each: float, pair: float) -> float:
 
 
 _LANES = 2
-"""Prompts that may be cut at a time, where steps are short; those that one step ends go beside
-these, and one that is shorter than the longest rest."""
+"""Most prompts cut at a time, if steps are short. Prompts that fit into one step go beside these,
+and so does one prompt shorter than the longest rest."""
 _LEVELS = 3
-"""Names of a client's place: key or address, the key's address, connection."""
+"""Names in a client's place: key or address, the key's address, connection."""
 _SPARE_ROWS = 16
-"""One row in `_SPARE_ROWS` is kept for clients without a row."""
+"""Divisor of the rows: one row in `_SPARE_ROWS` is kept for clients without a row."""
 MOST_LOOKED_AT = 64
-"""Waiting requests that a step passes over; to look at thousands would take longer than it."""
+"""Most waiting requests that a step passes over, since looking at thousands would outlast the step.
+"""
 
 
 @dataclass(slots=True)
 class Prefill:
-    """Chooses the prefill chunks that fill the budget left by decode rows.
+    """Planner of prefill chunks, which fill the budget left by decode rows.
 
     The order is: sequences in prefill by admission, preempted sequences, waiting sequences. A chunk
     cut by blocks or budget ends the phase. The next sequence might need the tokens behind the cut
-    and would compute them a second time.
+    and would compute these tokens a second time.
 
-    Where steps are bounded in time, a long prompt takes many, so it shares them: each of the
-    sequences in prefill gets an equal part, and so do all others together. These others are those
-    that one step ends, and few of other clients that will be cut, too. Whoever needs the tokens
-    behind a cut waits for them.
+    With steps bounded in time, a long prompt takes many steps and shares them. Each sequence in
+    prefill gets an equal part of the step, and all other requests together get one such part. The
+    other requests are those that fit into one step, and few long requests of other clients. A
+    request that needs the tokens behind a cut waits for the tokens.
     """
 
     kv: KVStore
@@ -386,9 +396,9 @@ class Prefill:
     clock: Callable[[], float]
     pace: PromptPace
     complete: Callable[[RequestState], None]
-    """Ends an admitted sequence that needs no computation."""
+    """Callback that ends an admitted sequence that needs no computation."""
     longest: Callable[[RequestState], int]
-    """See `Retention.check_pin`."""
+    """Callback for the longest length of other sequences; see `Retention.check_pin`."""
 
     def plan(
         self, builder: PlanBuilder, budget: StepBudget, alone: RequestState | None = None
@@ -419,10 +429,8 @@ class Prefill:
             self._go_on(long, budget, builder)
 
     def _go_on(self, begun: list[RequestState], budget: StepBudget, builder: PlanBuilder) -> bool:
-        """Plan chunks of sequences in prefill; return whether others may follow.
-
-        Where steps are bounded in time, they share the budget.
-        """
+        """Plan chunks of sequences in prefill; return whether others may follow. With steps bounded
+        in time, the sequences share the budget."""
         for at, sequence in enumerate(begun):
             if not budget.open or sequence.finished:
                 continue
@@ -444,8 +452,8 @@ class Prefill:
     ) -> None:
         """Admit sequences until budget, rows or blocks run out; `long` ones are in prefill.
 
-        Later ones are admitted while others are deferred: sequences whose blocks are being read,
-        with their room reserved, and those of which `_waits` says so.
+        Deferred sequences do not stop later ones. Deferred are sequences whose blocks are being
+        read (their space stays reserved) and sequences for which `_waits` is true.
         """
         if self.waiting.count > 1:
             self.waiting.refresh()
@@ -464,7 +472,7 @@ class Prefill:
             if following is None:
                 break
             following = early or following
-            beside = running.sequences or promises  # otherwise there is always room
+            beside = running.sequences or promises  # otherwise it always fits
             if beside and not running.fits(following, promises):
                 break
             if following.order >= 0 and self._awaits(following):
@@ -508,9 +516,9 @@ class Prefill:
     def _peek(self, budget: StepBudget) -> tuple[RequestState | None, bool]:
         """Return the waiting request to admit next, and whether it gets a row kept for newcomers.
 
-        Where steps are bounded in time, the last rows are kept for clients without a row: half of
-        the rows for connections, the others for keys and addresses. Fewer rows are kept by the
-        number of clients that have such a row alone.
+        With steps bounded in time, the last rows are kept for clients without a row: half of these
+        rows for connections, the others for keys and addresses. Each client whose only row is such
+        a row reduces the number of kept rows by one.
         """
         running = self.running.sequences
         kept = spare = self.max_rows // _SPARE_ROWS
@@ -530,8 +538,11 @@ class Prefill:
         promises: int,
         shorts: Iterator[RequestState],
     ) -> RequestState | None:
-        """Return the request of `shorts` to admit before `following`, whose turn it is. Only where
-        steps are bounded in time, and rows and blocks are left for `following`."""
+        """Return the request of `shorts` to admit before `following`, the request in turn; None if
+        none.
+
+        Only with steps bounded in time, and if `following` keeps a row and its blocks.
+        """
         running = self.running.sequences
         if self.max_rows - len(running) <= max(2 * (self.max_rows // _SPARE_ROWS), 1):
             return None
@@ -547,8 +558,8 @@ class Prefill:
         return found if self.running.fits(following, taken) else None
 
     def _shorts(self, budget: StepBudget, long: list[RequestState]) -> Iterator[RequestState]:
-        """Waiting requests of clients without a row that this step computes whole, by turn: of the
-        first clients alone, and of each at most one."""
+        """Yield waiting requests of clients without a row that fit into this step, in order of
+        turns. Yields at most one request of a client, of the first clients alone."""
         fetching = self.kv.tiering.fetching if self.kv.tiering.active else None
         had = {one.place for one in self.running.sequences}
         for queue in islice(self.waiting.beside(had, _LEVELS), MOST_LOOKED_AT):
@@ -560,11 +571,11 @@ class Prefill:
             if found.length - start > budget.room(found, start) or self._waits(found, budget, long):
                 continue
             if fetching is not None and fetching.holds_back(found):
-                return  # reads for those in turn come first
+                return  # reads for requests in turn come first
             yield found
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
-        """Return whether `following` waits for others, where steps are bounded in time."""
+        """Return whether `following` waits for other requests; only with steps bounded in time."""
         if not long:
             return False
         start = following.computed if following.order >= 0 else self.kv.estimate(following)
@@ -588,7 +599,7 @@ class Prefill:
         forced = sequence.jumped
         if sequence.request.report and sequence.report is None:
             self._explain(sequence)
-        if not forced:  # of which the prompt is computed
+        if not forced:  # the prompt is computed
             if self.kv.rematch(sequence):
                 self.running.ordered = None
             self.counters.cached_tokens += sequence.count_prompt(cached=True)

@@ -34,9 +34,7 @@ _LAST, _COMPUTED, _RID = attrgetter("last"), attrgetter("computed"), attrgetter(
 
 def depth_first(sequences: list[RequestState]) -> list[RequestState]:
     """Order `sequences` depth first; siblings, and sequences at one node, keep the given order.
-
-    So paths sharing a node are neighbours, at every depth. Costs O(nodes locked).
-    """
+    Paths that share a node are then neighbours, at every depth. Costs O(nodes locked)."""
     ending: dict[Node, list[RequestState]] = {}
     children: dict[Node, list[Node]] = {}
     roots: list[Node] = []
@@ -89,7 +87,7 @@ class DecodeLayout:
 
 
 class DecodeRows:
-    """Lays decode rows out, reusing the arrays of the step before.
+    """Layout of decode rows, which reuses the arrays of the step before.
 
     A decoding sequence gains a token per step, and at times a block at the end of its table. So
     while the same sequences decode, a step's arrays follow from the step before, in time
@@ -110,9 +108,10 @@ class DecodeRows:
     ) -> DecodeLayout:
         """Lay out the rows of `ready`, whose `computed` counts this step's token already.
 
-        Call it for every step. `order` has these sequences, and perhaps others, in the order of the
-        rows. `order` is a new object whenever the order changes. `version` changes whenever a table
-        changed other than at its end, or `computed` other than by a step's token.
+        Call this method for every step. `order` contains `ready` and perhaps other sequences, in
+        the order of the rows. `order` is a new object whenever the order changes. `version` changes
+        with every change of a table other than at its end, and of `computed` other than by a step's
+        token.
         """
         if not ready:
             self._ready = ready
@@ -131,7 +130,7 @@ class DecodeRows:
         return following
 
     def _following(self) -> DecodeLayout | None:
-        """Return the layout of the following step; None if the tables have no room."""
+        """Return the layout of the following step; None if the tables lack columns."""
         last = self._last
         positions, slots = last.positions + 1, last.slots + 1
         if self._inside:
@@ -209,8 +208,8 @@ class _Chunk:
     pool_start: int = 0
     pool_stop: int = 0
     draft: list[Constraint | None] | None = None
-    """The constraint of the token sampled behind each of the rows; all rows but the first are
-    drafted."""
+    """Constraint of the token sampled behind each of the rows; all rows but the first are drafted.
+    """
     row: int = -1
     """The sequence's row in the plan."""
 
@@ -495,7 +494,7 @@ class PlanBuilder:
         return flight
 
     def _adapters(self, sequences: list[RequestState]) -> np.ndarray:
-        """Adapter index of each row."""
+        """Return the adapter index of each row."""
         adapters = [sequence.adapter for sequence in sequences]
         return np.array(adapters, np.int32) if max(adapters, default=-1) >= 0 else _NO_TOKENS
 
@@ -513,7 +512,7 @@ def _feeds(sequences: list[RequestState], flats: Iterable[int]) -> np.ndarray:
 def plain_samples(
     rows: list[tuple[int, RequestState]], sample_rows: SampleRows
 ) -> tuple[list[SampleRow], Callable[[], None] | None]:
-    """`SampleRows.start`, with the rows of most steps made here."""
+    """Return `SampleRows.start`; the rows of most steps are made here."""
     samples: list[SampleRow] = []
     for index, s in rows:
         if s.pending or s.outputs < s.params.min_tokens:

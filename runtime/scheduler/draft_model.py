@@ -1,9 +1,9 @@
-"""The draft model as a source of drafts: which rows it drafts for, how long, and whether it pays.
+"""The draft model as a source of drafts: its rows, draft lengths and profit.
 
 cost of a draft of k tokens     k steps of the draft model, shared by its rows, + k more tokens of
                                 the model's step (`DraftPace`)
-                                + once: what the draft model has not computed of the sequence
-what it saves                   r + r^2 + ... r^k steps of the row, for a chance r of agreement
+                                + once: the sequence's tokens that the draft model lacks
+saved by a draft                r + r^2 + ... r^k steps of the row, for a chance r of agreement
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LENGTH = attrgetter("length")
 _FIRST_RIGHT, _MOST_RIGHT, _LEARNT_RIGHT = 0.65, 0.98, 0.05
 """Prior share of right tokens, upper bound, and weight of one more token, of all rows."""
 _MOST_TOKENS = 12
-"""Tokens of a draft, at most."""
+"""Most tokens of a draft."""
 _MARGIN = 1.1
 """Minimum ratio of savings to the draft model's own steps, which are measured well."""
 _AHEAD = 96
@@ -31,18 +31,20 @@ _AHEAD = 96
 _TOKENS_PER_STEP = 8
 """Prior: computed tokens that take as long as a step of the draft model."""
 _LEARNT, _LEARNT_FIRST, _HELD_UP = 0.1, 0.5, 3.0
-"""Weight of a measured step beside earlier steps; weight of the first step with its number of rows
-and of computed tokens; largest ratio of a step that counts."""
+"""Weight of a measured step beside earlier steps; weight of the first step with its numbers of rows
+and computed tokens; largest ratio of a step that counts."""
 _LEAST_COMPUTED, _MOST_SECONDS = 32, 0.1
-"""Fewest sequence tokens computed in one step, and the time for more: other rows wait."""
+"""Least sequence tokens computed in one step, and the seconds for more tokens, while other rows
+wait."""
 _TRIED_SHARE, _TRIED_SAVED, TRIED = 0.0075, 0.5, 3
-"""Share of the time, seconds that may be saved up, and tokens, for drafts that should not pay: what
-a draft is worth changes with the texts."""
+"""Share of the time, seconds that may be saved up, and tokens, for unprofitable drafts. Such drafts
+show whether new texts are worth drafting."""
 
 
 class ModelSource:
-    """Decides which drafts the draft model makes, from their cost and how often drafts are right.
-    Where no draft pays, one row gets a draft now and then, for at most `_TRIED_SHARE` of the time.
+    """Policy that chooses the draft model's drafts, from their cost and the share of right drafts.
+
+    If no draft pays, one row gets a draft now and then, for at most `_TRIED_SHARE` of the time.
     """
 
     def __init__(self, model: DraftModel, max_step_tokens: int) -> None:
@@ -51,14 +53,15 @@ class ModelSource:
         self._right = _FIRST_RIGHT
         """Share of right tokens, of all rows."""
         self._steps = {1: max(model.step_seconds, 1e-9)}
-        """Rows -> seconds of a step of one token each."""
+        """Map from number of rows to seconds of a step of one token each."""
         self._token = self._steps[1] / _TOKENS_PER_STEP
-        """Seconds of computing a token of a sequence."""
+        """Seconds to compute a token of a sequence."""
         self._saved_up = 0.0
-        """Seconds for drafts that should not pay."""
+        """Seconds saved up for unprofitable drafts."""
 
     def ready(self, sequences: Sequence[RequestState]) -> list[RequestState]:
-        """Return sequences that may get drafts: no checked constraint can take tokens back."""
+        """Return the sequences that may get drafts: no checked constraint can take their tokens
+        back."""
         model = self._model
         if model is None:
             return []
@@ -74,10 +77,11 @@ class ModelSource:
     def worth(
         self, sequence: RequestState, rows: int, price: float, share: float
     ) -> tuple[int, float]:
-        """Return the best draft length, and the tokens saved beyond its cost, as `Drafter.worth`.
+        """Return the best draft length, and the tokens saved beyond its cost, as `Drafter.worth`
+        does.
 
-        `rows` are drafted for at a time. `price`: the cost of checking a token, in tokens; `share`:
-        seconds that a token takes without drafts.
+        `rows`: number of rows drafted for at a time. `price`: the cost of checking a token, in
+        tokens. `share`: seconds that a token takes without drafts.
         """
         model = self._model
         right = min(sequence.agreement.chance(self._right), _MOST_RIGHT)
@@ -101,7 +105,7 @@ class ModelSource:
         """Return a row for an unprofitable draft of `TRIED` tokens, if there is time for one."""
         if self._saved_up < TRIED * (self._step(1) + price * share) or not sequences:
             return None
-        # Of one row alone: to look up what is lacking takes time, perhaps in each step.
+        # For one row alone: looking up its missing tokens takes time, perhaps in each step.
         sequence = min(sequences, key=_LENGTH)
         cost = self._lacking(sequence) * self._token + TRIED * (self._step(1) + price * share)
         return sequence if self.affords(cost) else None
@@ -118,8 +122,8 @@ class ModelSource:
         self._saved_up = min(self._saved_up + _TRIED_SHARE * seconds, _TRIED_SAVED)
 
     def draft(self, asked: Sequence[tuple[RequestState, int]]) -> list[list[int]]:
-        """Return up to the asked count of draft tokens per sequence; the tables have room for them.
-        After a failure of the draft model, this and all later calls return no drafts."""
+        """Draft up to the requested count of tokens per sequence; the tables have space for the
+        tokens. After a failure of the draft model, this and all later calls return no drafts."""
         model = self._model
         if model is None or not asked:
             return [[] for _ in asked]
@@ -135,7 +139,7 @@ class ModelSource:
             log.exception("the draft model failed: nothing more is drafted with it")
             self._model = None
             return [[] for _ in asked]
-        few = made.computed <= 2 * len(rows)  # then the first step is like those behind it
+        few = made.computed <= 2 * len(rows)  # then the first step is like the steps behind it
         if made.steps + few:
             taken = (made.step_seconds + few * made.seconds) / (made.steps + few)
             known = self._step(len(rows))
@@ -157,14 +161,15 @@ class ModelSource:
         self._right = kept * self._right + (1 - kept) * usual
 
     def _step(self, rows: int) -> float:
-        """Seconds of a step of one token for each of `rows` rows."""
+        """Return the seconds of a step of one token for each of `rows` rows."""
         known = self._steps.get(rows)
         if known is None:
             known = self._steps[min(self._steps, key=lambda some: abs(some - rows))]
         return known
 
     def _lacking(self, sequence: RequestState) -> int:
-        """Count tokens to compute for a draft, beside the two that every draft begins with."""
+        """Count the tokens to compute for a draft, beside the two tokens that every draft begins
+        with."""
         assert self._model is not None
         table = sequence.table[: sequence.table_len]
         missing = self._model.missing(sequence.tokens[: sequence.length], table)

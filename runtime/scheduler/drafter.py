@@ -1,10 +1,10 @@
-"""Follows an output through texts that it may repeat, and drafts the tokens to come.
+"""Drafter, which follows an output through texts that it may repeat, and drafts the next tokens.
 
-text    the quick brown fox jumps over ...
-output  the quick red fox           -> one edit; drafts continue behind "fox": "jumps over"
+text the quick brown fox jumps over ... output the quick red fox -> one edit; drafts continue behind
+"fox": "jumps over"
 
-Texts come from sources: what the client predicts, and what this or another request of the namespace
-holds (`cache.suffix_index`).
+Sources of texts are the client's prediction, and texts of this or another request of the namespace
+(`cache.suffix_index`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rootlace.runtime.cache.suffix_index import IndexedText, Owner, SuffixIndex
 from rootlace.wire.protocol import DRAFT_SOURCES
 
 MAX_DRAFT = 32
-"""Tokens of a draft, at most."""
+"""Most tokens of a draft."""
 _WRONG, _TRIED = 1.0, 4.0
 """Prior: wrong tokens among expected tokens."""
 _KEPT = 0.98
 """Weight of an older token beside the next one."""
 _FIRST_FOUND, _LEARNT_FOUND = 0.6, 0.3
-"""Prior share of right tokens at a place that was searched for, and weight of one more token."""
+"""Prior share of right tokens at a place found by a search, and weight of one more token."""
 _FIRST_RECALLED, _LEARNT_RECALLED = (0.4, 0.6, 0.7), 0.03
 """Prior share and weight at places in other texts, by the rank of the gram that agreed, for all
 requests of an owner."""
 _LEARNT_NEXT = 0.01
-"""Weight of one more token in the share of right ones behind a right one, of an owner."""
+"""Weight of one more token in an owner's share of right tokens behind a right one."""
 PREDICTION, TREE, OUTPUT, MODEL = range(len(DRAFT_SOURCES))
 """Sources of drafts: the client's prediction, another request's text, the request's own text, the
 draft model (`scheduler.draft_model`)."""
@@ -39,26 +39,24 @@ _MOST_LOST, _MOST_WON = 2.0, 8.0
 _AGAIN = 0.8
 """Share of right predictions at which drafts are tried again after a loss."""
 _GRAM = 4
-"""Tokens of the output searched for in the prediction, at most."""
+"""Most output tokens searched for in the prediction."""
 _LOOKED_AT = 4
 """Places checked on either side of the last right place."""
 _NEAR = 8
 """Distance behind the last right place within which a single token identifies the place."""
 _BELIEVED = 0.5
-"""Share of right predictions from which a right token at a searched place is no coincidence."""
+"""Share of right predictions from which a right token at a found place is no coincidence."""
 _PART, _MOST_PAUSED, _RECALLED_PAUSED = 4, 16, 2
-"""Pause between searches: a part of the unmatched tokens, and the largest pause in tokens.
+"""Pause between searches: a share of the unmatched tokens, and the largest pause in tokens.
 
-In the index searches hardly pause: votes repeat short pieces of each other. Where nothing repeats,
-`speculation.Drafting` looks rarely.
+Searches in the index hardly pause, since votes repeat short pieces of each other. Without
+repetition, `speculation.Drafting` looks rarely.
 """
 
 
 class Rates:
-    """Shares of right tokens in the texts of a source, learnt from every expected token.
-
-    `found`: at a place that was searched for, by rank. `next`: behind a right token.
-    """
+    """Shares of right tokens in the texts of a source, learnt from every expected token. `found`:
+    at a place found by a search, by rank. `next`: behind a right token."""
 
     __slots__ = ("found", "learnt_found", "learnt_next", "next")
 
@@ -84,10 +82,8 @@ class PredictedText:
         self._ends: np.ndarray | None = None  # [n - 1], the place behind each pair; ties ascending
 
     def ends(self, pair: tuple[int, int], anchor: int) -> list[int]:
-        """Places behind `pair`: places after `anchor` by distance, then places before by distance.
-
-        At most `_LOOKED_AT` of either.
-        """
+        """Return places behind `pair`: places after `anchor` by distance, then places before by
+        distance. At most `_LOOKED_AT` of either."""
         if self._pairs is None or self._ends is None:  # most predictions are right for long
             pairs = self.ids[:-1].astype(np.int64) << 32 | self.ids[1:]
             order = np.argsort(pairs, kind="stable")
@@ -121,17 +117,17 @@ class Recalled:
 
 
 class Drafter:
-    """Follows an output through a text that may hold what comes next.
+    """Follower of an output through a text that may hold its next tokens.
 
-    `at`: the place of the token expected next; -1: unknown. An unexpected token is an edit. Then
-    the longest suffix of the output (at least two tokens) found in the prediction gives the next
-    place. Places behind the last right place come first. Without such a suffix the single token
-    gives the place, near the last one. Places of the index come before places that were right less
-    often. Without any place the token is taken as a replacement of the expected token. Where few
-    tokens are right, the search pauses.
+    `at`: the place of the token expected next; -1: unknown. An unexpected token is an edit. The
+    next place is then behind the longest suffix of the output (at least two tokens) found in the
+    prediction; places behind the last right place come first. Without such a suffix, a single token
+    gives the place if it is near the last one. Places of the index precede less successful places.
+    If no place is found, the token counts as a replacement of the expected token. With few right
+    tokens, the search pauses.
 
-    Each token shows whether the expected one was right, drafted or not. Decaying rates follow:
-    right behind a right token (`next_right`), and at a searched place (`Rates.found`).
+    Each token shows whether the expected one was right, drafted or not. Two decaying rates follow:
+    right behind a right token (`next_right`), and right at a found place (`Rates.found`).
     """
 
     __slots__ = (
@@ -164,7 +160,7 @@ class Drafter:
         """Place behind the last right token of the prediction."""
         self._guessed = False
         self._known = seen
-        """Length of the sequence when the place was last known by more than a coincidence."""
+        """Length of the sequence at which more than a coincidence last confirmed the place."""
         self.until = 0
         """Length of the sequence until which `follow` does nothing."""
         self.at = -1 if predicted is None else 0
@@ -179,7 +175,7 @@ class Drafter:
         """Steps missed since the last draft while waiting to be drafted for."""
 
     def begin(self, sequence: np.ndarray, length: int) -> None:
-        """Take in the outputs that there are, and look for a place."""
+        """Take in the existing outputs, and look for a place."""
         self.follow(sequence, length)
         if self.at < 0:
             self.at = self._find(sequence, length)
@@ -231,7 +227,7 @@ class Drafter:
     def worth(self, price: float) -> tuple[int, float]:
         """Return the best draft length, and the tokens saved by the draft beyond its cost.
 
-        `price`: the cost of a drafted token, as a part of what a right one saves. The draft ends
+        `price`: the cost of a draft token, as a share of a right token's saving. The draft ends
         where the last token's chance of being right falls below `price`.
         """
         if self.at < 0 or self._text is None:
@@ -243,7 +239,7 @@ class Drafter:
             return 0, 0.0
         if self.won < -_MOST_LOST and not (self.sure and right > _AGAIN):
             return 0, 0.0
-        # Only an edited prediction goes on behind a replaced token for long.
+        # Only an edited prediction continues for long behind a replaced token.
         most = 1 if self._guessed and self.source != PREDICTION else MAX_DRAFT
         count = min(most, left)
         if price > 0:

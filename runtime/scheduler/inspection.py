@@ -58,7 +58,7 @@ def _all(roots: list[Node]) -> Iterator[Node]:
 
 
 def _name(node: Node) -> tuple[str, str]:
-    """Adapter and namespace of the node's KV."""
+    """Return adapter and namespace of the node's KV."""
     while node.parent is not None:
         node = node.parent
     return adapter_and_namespace(node.namespace)
@@ -68,13 +68,13 @@ def _name(node: Node) -> tuple[str, str]:
 
 
 class TickTimes:
-    """The time of each tick, to a second, for the last hour of use."""
+    """Time of each tick, to a second, for the last hour of use."""
 
     def __init__(self) -> None:
         self._ticks: deque[int] = deque(maxlen=3600)
         self._times: deque[float] = deque(maxlen=3600)
         self.due = 0.0
-        """The time before which `note` does nothing."""
+        """Time before which `note` does nothing."""
 
     def note(self, tick: int, now: float) -> None:
         if now >= self.due:
@@ -83,7 +83,8 @@ class TickTimes:
             self._times.append(now)
 
     def seconds_since(self, tick: int, now: float) -> float:
-        """Upper bound on the seconds since `tick`: older ticks count as the first known one."""
+        """Return an upper bound on the seconds since `tick`: older ticks count as the first known
+        one."""
         if not self._times:
             return 0.0
         at = bisect_right(self._ticks, tick) - 1
@@ -91,7 +92,7 @@ class TickTimes:
 
 
 class CacheView:
-    """Explains and shows the cache without a change."""
+    """View that explains and shows the cache without a change."""
 
     def __init__(
         self, kv: KVStore, running: RunningSet, clock: Callable[[], float], pace: PromptPace
@@ -165,7 +166,7 @@ class CacheView:
         return TreePage(tuple(nodes), not heap, tree.num_nodes, tree.num_tokens)
 
     def pins(self) -> tuple[PinnedPrefix, ...]:
-        """Current pins, the earliest to expire first."""
+        """Return the current pins, the earliest to expire first."""
         self._kv.retention.expire()
         found, now = [], self._clock()
         for pin in sorted(self._kv.retention.pins.all(), key=lambda pin: pin.until):
@@ -179,7 +180,7 @@ class CacheView:
 
 
 class CacheControl:
-    """Forgets prefixes and releases pins and programs."""
+    """Orders to the cache: forget prefixes, release pins and programs."""
 
     def __init__(
         self, kv: KVStore, sequences: Mapping[int, RequestState], changed: Callable[[], None]
@@ -189,8 +190,8 @@ class CacheControl:
         self._sequences = sequences
         self._changed = changed
         self._told: dict[int, bool] = {}
-        """Offload level -> whether readable at the last `changes_below`; empty: no journal is kept.
-        """
+        """Map from offload level to whether it was readable at the last `changes_below`; empty: no
+        journal."""
         self.forgotten: set[Hashable] = set()
         """Namespaces to forget when their last request ends."""
 
@@ -239,10 +240,8 @@ class CacheControl:
             level.tier.journal, self._told[at] = {}, False
 
     def changes(self, all_of_it: bool = False) -> Change | None:
-        """Cached and evicted prefixes since the last call, or with `all_of_it` the whole cache.
-
-        None if nothing changed or no journal is kept.
-        """
+        """Return prefixes cached and evicted since the last call, or with `all_of_it` the whole
+        cache. None if nothing changed, or without a journal."""
         tree = self._kv.tree
         if tree.journal is None:
             return None
@@ -251,7 +250,8 @@ class CacheControl:
         return tree.journal.take() if tree.journal.changed else None
 
     def changes_below(self, all_of_it: bool = False) -> tuple[Below, ...]:
-        """`changes` of the offload levels: the blocks that became readable, and those gone."""
+        """Return the changes of the offload levels: blocks that became readable, and blocks that
+        are gone."""
         journals = []
         for at, was_working in self._told.items():
             level = self._kv.tiering.levels[at]

@@ -35,7 +35,7 @@ from rootlace.wire.sampling import PIN_SECONDS
 
 
 class Retention:
-    """Pins prompts and forgets expired tokens, as requests specify."""
+    """Retention of prefixes: pins prompts and forgets expired tokens, as requests specify."""
 
     def __init__(self, tree: RadixTree, config: CacheConfig, clock: Callable[[], float]) -> None:
         self.pins = Pins(tree, int(config.max_pinned * tree.pool.num_blocks), clock)
@@ -48,12 +48,12 @@ class Retention:
         """No pin and no time to live ends before this time."""
 
     def check_pin(self, sequence: RequestState, longest: int) -> None:
-        """Raise PinRefused if a prompt cannot be pinned now; an optional pin is skipped then. The
-        text tells limits, and nothing of other clients' pins and requests.
+        """Raise PinRefused if a prompt cannot be pinned now; an optional pin is skipped instead.
 
-        `longest`: the maximum length of any other sequence. That length must fit beside all pins
-        (the last token needs no KV). So must `sequence`, without the full blocks of its prompt,
-        which the pin holds.
+        The error names limits, and nothing of other clients' pins and requests. `longest`: the
+        maximum length of any other sequence. That length must fit beside all pins (the last token
+        needs no KV). So must `sequence`, without the full blocks of its prompt, which the pin
+        holds.
         """
         if sequence.pinned:
             return
@@ -83,7 +83,7 @@ class Retention:
             )
 
     def _blocks(self, length: int) -> int:
-        """Blocks that a sequence of `length` tokens holds."""
+        """Return the number of blocks that a sequence of `length` tokens holds."""
         return -(-(length - 1) // self._block_size)
 
     def pin(self, sequence: RequestState) -> None:
@@ -133,7 +133,7 @@ SHOWN = 16
 """Tokens shown of the tree's different continuation."""
 _LOST = 16
 _NAMESPACES = 64
-"""Other namespaces searched at most."""
+"""Most other namespaces searched."""
 
 
 def explain(
@@ -141,8 +141,8 @@ def explain(
 ) -> CacheReport:
     """Explain how far `tokens[:limit]` (int32) match the tree, and why no further.
 
-    Fewer than `_LOST` evicted tokens that are not the rest of the prompt explain nothing where
-    other tokens follow in the tree: any two prompts may begin alike.
+    Fewer than `_LOST` evicted tokens explain nothing if other tokens follow in the tree and the
+    prompt continues behind the evicted ones: any two prompts may begin alike.
     """
     path, matched = tree.descend(namespace, tokens, limit)
     if matched >= limit:
@@ -200,10 +200,8 @@ def _elsewhere(tree: RadixTree, namespace: Hashable, tokens: np.ndarray, limit: 
 
 
 class KVStore:
-    """All operations that change which request holds which block.
-
-    With `CacheConfig.enabled` false every sequence is detached and nothing enters the tree.
-    """
+    """Store of KV: all operations that change which request holds which block. With
+    `CacheConfig.enabled` false every sequence is detached and nothing enters the tree."""
 
     def __init__(
         self,
@@ -224,13 +222,13 @@ class KVStore:
         self.suffixes = suffixes
         self.block_size = config.block_size
         self._evict_at_least = min(config.num_blocks // 1024, 64)
-        """Blocks evicted at once, so that few steps evict."""
+        """Least blocks evicted at once, so that few steps evict."""
         self.version = 0
-        """Changes whenever a table changes other than by one more block at its end."""
+        """Version, changed whenever a table changes other than by one more block at its end."""
 
     @property
     def capacity(self) -> int:
-        """Tokens the whole pool can hold."""
+        """Return the number of tokens that the whole pool can hold."""
         return self.pool.num_blocks * self.block_size
 
     def blocks_for(self, tokens: int) -> int:
@@ -254,16 +252,16 @@ class KVStore:
         return True
 
     def estimate(self, sequence: RequestState) -> int:
-        """Cached leading tokens of the sequence now."""
+        """Return the number of the sequence's leading tokens that are cached now."""
         if not self.enabled:
             return 0
         return self.tree.descend(sequence.namespace, sequence.tokens, sequence.match_limit())[1]
 
     def cost(self, sequence: RequestState, tokens: int) -> int:
-        """Available blocks taken by bringing a waiting sequence to `tokens` tokens.
+        """Return the available blocks taken by bringing a waiting sequence to `tokens` tokens.
 
-        Matched blocks that are evictable now stop being evictable once the sequence locks them. The
-        result is an upper bound: blocks that two matched nodes share count twice.
+        Matched evictable blocks stop being evictable once the sequence locks them. The result is an
+        upper bound: blocks that two matched nodes share count twice.
         """
         needed = self.blocks_for(tokens)
         if not self.enabled:
@@ -320,7 +318,7 @@ class KVStore:
         return gained
 
     def room(self, sequence: RequestState) -> int:
-        """Further tokens the sequence can have at most, with all available blocks."""
+        """Return how many more tokens the sequence can have with all available blocks."""
         pool = self.pool
         blocks = sequence.table_len + pool.free + pool.evictable
         if sequence.table_len * self.block_size < sequence.computed:

@@ -42,8 +42,8 @@ The mask that a row needs without a draft is filled however long that takes.
 
 @dataclass(slots=True)
 class MaskJob:
-    """One mask to write to `out`, and to the table row `shared`, if any. `others`: further matchers
-    of the step at that row, and the targets of their masks."""
+    """Job of one mask to write to `out`, and to the table row `shared`, if any. `others`: further
+    matchers of the step at that row, and the targets of their masks."""
 
     matcher: Matcher
     out: np.ndarray
@@ -66,10 +66,8 @@ class MaskJob:
 
 
 def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> bool:
-    """Fill a mask; return whether the matcher could.
-
-    Never raises: a failed mask allows nothing, and the request ends alone.
-    """
+    """Fill a mask; return whether the matcher succeeded. Never raises: a failed mask allows
+    nothing, and the request ends alone."""
     try:
         if shared is not None:
             matcher.prepare_mask()
@@ -89,11 +87,11 @@ def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> b
 
 @dataclass(slots=True)
 class DraftJob:
-    """The masks along a draft: behind its first `first` tokens, and behind each further one.
+    """Job of the masks along a draft: behind its first `first` tokens, and behind each further
+    token.
 
-    The masks go to `outs` while the matcher takes the draft in; then the matcher rolls back.
-    Drafted tokens without a mask by `deadline` (`time.perf_counter`), or without a successor, are
-    removed.
+    The masks go to `outs` while the matcher takes the draft in; then the matcher rolls back. Draft
+    tokens without a mask by `deadline` (`time.perf_counter`), or without a successor, are removed.
     """
 
     matcher: Matcher
@@ -158,14 +156,11 @@ Job = MaskJob | DraftJob
 
 
 class MaskThreads:
-    """Fills masks on threads; slow matchers release the GIL.
-
-    The thread that waits for masks fills some itself, so a worker that is scheduled late delays
-    nothing.
-    """
+    """Threads that fill masks; slow matchers release the GIL. The thread that waits for masks fills
+    some itself, so a worker that is scheduled late delays nothing."""
 
     def __init__(self, threads: int) -> None:
-        """Raises ValueError for fewer than one thread."""
+        """Start the threads. Raises ValueError for fewer than one."""
         if threads < 1:
             raise ValueError(f"mask_threads must be at least 1, not {threads}")
         self._work: SimpleQueue[_Batch | None] = SimpleQueue()
@@ -196,7 +191,7 @@ class MaskThreads:
 
 
 class _Batch:
-    """The jobs of one step."""
+    """Jobs of one step."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._open = len(jobs)
@@ -222,13 +217,13 @@ class _Batch:
 
 
 class StepMasks:
-    """Makes the masks of each step.
+    """Maker of each step's masks.
 
     Requests whose matchers share a mask table name a filled row of the table. The other masks are
     rows of one array per step.
 
-    The filler gets possibly slow masks: table rows, and masks of matchers whose last mask was slow.
-    If a mask made on the spot is slow for once, the executor starts that much later.
+    The filler gets masks that may be slow: table rows, and masks of matchers whose last mask was
+    slow. A mask that is slow on the spot delays the executor's start by its time.
     """
 
     def __init__(
@@ -238,11 +233,10 @@ class StepMasks:
         spot_seconds: float = SPOT_SECONDS,
         draft_seconds: float = DRAFT_SECONDS,
     ) -> None:
-        """Without a `filler` all masks are made on the calling thread.
+        """Make the masks. Without a `filler` all masks are made on the calling thread.
 
-        `spot_seconds`: limit per step for masks made on the spot (0: none is).
-
-        `draft_seconds`: extra waiting time of a step for the masks of its drafts.
+        `spot_seconds`: limit per step for masks made on the spot (0: none is). `draft_seconds`:
+        extra waiting time of a step for the masks of its drafts.
         """
         self._words = -(-vocab_size // 32)
         self._spot_seconds = spot_seconds
@@ -299,8 +293,8 @@ class StepMasks:
         self._spent = 0.0
 
     def at_hand(self, matcher: Matcher, begun: float) -> np.ndarray | MaskRow | None:
-        """Return a mask that exists or is made on the spot; None where it may be slow. None, too,
-        once the step has spent its time, with the time since `begun` (`time.perf_counter`)."""
+        """Return a mask that exists or is made on the spot; None if it may be slow. None, too, once
+        the step has spent its time, with the time since `begun` (`time.perf_counter`)."""
         if self._spent + time.perf_counter() - begun >= self._spot_seconds:
             return None
         row = matcher.mask_row()
@@ -350,7 +344,7 @@ class StepMasks:
         return both
 
     def _run(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
-        """Have jobs done; return a function that waits for them, None if they are done already."""
+        """Run jobs; return a function that waits for them, None if they are done already."""
         if self._filler is not None and jobs:
             return self._filler.start(jobs)
         for job in jobs:
@@ -384,19 +378,19 @@ _PLAIN = SamplingParams(temperature=0.0, seed=0)
 
 
 class SampleRows:
-    """Makes the sample rows of each step.
+    """Maker of each step's sample rows.
 
-    A row whose last token is pending can still be planned. The next state of an automaton must be
-    all that the row needs of the token. A row with a mask of its own, or with penalties over all
-    tokens, is late: `final` makes the row when the token is known.
+    A row whose last token is pending can be planned if the next state of an automaton is all that
+    the row needs of the token. A row with a mask of its own, or with penalties over all tokens, is
+    late: `final` makes the row when the token is known.
 
     From `start` to the step's commit another thread may fill a matcher's mask, and nothing else may
-    use the matcher. `RequestState.stepped` notes whether the row got its automaton's state: only
+    use the matcher. `RequestState.stepped` notes whether the row got its automaton's state. Only
     then is the matcher asked for the next state.
     """
 
     def __init__(self, masks: StepMasks, automata: bool) -> None:
-        """`automata`: the executor advances the automata that matchers offer."""
+        """Make the rows. `automata`: the executor advances the automata that matchers offer."""
         self.masks = masks
         self.automata = automata
 
@@ -411,10 +405,8 @@ class SampleRows:
         ], wait
 
     def final(self, samples: list[SampleRow], live: dict[int, RequestState]) -> list[SampleRow]:
-        """`samples` without late ones, after the commit of the step before; waits for masks.
-
-        `live`: sequences of late samples that are still needed.
-        """
+        """Return `samples` without late ones, after the commit of the step before; waits for masks.
+        `live`: sequences of late samples that are still needed."""
         constrained = [s for s in live.values() if s.matcher is not None]
         # The tokens are known: pending tokens are those to sample.
         constraints, wait = self._constraints(constrained, known=True)
@@ -426,13 +418,12 @@ class SampleRows:
         return done
 
     def along(self, sequence: RequestState, draft: list[int]) -> list[Constraint | None]:
-        """Constraints of the next token of `sequence` and of each token behind a drafted one.
+        """Return constraints of the next token of `sequence` and of each token behind a drafted
+        one.
 
-        No token may be pending. Fewer constraints return where the matcher refuses a token or the
-        text ends.
-
-        Slow masks are filled beside the step, and the draft is cut then (see `DraftJob`). Until the
-        step's masks were waited for nothing may use the matcher.
+        No token may be pending. Fewer constraints return if the matcher refuses a token or the text
+        ends. Slow masks are filled beside the step, and the draft is cut then (see `DraftJob`).
+        Until the wait for the step's masks, nothing may use the matcher.
         """
         matcher = sequence.matcher
         if matcher is None:
@@ -466,8 +457,8 @@ class SampleRows:
     def _constraints(
         self, sequences: list[RequestState], *, known: bool = False
     ) -> tuple[dict[RequestState, Constraint], Callable[[], None] | None]:
-        """Return the constraints of `sequences` that are not late; all have a matcher. `known`: no
-        token is pending."""
+        """Return the constraints of `sequences` that are not late; all sequences have a matcher.
+        `known`: no token is pending."""
         constraints: dict[RequestState, Constraint] = {}
         masked: dict[RequestState, Matcher] = {}
         for sequence in sequences:
@@ -506,8 +497,8 @@ def _row(
     drafted: int = 0,
     back: int = 0,
 ) -> SampleRow:
-    """Return the sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled
-    one. `drafted`: tokens of a draft before that one. `back`: see `SampleRow`."""
+    """Return the sample row of `sequence`. `pending`: unknown tokens (0 or 1) before the sampled
+    token. `drafted`: tokens of a draft before it. `back`: see `SampleRow`."""
     params, before = sequence.params, sequence.outputs + pending + drafted
     banned = params.stop_token_ids if before < params.min_tokens else ()
     tokens = sequence.tokens[: sequence.length + drafted]

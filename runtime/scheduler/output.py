@@ -1,7 +1,7 @@
 """Sampled and forced tokens on their way into requests and out to clients.
 
-Sections: updates (when tokens are emitted), suspects (which request made a step fail), intake
-(append tokens, find stops, roll back).
+Sections: updates (times of emission), suspects (the request that made a step fail), intake (append
+tokens, find stops, roll back).
 """
 
 from __future__ import annotations
@@ -154,25 +154,24 @@ def _joined(parts: list[TokenScores]) -> TokenScores:
 
 
 TURNS = 4
-"""One step in `TURNS` is of cleared requests: more would keep the suspects waiting."""
-MAX_ACCUSATIONS = 2
-"""Failing steps that a request may share without any of their requests failing alone.
-
-A failure that needs several requests together (memory, for example) must end, too.
+"""Period in steps: one step of `TURNS` is for cleared requests; more would keep suspects waiting.
 """
+MAX_ACCUSATIONS = 2
+"""Most failing steps that a request may share without any of their requests failing alone. A
+failure that needs several requests together (memory, for example) must end, too."""
 
 
 class Suspects:
     """Requests to compute alone until each is past the token where its step failed.
 
-    A failing step of several requests does not name the cause. A step of one request does: a
-    request that fails alone is the cause, and a request that passes the token is not.
+    A failing step of several requests does not name the cause, but a step of one request does. A
+    request that fails alone is the cause; a request that passes the token is not.
     """
 
     def __init__(self) -> None:
         self.queue: deque[RequestState] = deque()
         self._accused: list[RequestState] = []
-        """Requests of the last failing step of several."""
+        """Requests of the last failing step of several requests."""
         self._turns = 0
         """Steps of suspects since the last step of other requests."""
 
@@ -182,7 +181,7 @@ class Suspects:
         self.queue.append(sequence)
 
     def first(self) -> RequestState | None:
-        """Return the sequence to compute alone now, None without one. No step may be in flight."""
+        """Return the sequence to compute alone now; None if none. No step may be in flight."""
         while self.queue:
             sequence = self.queue[0]
             if not sequence.finished and sequence.computed < sequence.suspected_until:
@@ -193,9 +192,11 @@ class Suspects:
         return None
 
     def turn(self, alone: RequestState, running: list[RequestState]) -> bool:
-        """Return whether the next step decodes for all running requests but `alone`: one of `TURNS`
-        steps does. The other requests have passed the token where their step failed, and need not
-        wait for `alone`."""
+        """Return whether the next step decodes for all running requests but `alone`.
+
+        One of `TURNS` steps does. The other requests have passed the token where their step failed,
+        and need not wait for `alone`.
+        """
         others = any(one.decoding for one in running if one is not alone)
         self._turns = (self._turns + 1) % TURNS if others else 0
         return others and not self._turns
@@ -225,22 +226,22 @@ log = logging.getLogger(__name__)
 
 
 class Rollback(msgspec.Struct, frozen=True):
-    """The constraint drops tokens: the sequence continues from `length` tokens."""
+    """Verdict that drops tokens: the sequence continues from `length` tokens."""
 
     length: int
 
 
 Verdict = Ending | Rollback | None
-"""The consequence of a token; None: continue."""
+"""Consequence of a token; None: continue."""
 
 
 class TokenIntake:
-    """Appends tokens to sequences and counts them.
+    """Intake of tokens, which appends them to sequences and counts them.
 
     *Jumps.* Tokens forced by the matcher are appended at once. The next step computes all of them
-    in one chunk and samples behind the last. A forced token counts, ends and stops like a sampled
-    one. A stop token that `min_tokens` bans is not forced: sampling then finds other tokens for the
-    same text, if there are any.
+    in one chunk and samples behind the last. A forced token counts, ends and stops as a sampled one
+    does. A stop token that `min_tokens` bans is not forced: sampling then finds other tokens for
+    the same text, if there are any.
 
     *Rollbacks.* A checked constraint may refuse a token that its mask allowed. The constraint then
     names the count of tokens to drop. If `Matcher.can_rollback`, the tokens are any not yet
@@ -279,9 +280,11 @@ class TokenIntake:
         *,
         forced: bool = False,
     ) -> Verdict:
-        """Append `token` with log-probabilities `scores`, and, unless it was `forced`, the tokens
-        forced behind it. A token of -1 (see `StepResult`) ends the request with an error that names
-        the reason."""
+        """Append `token` with log-probabilities `scores` and, unless `forced`, the tokens forced
+        behind it.
+
+        A token of -1 (see `StepResult`) ends the request with an error that names the reason.
+        """
         if sequence.fault is not None:
             return _failed(sequence, sequence.fault)
         if token < 0:

@@ -17,61 +17,61 @@ from rootlace.runtime.scheduler.request import Work
 
 
 _PARTS = ("step", "prefill", "decode", "context", "pair", "score")
-"""The coefficients of `StepCost`."""
+"""Names of the coefficients of `StepCost`."""
 _STEPS_KEPT = 0.99
 """Weight of the older steps beside the next one."""
 _FIRST_STEPS, _FIRST_KEPT = 4, 0.5
-"""Number and weight of the first steps: these load code and data, so they are soon forgotten."""
+"""Number and weight of the first steps. First steps load code and data, so their weight is low."""
 _FIRST_WEIGHT = 0.5
-"""Weight of the prior besides, divided by the steps: a few steps tell little of what makes them."""
+"""Weight of the prior beside few steps, divided by their number, since few steps say little."""
 _LARGEST_KEPT = 0.9
 _FARTHEST = 2.0
 _SOLVED_AFTER, _SOLVED_PART = 32, 8
-"""Steps after which coefficients are found again, at the latest, and the part of all steps that is
-enough before. Finding takes 0.1 ms."""
+"""Most steps until coefficients are solved again, and the share of all steps that suffices before.
+Solving takes 0.1 ms."""
 _SURPRISE, _LONG = 1.25, 0.02
-"""Factor over earlier steps' prompt tokens, and seconds, of a step that has coefficients found
-again: the next steps are as large."""
+"""Factor over earlier steps' prompt tokens, and seconds, of a step that causes a new solution: the
+next steps are as large."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
 _NONE = np.empty(0)
 _LEVEL_OF, _LEVEL_MOST = 3, 8.0
-"""Steps whose median is a level, and the largest factor of a level above or below 1."""
+"""Number of steps whose median is a level, and the largest factor of a level above or below 1."""
 
 
 class MeasuredCost:
-    """Least squares over recent steps with nonnegative coefficients.
+    """Cost of steps: least squares over recent steps with nonnegative coefficients.
 
-    Each step is weighed by its forecast, so that a relative error counts the same in short and long
-    steps. A step counts as at most `_FARTHEST` times slower or faster than its forecast: one that
-    stood still with the machine is no measure. Where the steps do not separate the coefficients,
-    `PRIOR` does.
+    Each step is weighted by its forecast, so that a relative error counts the same in short and
+    long steps. A step counts as at most `_FARTHEST` times slower or faster than its forecast: a
+    step that stood still with the machine is no measure. If the steps do not separate the
+    coefficients, `PRIOR` does.
 
     The coefficients learn slowly, for example at the first prompt after hours of decoding. So there
-    are two *levels*, for steps with prompts and for the others: how many times longer the last
-    three took than the coefficients say (the median).
+    are two *levels*, for steps with prompts and for other steps. A level is the median ratio of
+    actual to computed seconds over the last three steps.
     """
 
     def __init__(self, max_step_tokens: int) -> None:
         prior = self.cost = replace(PRIOR, max_step_tokens=max_step_tokens)
-        """The coefficients found last."""
+        """Coefficients of the last solution."""
         self._units = np.array([getattr(prior, name) for name in _PARTS])
         self._products = np.zeros((len(_PARTS), len(_PARTS)))
         self._sums = np.zeros(len(_PARTS))
         self._rates: list[float] = self._units.tolist()
-        """The coefficients, in the order of `_PARTS`."""
+        """Coefficients in the order of `_PARTS`."""
         self._fresh: list[tuple[Work, float, float]] = []
-        """Steps since the coefficients were found: work, expected seconds, and how many times as
-        long each took."""
+        """Steps since the last solution: work, expected seconds, and ratio of actual to expected
+        seconds."""
         self._recent: list[deque[tuple[Work, float]]] = [deque(maxlen=_LEVEL_OF) for _ in range(2)]
-        """Work and seconds of the last steps without prompts and with."""
+        """Work and seconds of the last steps without prompts, and with prompts."""
         self.levels = [1.0, 1.0]
-        """Levels of the steps without prompts and with."""
+        """Levels of the steps without prompts, and with prompts."""
         self.steps = 0
         self.largest = 0.0
-        """Prompt tokens of the largest step lately."""
+        """Prompt tokens of the largest recent step."""
         self._solved = 0
-        """Steps of which the coefficients are."""
+        """Number of steps in the last solution."""
 
     def note(self, work: Work, seconds: float) -> None:
         """Record the duration of a step."""
@@ -82,7 +82,7 @@ class MeasuredCost:
         kind = int(work[1] > 0)
         self._recent[kind].append((work, seconds))
         expected = sum(map(mul, self._rates, work)) if self.steps else 0.0
-        if expected < 1e-3 * seconds:  # no step before had such work
+        if expected < 1e-3 * seconds:  # no earlier step had such work
             expected = seconds
         self.steps += 1
         ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
@@ -99,7 +99,7 @@ class MeasuredCost:
                 self.levels[each] = min(max(median(slower), 1 / _LEVEL_MOST), _LEVEL_MOST)
 
     def forecast(self, plan: StepPlan) -> tuple[Work, float]:
-        """Return the work of a step, and its expected seconds; 0 while no step was measured."""
+        """Return the work of a step, and its expected seconds; 0 before the first measured step."""
         rows, context = len(plan.context_len), plan.context_len
         chunks, pairs = _NONE, 0.0
         if plan.row_start[-1] > rows:
@@ -120,7 +120,7 @@ class MeasuredCost:
         return work, sum(map(mul, self._rates, work)) * self.levels[work[1] > 0]
 
     def _solve(self) -> None:
-        # All steps since, at once. Each of the first ones is solved for by itself.
+        # All steps since the last solution at once; each of the first steps is solved alone.
         works, expected, ratios = map(np.array, zip(*self._fresh, strict=True))
         self._fresh = []
         kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
@@ -157,14 +157,14 @@ _LARGE_STEP = 64
 _KEPT = 0.9
 """Weight of the older steps beside the next one."""
 _ENDED = 0.95
-"""Weight of requests that ended before beside the next one."""
+"""Weight of requests that ended earlier beside the next one."""
 _DEVIATIONS = 2.0
 """Standard deviations above the mean at which a request's duration is expected."""
 
 
 class PromptPace:
     """Seconds per prompt token, measured on recent large steps. A step counts as at most
-    `_FARTHEST` times slower than those before: see `MeasuredCost`."""
+    `_FARTHEST` times slower or faster than earlier steps: see `MeasuredCost`."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -182,15 +182,15 @@ class PromptPace:
             self._seconds = _KEPT * self._seconds + seconds
 
     def seconds(self, tokens: int) -> float:
-        """Expected seconds to prefill `tokens` tokens; 0 while nothing was measured."""
+        """Return the expected seconds to prefill `tokens` tokens; 0 before any measurement."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
 
 
 class ServicePace:
     """Durations of requests from admission to the end, from requests that ended lately.
 
-    A request counts as at most `_FARTHEST` times as long as expected by its rows and outputs: one
-    that stood still with the machine is no measure. Requests without outputs say nothing of others.
+    A request counts as at most `_FARTHEST` times as long as its rows and outputs predict: a request
+    that stood still with the machine is no measure. Requests without outputs predict nothing.
     """
 
     def __init__(self) -> None:
@@ -218,11 +218,11 @@ class ServicePace:
         self._outputs = _ENDED * self._outputs + outputs
 
     def seconds(self, rows: int, max_outputs: int | None = None) -> float:
-        """Upper estimate of the duration of a request of `max_outputs` outputs at most among `rows`
-        rows.
+        """Return an upper estimate of a request's duration, with `max_outputs` outputs at most,
+        among `rows` rows; 0 before the first measurement.
 
-        0 while nothing was measured. With fewer rows than measured the time shrinks in proportion,
-        which is the lower bound of the rows' mutual slowdown.
+        With fewer rows than measured, the time shrinks in proportion: the least possible effect of
+        fewer rows.
         """
         if not self._count:
             return 0.0

@@ -1,12 +1,12 @@
-"""The queue of requests that were not admitted yet: who comes next, and who is preempted first.
+"""Queue of requests that were not admitted yet: the order of admission, and of preemption.
 
- priority   whose first request came earliest, each step of priority counted as seconds of waiting
-   client   the one with the least work admitted and generated since others wait: of keys and
-            addresses, of a key's addresses, of an address's connections
+ priority   earliest first request first; each step of priority counts as seconds of waiting
+   client   least work admitted and generated while others waited: first among keys and addresses,
+            then among a key's addresses, then among an address's connections
      policy   fcfs, lpm (longest cached prefix) or dfs (order of prompts)
 
-One ageing rule bounds the policy: the first request of a client is overtaken by few others, or by
-little work, and then goes before all others.
+An ageing rule bounds the policy: few requests, or little work, overtake the first request of a
+client, which then goes before all others.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ REFRESHED = 32
 
 _KEY_TOKENS = 4096
 _NEIGHBOURS = 256
-"""Neighbours on either side considered when a prompt has been computed."""
+"""Neighbours on either side compared with a prompt that was computed."""
 _TOLD = 64
-"""Clients told of a computed prompt, at most."""
+"""Most clients notified of a computed prompt."""
 _RETRIES = 8
-"""Renewals of the best estimate before the best known request is offered."""
+"""Renewals of the best estimate before the queue offers the best known request."""
 _REMEMBERED = 1024
-"""Clocks kept of clients that do not wait."""
+"""Clocks kept for clients that do not wait."""
 _SPARE = 64
-"""Deadlines of requests that left the queue, kept at least."""
+"""Least deadlines kept of requests that left the queue."""
 
 
 def work_of(length: int, cached: int) -> int:
-    """Cost of a request of `length` tokens, `cached` of which are in the tree."""
+    """Return the cost of a request of `length` tokens, `cached` of which are in the tree."""
     return COMPUTED * (length - cached) + CACHED * cached
 
 
 def first_victim(running: list[RequestState]) -> RequestState | None:
     """Return the running request to preempt first; None if there is only the oldest, `running[0]`.
 
-    The one of the lowest priority with the fewest tokens to compute again; of equals, the youngest.
-    Preempting a request helps if it holds blocks of its own or wants one.
+    The victim has the lowest priority, then the fewest tokens to compute again, then the latest
+    admission. Preempting a request helps if the request holds blocks of its own or wants one.
     """
 
     def rank(sequence: RequestState) -> tuple[bool, int, int, int]:
@@ -60,7 +60,7 @@ def first_victim(running: list[RequestState]) -> RequestState | None:
 
 
 def _loss(sequence: RequestState) -> int:
-    """Computed tokens of `sequence` that no other running sequence shares."""
+    """Count the computed tokens of `sequence` that no other running sequence shares."""
     node = sequence.node
     if node is None:
         return sequence.computed
@@ -74,8 +74,8 @@ def _loss(sequence: RequestState) -> int:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A waiting request among its client's; numbers by `work_of`. `key`: bytes that sort like the
-    prompts. `allowed`: work that may overtake the request."""
+    """Waiting request among its client's requests; numbers by `work_of`. `key`: bytes that sort
+    like the prompts. `allowed`: work that may overtake the request."""
 
     sequence: RequestState
     key: bytes = b""
@@ -93,12 +93,13 @@ class ClientQueue:
      `REFRESHED` others are renewed per step, and the best one before the queue offers it.
     - `dfs`: lexicographic order of the prompts, continuing from the last admitted one and around.
 
-    *Ageing.* A request may be overtaken by `max_overtaken` later ones, and by more while their
-    total work is less than `max_delay` times the work queued before it on its arrival. Whoever
-    overtakes a request overtakes all before it, so only the first is watched. Any other request is
-    bounded, up to one overtaker, by its own limits or by those of a request queued before it.
+    *Ageing.* `max_overtaken` later requests may overtake a request. More may, while their total
+    work is less than `max_delay` times the work queued before the request on its arrival. A request
+    that overtakes another overtakes all before it, so only the first request is watched. Any other
+    request is bounded, up to one overtaker, by its own limits or by those of a request queued
+    before it.
 
-    While a request is alone, nothing is estimated.
+    A request that is alone needs no estimate.
     """
 
     def __init__(self, config: SchedulerConfig, estimate: Callable[[RequestState], int]) -> None:
@@ -109,11 +110,11 @@ class ClientQueue:
         self._estimate = estimate
         self.requests: OrderedDict[int, _Waiting] = OrderedDict()  # by arrival number
         self._work = 0
-        """Work of all waiting requests."""
+        """Total work of the waiting requests."""
         self._overtakers: list[tuple[int, int]] = []
         """(number, work) of admitted requests that came after the first waiting one, ascending."""
         self._delay = 0
-        """Work of all overtakers."""
+        """Total work of the overtakers."""
         self._prompts: list[tuple[bytes, int]] = []
         self._cursor: tuple[bytes, int] = (b"", -1)
         """Place of the prompt admitted last."""
@@ -125,7 +126,7 @@ class ClientQueue:
 
     @property
     def first(self) -> RequestState:
-        """The earliest waiting request; there must be one."""
+        """Return the earliest waiting request; there must be one."""
         return next(iter(self.requests.values())).sequence
 
     def add(self, sequence: RequestState) -> None:
@@ -138,7 +139,7 @@ class ClientQueue:
         self._compare(number)
 
     def _compare(self, number: int) -> None:
-        """Sort a request among the client's others, unless it is sorted already."""
+        """Sort a request among the client's requests, unless it is sorted already."""
         one = self.requests[number]
         if one.key:
             return
@@ -194,8 +195,8 @@ class ClientQueue:
                     self._renew(number, shared)
 
     def peek(self) -> RequestState | None:
-        """Return the request to admit next. None if only deferred requests remain, and requests
-        that may not overtake deferred ones."""
+        """Return the request to admit next; None if the policy allows none. None means that the
+        remaining requests are deferred, or may not overtake deferred ones."""
         if self.held:
             return None
         number, first = next(iter(self.requests.items()))
@@ -254,7 +255,8 @@ class ClientQueue:
             del self._overtakers[:over]
 
     def _longest(self) -> RequestState | None:
-        """Return the request of best renewed estimate; after `_RETRIES` the best known one."""
+        """Return the request of the best renewed estimate; after `_RETRIES`, of the best known
+        estimate."""
         best = None
         for _ in range(_RETRIES):
             while self._heap:
@@ -274,7 +276,7 @@ class ClientQueue:
 
 
 def _key_of(sequence: RequestState) -> bytes:
-    """Bytes that sort like the prompts, token by token, within each namespace."""
+    """Return bytes that sort like the prompts, token by token, within each namespace."""
     tokens = sequence.tokens[: min(sequence.length, _KEY_TOKENS)]
     request = sequence.request
     place = f"{request.adapter}\0{request.namespace}\0".encode()
@@ -286,13 +288,13 @@ def _key_of(sequence: RequestState) -> bytes:
 
 @dataclass(slots=True)
 class _Turns:
-    """Members of one level, who share by start-time fair queueing; those `below` share a member's
-    part in the same way.
+    """Members of one level in start-time fair queueing; `below` shares a member's part the same
+    way.
 
-    A clock per member counts the work of its requests when they are admitted, and of their outputs
-    when they end. Two orders alternate. In one, the member with the smallest clock is next. In the
-    other, the member whose clock would be the smallest after its next request. The size of that
-    request is a guess: that of the member's last one, or of the first in its queue. So a short
+    A clock per member counts the work of its requests at admission, and the work of their outputs
+    at the end. Two orders alternate. In one order, the member with the smallest clock is next. In
+    the other, the member whose clock would be smallest after its next request. The size of that
+    request is a guess: that of the member's last request, or of the first in its queue. So a short
     request waits for no round of long ones, and a long one for two rounds of short ones at most.
 
     An idle member earns no credit: its clock restarts at the clock of the member admitted last, or
@@ -302,18 +304,18 @@ class _Turns:
     """
 
     places: dict[tuple[bool, str], float] = field(default_factory=dict)
-    """By order and member: the member's clock, or its clock behind the next request. Holds waiting
-    members, and members that waited since the queue was last empty."""
+    """Map from order and member to the member's clock, or its clock behind the next request. Holds
+    waiting members, and members that waited since the queue was last empty."""
     now: dict[int, float] = field(default_factory=dict)
-    """By priority: the starting value of a member's clock."""
+    """Map from priority to the starting value of a member's clock."""
     waiting: dict[tuple[int, str], int] = field(default_factory=dict)
-    """By priority and member: the number of its queues."""
+    """Map from priority and member to the number of the member's queues."""
     below: dict[str, _Turns] = field(default_factory=dict)
     heaps: dict[tuple[int, bool], list[tuple[float, int, str]]] = field(default_factory=dict)
-    """By priority and order: entries (clock, or clock behind the next request; number of the entry,
-    member). An entry with another clock than the member's is outdated."""
+    """Map from priority and order to entries: clock, or clock behind the next request; number of
+    the entry; member. An entry is outdated if the member's clock differs."""
     by_end: dict[int, bool] = field(default_factory=dict)
-    """By priority: the next order, by the clock after the next request, or by the clock."""
+    """Map from priority to the next order: by the clock after the next request, or by the clock."""
     entries: int = 0
 
     def begin(self, priority: int, name: str, work: float) -> None:
@@ -373,7 +375,7 @@ class _Turns:
                 heapq.heapify(heap)
 
     def next(self, priority: int) -> str:
-        """Return the member of a waiting priority whose turn it is."""
+        """Return the member in turn, of a waiting priority."""
         by_end = self.by_end[priority]
         heap = self.heaps[priority, by_end]
         while not self._is_current(priority, by_end, heap[0]):
@@ -386,14 +388,14 @@ class _Turns:
 
 
 class WaitingQueue:
-    """All waiting requests: priorities, within these clients, within these the policy.
+    """All waiting requests: by priority, within a priority by client, within a client by policy.
 
-    *Priority.* One step is worth `priority_seconds` of waiting. So a request waits for later ones
-    of higher priority only within that time, and no request waits for ever.
+    *Priority.* One step is worth `priority_seconds` of waiting. So a request waits for later
+    requests of higher priority only within that time, and no request waits for ever.
 
-    *Clients* take turns (`_Turns`): keys and addresses, within a key its addresses, and within an
-    address its connections, as a request's `place` says. So a client that shares an address with
-    others, behind a proxy, does not hold all of it.
+    *Clients* take turns (`_Turns`) by the parts of a request's `place`: keys and addresses, within
+    a key its addresses, and within an address its connections. So a client that shares an address
+    with others, behind a proxy, does not hold all of the address.
     """
 
     def __init__(self, config: SchedulerConfig, estimate: Callable[[RequestState], int]) -> None:
@@ -401,18 +403,19 @@ class WaitingQueue:
         self._config = config
         self._estimate = estimate
         self._queues: dict[tuple[int, Place], ClientQueue] = {}
-        """By priority and client; no queue is empty."""
+        """Map from priority and client to the client's queue; no queue is empty."""
         self._turns = _Turns()
         self._held: Counter[Place] = Counter()
-        """Waiting requests of a client, and of all of its key or address."""
+        """Count of waiting requests by client, and by key or address."""
         self._arrivals: dict[int, list[tuple[float, int, Place]]] = {}
-        """By priority: heap of (arrival, number, client), with some requests that left."""
+        """Map from priority to a heap of (arrival, number, client), with some requests that left.
+        """
         self._others: list[ClientQueue] | None = None
-        """Clients in order of their turns, the first one last, from the client with requests to
-        offer on; None after a request came, left or was offered again."""
+        """Clients with requests to offer, in order of their turns, the first one last. None after a
+        request came, left or was offered again."""
         self.count = 0
         self._deadlines: list[tuple[float, int, RequestState]] = []
-        """Heap of deadlines of waiting requests, and of some that left the queue."""
+        """Heap of deadlines of waiting requests, and of some requests that left the queue."""
 
     def __iter__(self) -> Iterator[RequestState]:
         for queue in self._queues.values():
@@ -428,7 +431,7 @@ class WaitingQueue:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ClientQueue(self._config, self._estimate)
-            # Alone a request waits for no turn.
+            # A request that is alone waits for no turn.
             work = work_of(sequence.length, self._estimate(sequence)) if self.count else 0
             turns = self._turns
             for name in place:
@@ -483,8 +486,8 @@ class WaitingQueue:
         """Return clients whose first `levels` names are not in `held`, in order of their turns.
         O(clients).
 
-        Connections count only with one waiting request, or at most half the mean: a connection with
-        many gets a row in turn.
+        A connection counts only with one waiting request, or with at most half the mean number: a
+        connection with many requests gets a row in its turn.
         """
         few = max(1.0, 0.5 * self.count / max(len(self._queues), 1))
         turn = {priority: at for at, priority in enumerate(self._by_turn())}
@@ -496,7 +499,7 @@ class WaitingQueue:
         return [queue for _, _, _, queue in sorted(found)]
 
     def _rank(self, priority: int, place: Place) -> list[float]:
-        """Return the place of a client in the order that is next, level by level."""
+        """Return the client's rank in the next order, level by level."""
         return [turns.places[turns.by_end[priority], name] for turns, name in self._path(place)]
 
     def _by_turn(self) -> list[int]:
@@ -526,7 +529,7 @@ class WaitingQueue:
             turns = turns.below.get(name)
 
     def _next(self, priority: int) -> ClientQueue:
-        """Return the queue of the client whose turn it is at a waiting priority."""
+        """Return the queue of the client in turn, at a waiting priority."""
         turns, place = self._turns, []
         while turns.waiting:
             place.append(turns.next(priority))
@@ -534,7 +537,7 @@ class WaitingQueue:
         return self._queues[priority, tuple(place)]
 
     def refresh(self) -> None:
-        """Renew some estimates; call once per step with room for more of several requests."""
+        """Renew some estimates; call once per step that can admit several requests."""
         self._next(self._by_turn()[0]).refresh()
 
     def computed(self, sequence: RequestState) -> None:
@@ -558,7 +561,7 @@ class WaitingQueue:
             self._queue_of(sequence).restore()
 
     def take(self, sequence: RequestState, *, in_turn: bool = True) -> None:
-        """Remove `sequence`, admitted in the turn of its client or before others."""
+        """Remove `sequence`, admitted in the turn of its client or before other clients."""
         if self.count > 1:
             work = work_of(sequence.length, self._estimate(sequence))
             priority = sequence.request.handling.priority
@@ -579,10 +582,11 @@ class WaitingQueue:
                 turns.charge_late(name, COMPUTED * sequence.outputs)
 
     def crowds_out(self, place: Place, max_waiting: int) -> bool:
-        """Return whether a queue of `max_waiting` has no room for another request of a client.
+        """Return whether a queue of `max_waiting` refuses another request of a client.
 
-        The last eighth is for clients with fewer waiting requests than the mean one of their key or
-        address, and half of this for keys and addresses with fewer than the mean of these.
+        The last eighth is for clients with fewer waiting requests than the mean client of their key
+        or address. Half of this eighth is for keys and addresses with fewer requests than their
+        mean.
         """
         spare = max_waiting - self.count
         if spare > max_waiting // 8:
@@ -596,10 +600,8 @@ class WaitingQueue:
         return own * sum(len(turns.waiting) for turns in within) >= whole
 
     def late(self, now: float, seconds: Callable[[RequestState], float]) -> list[RequestState]:
-        """Requests that would miss their deadlines even if admitted now, which stop waiting.
-
-        `seconds`: expected time from the admission of a request to its end.
-        """
+        """Remove and return requests that would miss their deadlines even if admitted now.
+        `seconds`: expected time from the admission of a request to its end."""
         found: list[RequestState] = []
         heap = self._deadlines
         while heap and (not _waits(heap[0][2]) or heap[0][0] < now + seconds(heap[0][2])):
@@ -624,7 +626,7 @@ class WaitingQueue:
         if self._queues[key].requests:
             return
         del self._queues[key]
-        if not self._queues:  # nobody is left to compare
+        if not self._queues:  # no other client is left to compare
             self._turns = _Turns()
             self._arrivals.clear()
             return

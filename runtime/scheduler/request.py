@@ -30,8 +30,8 @@ from rootlace.wire.sampling import PARAMETERS
 class Pool:
     """Hidden states of one request, gathered chunk by chunk into a vector.
 
-    `next` is the first token whose state is not computed yet; a cached prefix may not reach beyond
-    it. A mean needs every token, the other poolings need the last one.
+    `next`: first token without a computed state; a cached prefix may not reach beyond this token. A
+    mean needs every token, the other poolings need the last one.
     """
 
     __slots__ = ("_sum", "count", "labels", "length", "next")
@@ -44,7 +44,8 @@ class Pool:
         self._sum: np.ndarray | None = None
 
     def plan(self, start: int, stop: int) -> tuple[int, int]:
-        """First and end of the tokens `start : stop`, computed now, that the pooling needs."""
+        """Return first and end of the tokens in `start : stop`, computed now, that the pooling
+        needs."""
         first = max(self.next, start)
         self.next = max(self.next, stop)
         return first, stop
@@ -79,7 +80,7 @@ Place = tuple[str, ...]
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """Why a request ends; fields as in `EngineOutput`."""
+    """Reason of a request's end; fields as in `EngineOutput`."""
 
     finish: str
     matched: int | None = None
@@ -89,10 +90,10 @@ class Ending(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Draft:
-    """Drafted tokens that a step in flight computes behind the first `right` of a sequence.
+    """Draft tokens that a step in flight computes behind the first `right` tokens of a sequence.
 
-    `right` grows with sampled tokens that agree. `planned`: drafted tokens in the plan; the last
-    ones are left out if their masks took too long. `cost`: in tokens, relative to a right token.
+    `right` grows with sampled tokens that agree. `planned`: draft tokens in the plan; the last ones
+    are left out if their masks took too long. `cost`: in tokens, relative to a right token.
     `source`: index of `DRAFT_SOURCES`.
     """
 
@@ -104,7 +105,8 @@ class Draft:
     source: int
 
     def agreed(self, tokens: np.ndarray, length: int) -> int:
-        """Count of the sequence's `length` tokens that agree with the computed draft."""
+        """Count the leading tokens of the sequence, of `length`, that agree with the computed
+        draft."""
         end = min(length, self.start + len(self.tokens))
         while self.right < end and tokens[self.right] == self.tokens[self.right - self.start]:
             self.right += 1
@@ -113,7 +115,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Agreement:
-    """Decaying sums of the draft model's tokens that were tried, and of the wrong ones."""
+    """Decaying sums of the draft model's checked tokens, and of the wrong ones among them."""
 
     tried: float = 0.0
     wrong: float = 0.0
@@ -125,17 +127,17 @@ class Agreement:
         self.tried = kept * self.tried + right + wrong
 
     def chance(self, usual: float) -> float:
-        """Return the chance that the next draft is right; `usual` before any was tried."""
+        """Return the chance that the next draft token is right; `usual` before the first check."""
         wrong = self.wrong + _USUAL_TRIED * (1 - usual)
         return 1 - wrong / (self.tried + _USUAL_TRIED)
 
 
 _AGREEMENT_KEPT, _USUAL_TRIED = 0.97, 6.0
-"""Weight of an older token beside the next one; tokens that the prior stands for."""
+"""Weight of an older token beside the next one; number of tokens that the prior counts for."""
 
 
 class OneRequest(NamedTuple):
-    """Owner of a text that only its request is drafted from."""
+    """Owner of a text that only its own request may draft from."""
 
     namespace: Hashable
     rid: int
@@ -172,7 +174,7 @@ class RequestState:
         max_length: int,
         adapter: int = -1,
     ) -> None:
-        """`matcher` has taken in the request's `output_ids`.
+        """Make the state of a request. `matcher` has taken in the request's `output_ids`.
 
         `jumps`: tokens forced by the matcher are appended without sampling. A sequence of
         `max_length` tokens ends.
@@ -198,19 +200,19 @@ class RequestState:
         self.program = 0
         """The cache's id of the request's program."""
         self.number = number
-        """Counts requests in order of arrival."""
+        """Arrival number of the request."""
         self.arrived = arrived
         self.order = -1
-        """Counts sequences in order of first admission; kept through preemption."""
+        """Admission number of the sequence, kept through preemption."""
         self.newcomer = False
-        """Whether the row is kept for clients without a row."""
+        """Whether the row was kept for clients without a row."""
         self.queued: float | None = None
 
         self.prompt_len = len(request.token_ids)
         self.outputs = outputs
         self.length = self.prompt_len + outputs
         self.full = min(self.prompt_len + self.max_tokens, max_length)
-        """Length at which the sequence ends, whatever the tokens are."""
+        """Length at which the sequence ends, with any tokens."""
         self.tokens = np.empty(self.length + 16, np.int32)
         self.tokens[: self.prompt_len] = request.token_ids
         self.tokens[self.prompt_len : self.length] = request.output_ids
@@ -221,7 +223,8 @@ class RequestState:
         self.held = matcher is not None and matcher.can_rollback
         """Whether the constraint may roll outputs back; the outputs are then emitted at the end."""
         self.ending: Ending | None = None
-        """Set when nothing more is sampled, though tokens are still to be computed."""
+        """Ending of a sequence that samples no more tokens, while tokens are still to be computed.
+        """
         if outputs >= self.max_tokens:
             self.ending = Ending("length")
         elif matcher is not None and not matcher.place.unfinished and matcher.is_finished():
@@ -260,22 +263,21 @@ class RequestState:
         self.epoch = 0
         self.draft: Draft | None = None
         self.predicted: PredictedText | None = None
-        """The client's predicted text, if drafts may be made of the text."""
+        """Text predicted by the client, if the request may have drafts."""
         self.recalled: Recalled | None = None
-        """The index of other texts, if drafts may be made of these texts."""
+        """Index of other texts, if the request may have drafts."""
         self.drafter: Drafter | None = None
-        """Follows the output through these texts, once admitted."""
+        """Drafter that follows the output through these texts, once the request is admitted."""
         self.agreement = Agreement()
-        """Rate of the draft model's recent right drafts."""
+        """Rate of right tokens among the draft model's recent ones."""
         self.stands_by = False
         """Whether the sequence skips steps planned while one of its tokens is pending."""
         self.accepted: list[tuple[int, int]] = []
-        """Positions of drafted tokens that were sampled and not emitted yet, ascending, and their
-        sources."""
+        """Positions and sources of accepted draft tokens that were not emitted yet, ascending."""
         self.rejected = [0] * len(DRAFT_SOURCES)
-        """Drafted tokens of each source that were not sampled, since the last update."""
+        """Draft tokens of each source that were rejected since the last update."""
         self.fault: BaseException | None = None
-        """The constraint's failure; the sequence ends with its next token."""
+        """Failure of the constraint; the sequence ends with its next token."""
         self.stepped = False
         """Whether the row planned last carries an automaton state that the device advances."""
         self.penalised = _PENALTIES(params) != _NO_PENALTIES
@@ -292,7 +294,7 @@ class RequestState:
         self.pinned = not self.request.handling.cache.pin
         """Whether the prompt is pinned, or needs no pin."""
         self.pin = ""
-        """The id of the pin, once there is one."""
+        """Id of the pin, once there is one."""
 
     def forget_kv(self) -> None:
         """Start without KV; tokens, scores and counts stay."""
@@ -337,14 +339,14 @@ class RequestState:
         self.stands_by = True
 
     def reserve_tokens(self, count: int) -> None:
-        """Make room for `count` tokens behind the known ones, in amortised O(count)."""
+        """Reserve space for `count` tokens behind the known ones, in amortised O(count)."""
         if self.length + count > len(self.tokens):
             # Plans in flight keep views of the old buffer.
             more = np.empty(max(self.length, count), np.int32)
             self.tokens = np.concatenate((self.tokens, more))
 
     def reserve_table(self, count: int) -> None:
-        """Make `table` at least `count` long, which is more than there is."""
+        """Make `table` at least `count` long; `count` exceeds the present length."""
         grown = np.zeros(max(count, 2 * len(self.table)), np.int32)
         grown[: self.table_len] = self.table[: self.table_len]
         self.table = grown
@@ -358,7 +360,7 @@ class RequestState:
         self.table_len = end + 1
 
     def shorten(self, length: int) -> None:
-        """Drop the tokens behind `length`, which were neither emitted nor computed."""
+        """Drop the tokens behind `length`, neither emitted nor computed."""
         assert self.emitted <= length <= self.length and self.computed <= length
         self.tokens = self.tokens.copy()  # plans in flight keep views of the old buffer
         self.outputs -= self.length - length
@@ -386,7 +388,7 @@ class RequestState:
         self.score_stop = self.length
 
     def take_scores(self, scores: TokenScores, stop: int) -> None:
-        """Add the scores of the tokens up to `stop`, which follow the tokens scored before."""
+        """Add the scores of the tokens up to `stop`, behind the tokens scored before."""
         start = stop - len(scores.logprobs)
         prompt = max(self.prompt_len - start, 0)
         if prompt:
@@ -395,10 +397,10 @@ class RequestState:
             self.output_scores.append(scores.behind(prompt))
 
     def target(self) -> int:
-        """Tokens to compute before the next sample, or before the request ends.
+        """Count the tokens to compute before the next sample, or before the request ends.
 
-        The last token of a complete output needs no KV, nor that of a prompt that is scored and
-        not pinned.
+        The last token of a complete output needs no KV, nor does the last token of a prompt that is
+        scored and not pinned.
         """
         if self.ending is None:
             return self.length
@@ -406,8 +408,8 @@ class RequestState:
         return self.length - 1 if scored or self.length > self.prompt_len else self.length
 
     def match_limit(self) -> int:
-        """Return the tokens that may come from the cache, as no score or state of them is
-        requested."""
+        """Return how many tokens may come from the cache: tokens without a requested score or
+        state."""
         limit = self.length - 1 if self.ending is None else self.target()
         if self.score_next < self.score_stop:
             limit = min(limit, self.score_next - 1)
@@ -416,7 +418,7 @@ class RequestState:
         return limit
 
     def count_prompt(self, *, cached: bool) -> int:
-        """Count prompt tokens up to `computed` not counted yet; return their count."""
+        """Count prompt tokens up to `computed` that were not counted yet; return their count."""
         fresh = min(self.computed, self.prompt_len) - self.covered
         if fresh <= 0:
             return 0
@@ -435,11 +437,11 @@ class RequestState:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Which requests the engine can serve at all.
+    """Limits of the requests that the engine can serve.
 
-    `capacity`: tokens the KV pool holds. `vocab_size`: 0 allows any token id. `labels`, `adapters`:
-    see `Ready`. `pinned`: tokens of the pool that are unavailable now, which no error tells: the
-    pins are of all clients.
+    `capacity`: tokens that the KV pool holds. `vocab_size`: 0 allows any token id. `labels`,
+    `adapters`: see `Ready`. `pinned`: tokens of the pool that are unavailable now. No error names
+    this number, since pins may belong to other clients.
     """
 
     context_length: int
@@ -451,7 +453,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def max_length(self) -> int:
-        """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
+        """Return the maximum length of a sequence; the last token needs no KV, as no token attends
+        to it."""
         return min(self.context_length, self.capacity - self.pinned + 1)
 
     def beside(self, pinned: int) -> Limits:
@@ -459,11 +462,8 @@ class Limits(msgspec.Struct, frozen=True):
         return replace(self, pinned=self.pinned + pinned) if pinned else self
 
     def longest(self, request: EngineRequest, block_size: int) -> int:
-        """Maximum length of a checked `request`.
-
-        A pinned prompt that ends within a block needs room for a copy of that block: the pin holds
-        the tree's block.
-        """
+        """Return the maximum length of a checked `request`. A pinned prompt that ends within a
+        block needs a copy of this block: the pin holds the tree's block."""
         prompt = len(request.token_ids)
         if not request.handling.cache.pin or not prompt % block_size:
             return self.max_length
@@ -515,7 +515,7 @@ class Limits(msgspec.Struct, frozen=True):
             )
 
     def adapter(self, request: EngineRequest) -> int:
-        """Index of the request's adapter. Raises InvalidRequest."""
+        """Return the index of the request's adapter. Raises InvalidRequest."""
         if request.adapter not in self.adapters:
             known = f"there are {', '.join(self.adapters)}" if self.adapters else "there are none"
             raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: {known}")
@@ -531,7 +531,7 @@ Work = tuple[float, ...]
 
 @dataclass(slots=True)
 class InFlightStep:
-    """The sequences that a planned step serves, between plan and commit.
+    """Sequences that a planned step serves, between plan and commit.
 
     `sampled`: sequences of the plan's samples, with their epochs. `scored`: sequences of the prompt
     scores, with the first token and the end. `pooled`: sequences of the pooled rows, with the first
@@ -563,8 +563,8 @@ class InFlightStep:
         return sequence in self.complete or any(s is sequence for s in sequences)
 
     def drop(self) -> None:
-        """Drop the step, which has to be computed again. Waits for the masks being filled, because
-        their matchers go on."""
+        """Drop the step, which has to be computed again. Waits for masks being filled, since their
+        matchers continue."""
         if self.plan.wait_for_masks is not None:
             self.plan.wait_for_masks()
         for _, sequence in self.wanted():
@@ -581,10 +581,8 @@ class InFlightStep:
 
 @dataclass
 class Counters:
-    """Counters of the scheduler, explained in docs/operations.md, "Counters".
-
-    `drafted`, `accepted`: drafted tokens, and those that were right, of each of `DRAFT_SOURCES`.
-    """
+    """Counters of the scheduler, explained in docs/operations.md, "Counters". `drafted`,
+    `accepted`: draft tokens and accepted draft tokens of each of `DRAFT_SOURCES`."""
 
     steps: int = 0
     requests_added: int = 0
@@ -602,7 +600,7 @@ class Counters:
     )
 
     def values(self) -> dict[str, int | float]:
-        """Counters by name, `by_finish` as `requests_stop` and so on."""
+        """Return counters by name, `by_finish` as `requests_stop` and so on."""
         values = dict(vars(self))
         del values["by_finish"], values["drafted"], values["accepted"]
         for name, counts in (("drafted", self.drafted), ("accepted", self.accepted)):

@@ -54,17 +54,17 @@ MAX_FLIGHTS = 2
 
 
 class Scheduler:
-    """Decides what is computed when. See "Scheduler" and "Overlap" in docs/internals.md.
+    """Scheduler of steps. See "Scheduler" and "Overlap" in docs/internals.md.
 
     The caller alternates `plan` and `commit` (or `fail`), or plans one step ahead of the commit. A
     step planned ahead feeds on tokens that the step before will sample. `add` and `abort` may come
     at any time between. `take_updates` returns updates made without a step, and so does the next
     `commit` or `fail`.
 
-    A step costs O(rows) Python work and memory copies for the block tables; nothing else in a
+    A step costs O(rows) Python work and memory copies for the block tables. Nothing else in a
     decode step grows with the context.
 
-    *Progress.* Sequences are numbered at first admission, and the running one with the lowest
+    *Progress.* Sequences are numbered at first admission. The running sequence with the lowest
     number is never preempted. That sequence gets its blocks first, in the end all blocks
     (`isolate`), and gains a token in every step, so it ends. Preempted sequences return in order of
     their numbers, before any new request, so each one is the lowest some day.
@@ -87,11 +87,12 @@ class Scheduler:
         index_key: bytes = b"",
         draft_model: DraftModel | None = None,
     ) -> None:
-        """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
+        """Make a scheduler. `vocab_size` bounds token ids (0: any); constrained requests require
+        it.
 
         `masks` makes constraint masks; by default the plan fills masks itself. With `automata` a
         row carries its automaton's state instead, if there is one. `headroom` is for callers that
-        count in other units than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload
+        count in units other than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload
         levels. `index_key`: see `SuffixIndex`. `draft_model`: drafts beside the texts.
         """
         self.config = config
@@ -116,7 +117,7 @@ class Scheduler:
         self._builder = PlanBuilder(self.kv.pool, self._sample_rows, adapters=bool(adapters))
         self._intake = TokenIntake()
         self.by_rid: dict[int, RequestState] = {}
-        """All unfinished requests."""
+        """Map from request id to unfinished request."""
         self.cache = CacheControl(self.kv, self.by_rid, self._check_if_asked)
         self._updates: list[EngineOutput] = []
         self._flights: deque[InFlightStep] = deque()
@@ -125,7 +126,7 @@ class Scheduler:
         """Time of the last commit."""
         self._arrivals = 0
         self.streams = 0
-        """Requests that emit at intervals."""
+        """Count of requests that emit at intervals."""
         self._count = Counters()
         model = None
         if draft_model is not None:
@@ -227,14 +228,15 @@ class Scheduler:
         return bool(self.by_rid or self._updates or self._flights)
 
     def take_updates(self) -> list[EngineOutput]:
-        """Updates that no `commit` has returned yet."""
+        """Return the updates that no `commit` has returned yet."""
         updates, self._updates = self._updates, []
         return updates
 
     def held_back(self, plan: StepPlan) -> list[EngineOutput]:
-        """Updates delayed by `emit_seconds`, to be sent before waiting for `plan`.
+        """Return updates delayed by `emit_seconds`, to be sent before waiting for `plan`.
 
-        With prefill in `plan`, which may take long, of all requests; always of preempted requests.
+        If `plan` has prefill, which may take long, these are updates of all requests. Otherwise
+        they are updates of preempted requests.
         """
         sequences = self._running.preempted
         if len(plan.token_ids) > len(plan.samples):
@@ -324,8 +326,8 @@ class Scheduler:
         return flight.plan
 
     def late_samples(self, plan: StepPlan) -> list[SampleRow]:
-        """Return the samples of a late plan after the commit of the step before: none is late any
-        more. Waits for their masks. Samples no longer needed are included."""
+        """Return the samples of a late plan after the commit of the step before; none is late any
+        more. Waits for the samples' masks. Samples no longer needed are included."""
         for flight in self._flights:
             if flight.plan is plan:
                 live = {at: s for at, s in flight.wanted() if plan.samples[at].late}
@@ -386,8 +388,8 @@ class Scheduler:
         return updates
 
     def _turn(self, sequence: RequestState, start: int, verdict: Verdict) -> EngineOutput | None:
-        """Record a token at `start` that had a consequence, or forced tokens behind it; return the
-        last update if the sequence ends."""
+        """Apply the consequence of a token at `start`, or tokens forced behind it. Returns the last
+        update if the sequence ends."""
         over = verdict is not None or sequence.score_next < sequence.score_stop
         if over:
             if sequence.draft is not None:
@@ -421,10 +423,10 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[EngineOutput]:
         """Forget all KV after the executor raised; end the request that is the cause.
 
-        The only request of the step is the cause. Of several, each is computed again alone until it
-        is past the failing token (`Suspects`). A step planned behind is dropped and its requests
-        computed again. Masks of an ended request may still be being filled; their matchers go with
-        the masks.
+        A step's only request is the cause. With several requests, each is computed again alone
+        until it is past the failing token (`Suspects`). A step planned behind is dropped and its
+        requests are computed again. Masks of an ended request may still be being filled; their
+        matchers are discarded with the masks.
         """
         if not self._flights or self._flights[0].plan is not plan:
             raise RuntimeError("this plan is not the oldest one under way")
@@ -450,7 +452,8 @@ class Scheduler:
     # ------------------------------------------------------------ how things stand
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since start, and the current state (`blocks_*`, `nodes`, `waiting`, …)."""
+        """Return the counters since start, and the current state (`blocks_*`, `nodes`, `waiting`,
+        …)."""
         self.kv.retention.expire()
         pool, tree = self.kv.pool, self.kv.tree
         return {
@@ -513,12 +516,12 @@ class Scheduler:
             sequence.ending = Ending("error", code=error.code, error=str(error))
 
     def _end(self, sequence: RequestState, update: EngineOutput) -> EngineOutput:
-        """Forget `sequence`, and return its last `update`, completed."""
+        """Forget `sequence`, and return its completed last `update`."""
         assert update.finish is not None
         if not sequence.announced:
             output.add_prompt_figures(sequence, update)
         self._drafting.ended(sequence)
-        for _, source in sequence.accepted:  # right ones that are never emitted
+        for _, source in sequence.accepted:  # right draft tokens that are never emitted
             sequence.rejected[source] += 1
         if any(sequence.rejected):
             told = update.rejected or (0,) * len(sequence.rejected)
@@ -540,10 +543,8 @@ class Scheduler:
         return update
 
     def _duration(self, sequence: RequestState) -> float:
-        """Expected seconds from the admission of `sequence` to its end.
-
-        0 if the constraint may end the request early: a yes or no, for example.
-        """
+        """Return the expected seconds from the admission of `sequence` to its end. 0 if the
+        constraint may end the request early: a yes or no, for example."""
         if sequence.matcher is not None:
             return 0.0
         running = self._running.sequences
@@ -554,7 +555,7 @@ class Scheduler:
         return MARGIN * (pace.seconds(prompts) + max(pace.seconds(sequence.length), seconds))
 
     def _longest(self, except_for: RequestState | None = None) -> int:
-        """Return the maximum length of any unfinished sequence, except `but`."""
+        """Return the maximum length of any unfinished sequence other than `except_for`."""
         return max((one.full for one in self.by_rid.values() if one is not except_for), default=0)
 
     def _check_if_asked(self) -> None:

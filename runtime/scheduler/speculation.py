@@ -46,29 +46,26 @@ _HELD_UP = 3.0
 
 
 class DraftPace:
-    """Extra time of drafts in a step, lately: a fixed part and a part per drafted token.
+    """Extra time of drafts in recent steps: a fixed part and a part per draft token.
 
     A step much slower than expected was delayed by other work, so its time is bounded. A delayed
     step without drafts makes drafts look free. Drafts that look too expensive are not made, so no
-    step would correct the estimate: the estimate therefore decays. Where every step has drafts, one
+    step would correct the estimate: the estimate therefore decays. If every step has drafts, one
     step now and then runs without, to measure its time.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
-        """Row count -> seconds of a step without drafts."""
+        """Map from number of rows to seconds of a step without drafts."""
         self._drafted_steps = 0
         """Steps since the last one without drafts, or since one was requested."""
         self._sums = [0.0] * 5
-        """Decaying sums over steps with drafts: 1, drafted tokens, tokens squared, extra seconds,
-        product.
-
-        The product is that of extra seconds and drafted tokens.
-        """
+        """Decaying sums over steps with drafts: 1, draft tokens, squared draft tokens, extra
+        seconds, product. The product is extra seconds times draft tokens."""
 
     def note(self, rows: int, drafted: int, seconds: float) -> float:
-        """Record a step of `rows` rows with `drafted` tokens; return actual over expected draft
-        cost."""
+        """Record a step of `rows` rows with `drafted` draft tokens; return actual over expected
+        draft cost."""
         if not rows or seconds <= 0:
             return 1.0
         usual = self._steps.get(rows)
@@ -103,7 +100,8 @@ class DraftPace:
         return True
 
     def price(self, rows: int) -> tuple[float, float]:
-        """Cost of having drafts, and of one drafted token, as parts of a row's share of a step."""
+        """Return the fixed cost of drafts, and of one draft token, as parts of a row's share of a
+        step."""
         share = self.share(rows)
         if not share:
             return 0.0, rows / _DRAFTED_PER_STEP
@@ -111,7 +109,8 @@ class DraftPace:
         return step / share, token / share
 
     def share(self, rows: int) -> float:
-        """Seconds of a row's share of a step without drafts; 0 while none was measured."""
+        """Return the seconds of a row's share of a step without drafts; 0 before the first
+        measurement."""
         if not self._steps:
             return 0.0
         nearest = rows
@@ -120,9 +119,10 @@ class DraftPace:
         return max(self._steps[nearest], 1e-9) / rows
 
     def _costs(self, usual: float) -> tuple[float, float]:
-        """Seconds for having drafts, and per token: a line through measurements and prior.
+        """Return the fixed seconds of drafts, and seconds per token: a line through measurements
+        and prior.
 
-        The prior is that having drafts costs nothing: drafts of one length do not tell the parts.
+        The prior has a fixed cost of 0, since drafts of one length cannot separate the two parts.
         """
         n, d, dd, y, dy = self._sums
         n += _BELIEVED
@@ -138,39 +138,40 @@ class DraftPace:
 
 
 DOUBT = 0.15
-"""What a drafted token saves less than it seems, in tokens: drafts look righter than they are."""
+"""Reduction of a draft token's expected saving, in tokens: estimates of right tokens are too high.
+"""
 _MOST_RESTED = 8
-"""Steps without drafts in a row, at most, where drafts are not worth their cost."""
+"""Most steps without drafts in a row while drafts are not worth their cost."""
 _HOPELESS = 0.9
-"""Price, with the doubt, from which hardly any draft is worth its cost: below it, the next
-repetition may be."""
+"""Price, with the doubt, from which hardly any draft is worth its cost. Below this price the next
+repetition may be worth a draft."""
 _DOUBTFUL = 0.5
-"""Price, with the doubt, from which looking for places has to pay for itself."""
+"""Price, with the doubt, from which searches in texts must pay for themselves."""
 _LOOK = 0.01
-"""Cost of looking for places in texts, in tokens, per row and step."""
+"""Cost of a search in texts, in tokens, per row and step."""
 _MOST_EARNED = 4.0
-"""Upper bound of the tokens that drafts saved beyond all costs, which further looks may cost."""
+"""Most tokens, saved by drafts beyond all costs, that further searches may cost."""
 LEARNT_AT_ONCE = 32
-"""Output tokens that the index takes at a time."""
+"""Number of output tokens that the index takes at a time."""
 
 
 class Drafting:
-    """Decides which rows of a step have a draft, and how long each draft is.
+    """Policy that chooses the rows with drafts in a step, and the length of each draft.
 
-    A row with a draft of k tokens computes k + 1 and samples behind each. A sample counts as long
-    as every token before it equals the draft, so drafts never change the output.
+    A row with a draft of k tokens computes k + 1 tokens and samples behind each. A sample counts as
+    long as every token before it equals the draft, so drafts never change the output.
 
-    *Where drafts help.* The cost is measured (`DraftPace`): a fixed part per step with drafts, and
-    a part per token. A right token saves its row's share of a step: less with more rows. So with
-    many rows drafts are short, then absent. Drafts are absent, too, where all rows together would
-    save less than the fixed part. Following texts costs time as well: where drafts are possible but
-    not worth their cost, following pauses for ever more steps. So it does where a drafted token
-    costs a third of what it saves or more, as in a batch of a few rows, and drafts saved less of
-    late than following cost.
+    *When drafts pay.* The cost is measured (`DraftPace`): a fixed part per step with drafts, and a
+    part per token. A right token saves its row's share of a step, which shrinks with the number of
+    rows. So with many rows drafts get short, then absent. Drafts are also absent if all rows
+    together would save less than the fixed part. Following texts costs time too. If drafts are
+    possible but not worth their cost, following pauses for ever more steps. It also pauses if two
+    things hold: a draft token costs a third of its saving or more, as in a batch of a few rows; and
+    drafts saved less of late than following cost.
 
     *Overlap.* A sequence whose next token is planned ahead has no draft, as its last token is
     unknown. A row with a draft is in no step planned meanwhile. A sequence with a right prediction
-    may skip a step, to be drafted for. Each skipped step counts as a token lost.
+    may skip a step to get a draft. Each skipped step counts as a token lost.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Drafting:
         counters: Counters,
         model: ModelSource | None = None,
     ) -> None:
-        """`model`: drafts where texts have nothing better."""
+        """Make the policy. `model`: the draft model, for rows without a better draft from texts."""
         self._kv = kv
         self._model = model
         self._count = counters
@@ -188,24 +189,24 @@ class Drafting:
         index = kv.suffixes
         self._recalled = None if index is None else Recalled(index)
         self._texts: WeakValueDictionary[bytes, PredictedText] = WeakValueDictionary()
-        """Digest -> predicted text, shared by requests."""
+        """Map from digest to predicted text, shared by requests."""
         self.pace = DraftPace()
         self.requests = 0
         """Count of requests with a prediction."""
         self._fixed = self._price = 0.0
-        """Cost of having drafts in the step planned last, and of a token, as parts of a right
+        """Fixed cost of drafts in the step planned last, and cost of a token, as parts of a right
         token's saving."""
         self._times = 1.0
-        """Actual over expected cost of the drafts of the step noted last."""
+        """Actual over expected cost of the drafts of the last recorded step."""
         self._rests, self._rest = 0, 0
-        """Length of the current pause in steps, and the steps left of the pause."""
+        """Length of the current pause in steps, and steps left of the pause."""
         self._earned = _MOST_EARNED
-        """Balance of texts, in tokens: saved by drafts, minus the cost of drafts and of looking."""
+        """Balance of texts, in tokens: saved by drafts, minus the costs of drafts and searches."""
         self._awaited: RequestState | None = None
-        """The sequence that began last to stand by."""
+        """Sequence that was the last to begin standing by."""
         self._drafters = 0
-        """Running sequences that may be drafted for, at the last step planned ahead; 0: no step
-        is planned ahead."""
+        """Running sequences that may get drafts, at the last step planned ahead; 0: none is planned
+        ahead."""
 
     def added(self, sequence: RequestState) -> None:
         """Register a request; requests share equal predicted texts."""
@@ -239,7 +240,7 @@ class Drafting:
             recalled.index.forget(owner)
         elif drafter is not None and drafter.own is not None:
             self._learn(sequence, drafter.own)
-        elif sequence.held and sequence.outputs:  # nothing is taken back any more
+        elif sequence.held and sequence.outputs:  # no rollback can follow any more
             recalled.index.open(owner, sequence.tokens[: sequence.length])
 
     def note(self, plan: StepPlan, seconds: float) -> None:
@@ -260,7 +261,7 @@ class Drafting:
 
         Returns the other sequences, and the budget left. Each of `ready` has room for one token.
         """
-        for sequence in ready:  # where no draft follows, waiting for one would miss steps
+        for sequence in ready:  # without a draft to follow, waiting would miss steps
             sequence.stands_by = False
         follows = bool(self.requests or self._recalled is not None)
         if self._rest:
@@ -279,12 +280,12 @@ class Drafting:
         self._price = price + DOUBT
         if follows:
             self._earned = max(self._earned - _LOOK * len(ready), 0.0)
-        # A prediction is likely to be right soon, whatever other texts were.
+        # A prediction is probably right soon, with any success of other texts.
         earning = self._price < _DOUBTFUL or self._earned or self.requests
-        # Nor is it vain while a sequence has its last token computed, to be drafted for then.
+        # Nor is it vain while a sequence waits for its last token to get a draft.
         awaited = self._awaited is not None and self._awaited.stands_by and self._awaited.pending
         vain = not awaited and (self._price > _HOPELESS or not earning)
-        if follows and not near and vain:  # nor is it worth looking for places
+        if follows and not near and vain:  # a search is not worth its cost either
             self._pause()
         if not (near or model) or self.pace.wants_none():
             return ready, budget
@@ -324,7 +325,7 @@ class Drafting:
         return [s for s in ready if s not in drafting] if drafting else ready, budget
 
     def launched(self, running: list[RequestState]) -> None:
-        """Record a launched step, missed by sequences that skip it with a pending token."""
+        """Record a launched step, missed by sequences that skip the step with a pending token."""
         self._drafters = 0
         for sequence in running:
             drafter = sequence.drafter
@@ -347,8 +348,8 @@ class Drafting:
             self._earned = min(max(self._earned + right - cost, 0.0), _MOST_EARNED)
 
     def settle(self, sequence: RequestState) -> None:
-        """Take in the tokens sampled behind drafted ones; drop the computed draft where tokens
-        differ."""
+        """Take in the tokens sampled behind draft tokens; drop the computed draft behind a
+        difference."""
         draft, drafter = sequence.draft, sequence.drafter
         if draft is not None:
             right = draft.agreed(sequence.tokens, sequence.length)
@@ -383,18 +384,18 @@ class Drafting:
         self._recalled.index.learn(own, sequence.tokens[own.known : sequence.length])
 
     def _should_stand_by(self, drafter: Drafter) -> bool:
-        """Return whether to skip a step, to be drafted for once the last token is known. True if
-        the expected saving exceeds the skipped token."""
+        """Return whether to skip a step, to get a draft once the last token is known. True if the
+        expected saving exceeds the skipped token."""
         saves = drafter.worth(self._price)[1] if drafter.sure else 0.0
         return saves - self._fixed / self._drafters > 1
 
     def _wanted(
         self, ready: list[RequestState], near: list[tuple[RequestState, Drafter]]
     ) -> dict[RequestState, tuple[int, bool]]:
-        """Return the lengths of drafts worth their cost, and whether the draft model makes them.
+        """Return the lengths of drafts worth their cost, and whether the draft model makes each.
 
-        Of texts and draft model, each row takes the source that saves more. A row with a pending
-        last token gets no draft: the tokens before the draft are unknown.
+        Each row takes the source that saves more: texts or draft model. A row with a pending last
+        token gets no draft, since the tokens before the draft are unknown.
         """
         best: dict[RequestState, tuple[int, float, bool]] = {}
         for sequence, drafter in near:
@@ -411,7 +412,7 @@ class Drafting:
             if count and (sequence not in best or saves > best[sequence][1]):
                 best[sequence] = count, saves, True
         lost = self._fixed - sum(saves for _, saves, _ in best.values())
-        # A fixed cost that other programs made look large shows itself smaller in another step.
+        # Other programs may inflate a fixed cost; another step then shows a smaller one.
         tries = model is not None and bool(best) and model.affords(lost * share)
         if lost < 0 or tries:
             return {sequence: (count, by) for sequence, (count, _, by) in best.items()}
@@ -419,7 +420,7 @@ class Drafting:
         return {} if tried is None else {tried: (TRIED, True)}
 
     def _room(self, sequence: RequestState, most: int) -> int:
-        """Return how many of `most` tokens may be drafted for the sequence."""
+        """Return how many of `most` draft tokens fit for the sequence."""
         kv = self._kv
         # A block is left for a prefill that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)
@@ -448,7 +449,7 @@ class Drafting:
         return count
 
     def _give_back(self, sequence: RequestState) -> None:
-        """Drop blocks that were to hold a longer draft. The next token keeps its own."""
+        """Drop blocks that were reserved for a longer draft. The next token keeps its own block."""
         kv, computed = self._kv, sequence.computed
         used = computed if sequence.draft is not None else computed + 1
         if sequence.table_len > kv.blocks_for(used):

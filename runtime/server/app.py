@@ -17,7 +17,7 @@ import msgspec
 from rootlace.runtime import processes
 from rootlace.runtime.config import OWN_CONFIGS, GatewayConfig, RuntimeConfig
 from rootlace.runtime.server.auth import read_keys, read_program_key
-from rootlace.runtime.server.open_model import close_room, open_room
+from rootlace.runtime.server.open_model import close_model, open_model
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -115,25 +115,25 @@ async def _single(
     on_exit: Callable[[str], None],
     engines: Callable[[], Coroutine[Any, Any, Engine]] | None,
 ) -> AsyncIterator[ServedModel]:
-    gateway = await open_room(
+    served = await open_model(
         model.gateway, model.engine, on_exit, meanwhile=_import_servers, start=engines
     )
     try:
-        yield gateway
+        yield served
     finally:
-        await close_room(gateway)
+        await close_model(served)
 
 
 @asynccontextmanager
 async def _several(models: Sequence[RuntimeConfig]) -> AsyncIterator[ModelRegistry]:
     from rootlace.runtime.server.model_registry import ModelRegistry
 
-    rooms = ModelRegistry(models)
+    registry = ModelRegistry(models)
     try:
-        await rooms.start()
-        yield rooms
+        await registry.start()
+        yield registry
     finally:
-        await rooms.stop()
+        await registry.stop()
 
 
 def _import_servers() -> None:

@@ -185,10 +185,10 @@ def _rest(begun: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any,
     try:
         while True:
             try:
-                said = yield waiting
+                value = yield waiting
             except BaseException as error:  # the task is cancelled
                 waiting = begun.throw(error)
             else:
-                waiting = begun.send(said)
+                waiting = begun.send(value)
     except StopIteration:
         return

@@ -13,13 +13,10 @@ from contextlib import asynccontextmanager
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.server.open_model import close_room, open_room
+from rootlace.runtime.server.open_model import close_model, open_model
 from rootlace.runtime.server.served_model import ServedModel, name_of, not_found
 from rootlace.runtime.server.server_state import ServerState, in_time
 from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable, UnsupportedModel
-
-# Rooms --------------------------------------------------------------------------------------------
-
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +34,7 @@ class ModelSlot:
     def __init__(self, name: str, config: RuntimeConfig) -> None:
         self.name = name
         self.config = config
-        self.gateway: ServedModel | None = None
+        self.model: ServedModel | None = None
         self.loading: asyncio.Task[ServedModel] | None = None
         self.users = 0
         self.used = time.monotonic()
@@ -49,7 +46,7 @@ class ModelSlot:
     @property
     def idle(self) -> bool:
         """Return whether nobody uses the model. A connected program uses it."""
-        return self.gateway is None or not (self.users or self.gateway.session_count)
+        return self.model is None or not (self.users or self.model.session_count)
 
     def check_retry(self) -> None:
         """Raise the last failure again while it is too early to retry."""
@@ -74,9 +71,9 @@ class ModelRegistry:
 
     def __init__(self, configs: Sequence[RuntimeConfig]) -> None:
         self.config = configs[0].gateway
-        self.house = ServerState(self.config)
-        self.keys, self.drain, self.metrics = self.house.keys, self.house.drain, self.house.metrics
-        self.spans = self.house.spans
+        self.server_state = state = ServerState(self.config)
+        self.keys, self.drain, self.metrics = state.keys, state.drain, state.metrics
+        self.spans = state.spans
         self.program_address: str | None = None
         self.all = [ModelSlot(name_of(config.gateway), config) for config in configs]
         self._closing: set[asyncio.Task[None]] = set()
@@ -85,81 +82,81 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        return [room.name for room in self.all]
+        return [slot.name for slot in self.all]
 
-    def room(self, asked: str | None) -> ModelSlot:
+    def slot(self, asked: str | None) -> ModelSlot:
         """Return the slot for a model's name (`NAME` or `NAME:ADAPTER`) or path, the first for
         none. Raises ModelNotFound."""
         if not asked or asked == "default" or asked.startswith("default:"):
             return self.all[0]
-        for room in self.all:
-            names = room.name, room.config.gateway.model
+        for slot in self.all:
+            names = slot.name, slot.config.gateway.model
             if asked in names or any(asked.startswith(f"{name}:") for name in names):
-                return room
+                return slot
         raise not_found(asked, self.names)
 
     def loaded(self, asked: str) -> ServedModel | None:
         """Return the model, if it is loaded. Raises ModelNotFound."""
-        room = self.room(asked)
-        room.used = time.monotonic()
-        return room.gateway
+        slot = self.slot(asked)
+        slot.used = time.monotonic()
+        return slot.model
 
     async def load(self, asked: str) -> ServedModel:
-        """Return the model, loaded if it was not. Raises as `open_room` does, or did lately. A
+        """Return the model, loaded if it was not. Raises as `open_model` does, or did lately. A
         model that cannot be read is no fault of the caller: ServerUnavailable, without a path.
 
         A caller that stops waiting leaves the model loading: others may wait, too.
         """
-        room = self.room(asked)
+        slot = self.slot(asked)
         try:
-            return await self._opened(room)
+            return await self._opened(slot)
         except UnsupportedModel as error:
-            path = room.config.gateway.model
-            reason = str(error).replace(f"{path}/", "").replace(path, room.name)
-            raise ServerUnavailable(f"the model {room.name} cannot be loaded: {reason}") from None
+            path = slot.config.gateway.model
+            reason = str(error).replace(f"{path}/", "").replace(path, slot.name)
+            raise ServerUnavailable(f"the model {slot.name} cannot be loaded: {reason}") from None
 
-    async def _opened(self, room: ModelSlot) -> ServedModel:
-        gateway = room.gateway
-        if gateway is None:
-            if room.loading is None:
+    async def _opened(self, slot: ModelSlot) -> ServedModel:
+        model = slot.model
+        if model is None:
+            if slot.loading is None:
                 if self.drain.begun:
                     raise self.drain.refusal()
-                room.check_retry()
-                room.loading = asyncio.create_task(self._load(room))
-                room.loading.add_done_callback(_note_failure)
-            gateway = await asyncio.shield(room.loading)
-        gateway.program_address = self.program_address
-        room.used = time.monotonic()
-        return gateway
+                slot.check_retry()
+                slot.loading = asyncio.create_task(self._load(slot))
+                slot.loading.add_done_callback(_note_failure)
+            model = await asyncio.shield(slot.loading)
+        model.program_address = self.program_address
+        slot.used = time.monotonic()
+        return model
 
-    async def _load(self, room: ModelSlot) -> ServedModel:
+    async def _load(self, slot: ModelSlot) -> ServedModel:
         gone: list[str] = []
 
         def on_exit(reason: str) -> None:
             gone.append(reason)
-            log.error("the model %s is gone: %s", room.name, reason)
-            self._close(room)
+            log.error("the model %s is gone: %s", slot.name, reason)
+            self._close(slot)
 
         try:
             # Each load sees the memory left by earlier loads and by unloaded models.
             async with self._one_at_a_time:
                 if self._closing:
                     await asyncio.wait(self._closing)
-                log.info("loading %s", room.name)
-                config = room.config
-                gateway = await open_room(config.gateway, config.engine, on_exit, self.house)
+                log.info("loading %s", slot.name)
+                config = slot.config
+                model = await open_model(config.gateway, config.engine, on_exit, self.server_state)
             if gone:
-                await close_room(gateway)
+                await close_model(model)
                 raise ServerUnavailable(gone[0])
-            room.gateway = gateway
-            room.note_loaded(None)
-            return gateway
+            slot.model = model
+            slot.note_loaded(None)
+            return model
         except Exception as error:
             known = error if isinstance(error, RootlaceError) else InternalError.of(error)
-            room.note_loaded(known)
+            slot.note_loaded(known)
             raise
         finally:
-            room.loading = None
+            slot.loading = None
 
     @asynccontextmanager
     async def use(
@@ -167,31 +164,31 @@ class ModelRegistry:
     ) -> AsyncIterator[ServedModel]:
         """Give the model, which stays loaded while the block runs. Raises DeadlineExceeded if it is
         not loaded within `timeout` seconds."""
-        room = self.room(asked)
-        room.users += 1
+        slot = self.slot(asked)
+        slot.users += 1
         try:
-            gateway = room.gateway
-            if gateway is None:
+            model = slot.model
+            if model is None:
                 async with in_time(timeout):
-                    gateway = await self.load(room.name)
-            yield gateway
+                    model = await self.load(slot.name)
+            yield model
         finally:
-            room.users -= 1
-            room.used = time.monotonic()
+            slot.users -= 1
+            slot.used = time.monotonic()
 
     def unload(self, asked: str | None) -> None:
         """Unload a model unless it is in use."""
-        room = self.room(asked)
-        if room.gateway is not None and room.idle:
-            log.info("unloading %s, as a request asks", room.name)
-            self._close(room)
+        slot = self.slot(asked)
+        if slot.model is not None and slot.idle:
+            log.info("unloading %s, as a request asks", slot.name)
+            self._close(slot)
 
     async def start(self) -> None:
         """Load all models one after the other, so that each sees the memory left; with `on-demand`,
-        none. Raises as `open_room` does."""
+        none. Raises as `open_model` does."""
         if self.config.load == "start":
-            for room in self.all:
-                await self._opened(room)
+            for slot in self.all:
+                await self._opened(slot)
         if self.config.idle_unload is not None:
             self._watching = asyncio.create_task(self._unload_idle(self.config.idle_unload))
 
@@ -201,13 +198,13 @@ class ModelRegistry:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
-        loading = [room.loading for room in self.all if room.loading is not None]
+        loading = [slot.loading for slot in self.all if slot.loading is not None]
         for task in loading:
             task.cancel()
         if loading:
             await asyncio.wait(loading)
-        for room in self.all:
-            self._close(room)
+        for slot in self.all:
+            self._close(slot)
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -215,16 +212,16 @@ class ModelRegistry:
         while True:
             await asyncio.sleep(min(seconds, LOOK_SECONDS))
             now = time.monotonic()
-            for room in self.all:
-                if room.gateway is not None and room.idle and now - room.used >= seconds:
-                    log.info("unloading %s: nobody used it for %g s", room.name, seconds)
-                    self._close(room)
+            for slot in self.all:
+                if slot.model is not None and slot.idle and now - slot.used >= seconds:
+                    log.info("unloading %s: nobody used it for %g s", slot.name, seconds)
+                    self._close(slot)
 
-    def _close(self, room: ModelSlot) -> None:
+    def _close(self, slot: ModelSlot) -> None:
         """Empty the slot now; its engine ends in the background."""
-        gateway, room.gateway = room.gateway, None
-        if gateway is not None:
-            task = asyncio.create_task(close_room(gateway))
+        model, slot.model = slot.model, None
+        if model is not None:
+            task = asyncio.create_task(close_model(model))
             self._closing.add(task)
             task.add_done_callback(self._closed)
 

@@ -72,8 +72,8 @@ class ModelTexts(msgspec.Struct, frozen=True):
         """Log the default sampling of requests for the model `name`."""
         values, origins = self.sampling
         if values:
-            said = (f"{key} {value:g} ({origins[key]})" for key, value in values.items())
-            log.info("default sampling of %s: %s", name, ", ".join(said))
+            shown = (f"{key} {value:g} ({origins[key]})" for key, value in values.items())
+            log.info("default sampling of %s: %s", name, ", ".join(shown))
         if not values.keys() & {*TUNED}:  # a bound on length is no recommendation of sampling
             log.warning(
                 "%s recommends no sampling: requests without a temperature are sampled at the "

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rootlace.runtime.server.server_state import ServerState
 
 
-async def open_room(
+async def open_model(
     config: GatewayConfig,
     engine_config: EngineConfig,
     on_exit: Callable[[str], None],
-    house: ServerState | None = None,
+    server_state: ServerState | None = None,
     meanwhile: Callable[[], object] = lambda: None,
     start: Callable[[], Coroutine[Any, Any, Engine]] | None = None,
 ) -> ServedModel:
@@ -31,7 +31,7 @@ async def open_room(
 
     `meanwhile` is called in another thread while the engine starts, which takes longer. After an
     exception or a cancelled call nothing is left running. `start` gives engines that run elsewhere.
-    End the model with `close_room`.
+    End the model with `close_model`.
     """
     # Read the texts, and import their readers, while the engine loads the model's weights.
     begin = start or partial(_start, engine_config, config, on_exit)
@@ -46,26 +46,26 @@ async def open_room(
         raise
     from rootlace.runtime.server.served_model import ServedModel
 
-    gateway = ServedModel(config, engine, texts.tokenizer, texts.chat, texts.eos_ids, house)
-    gateway.own_pooling = texts.source.pooling()
+    model = ServedModel(config, engine, texts.tokenizer, texts.chat, texts.eos_ids, server_state)
+    model.own_pooling = texts.source.pooling()
     values, origins = texts.sampling
-    gateway.model_info = msgspec.structs.replace(
-        gateway.model_info,
+    model.model_info = msgspec.structs.replace(
+        model.model_info,
         caching=engine_config.cache.enabled,
         sampling=values,
         sampling_from=origins,
     )
-    if gateway.model_info.labels is None:
-        texts.log_sampling(gateway.model_info.name)
+    if model.model_info.labels is None:
+        texts.log_sampling(model.model_info.name)
     if config.warm_up:
         from rootlace.runtime.server.http.admin import warm_up
 
         try:
-            await warm_up(gateway, config.replicas)
+            await warm_up(model, config.replicas)
         except BaseException:
-            await close_room(gateway)
+            await close_model(model)
             raise
-    return gateway
+    return model
 
 
 async def _start(
@@ -82,10 +82,10 @@ async def _start(
     return await Replicas.start(config, gateway.replicas, on_exit, apart)
 
 
-async def close_room(gateway: ServedModel) -> None:
+async def close_model(model: ServedModel) -> None:
     """End all sessions and the engine."""
-    gateway.close()
-    await gateway.engine.stop()
+    model.close()
+    await model.engine.stop()
 
 
 def _read_texts(config: GatewayConfig) -> ModelTexts:

@@ -173,7 +173,7 @@ class _Malformed(NamedTuple):
 
 
 class Connection:
-    """Connection of a peer that said hello.
+    """Connection of a peer that sent `Hello`.
 
     `waiting` holds operations that the session has not been given yet, `backlog` frames that could
     not be sent yet. `heard`: whether the peer sent something since the last watch. `silent`:

@@ -121,9 +121,9 @@ class ServedModel:
         tokenizer: Tokenizer,
         chat: ChatTemplate,
         eos_ids: Iterable[int] = (),
-        house: ServerState | None = None,
+        server_state: ServerState | None = None,
     ) -> None:
-        """`house`: the state shared with other models of the server, if there are any."""
+        """`server_state`: the state shared with other models of the server, if there are any."""
         self.config = config
         self.engine = engine
         self.tokenizer = tokenizer
@@ -142,9 +142,9 @@ class ServedModel:
             labels=info.labels,
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
-        own = ServerState(config) if house is None else house
+        own = ServerState(config) if server_state is None else server_state
         self.keys, self.drain, self.spans = own.keys, own.drain, own.spans
-        self.metrics = own.metrics if house is None else Metrics()
+        self.metrics = own.metrics if server_state is None else Metrics()
         self.last_token = -math.inf
         """Time of the engine's last token, by `time.monotonic`."""
         self.own_pooling = "last"

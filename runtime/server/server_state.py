@@ -1,6 +1,6 @@
 """State shared by all models of a server, and bounds that leave other clients their share.
 
-Sections: drain, house, shares, rare log, time, large.
+Sections: drain, server state, shares, rare log, time, large.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Drain:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-# House --------------------------------------------------------------------------------------------
+# Server state -------------------------------------------------------------------------------------
 
 
 class ServerState:
@@ -110,8 +110,8 @@ class RareLog:
         self._times += 1
         now = time.monotonic()
         if now >= self._next:
-            said = f"{text} (%d times since this was last said)"
-            self._log.warning(said, *values, self._times)
+            counted = f"{text} (%d times since this was last said)"
+            self._log.warning(counted, *values, self._times)
             self._next, self._times = now + SECONDS, 0
 
 

@@ -290,8 +290,8 @@ class Session:
         elif isinstance(op, Explain):
             run = partial(growth.explain, model, branch, op)
         elif isinstance(op, Generate):
-            kept = None if log is None else log.generation(op.op)
-            run = Generation(model, branch, op, self._emit, kept).run
+            saved = None if log is None else log.generation(op.op)
+            run = Generation(model, branch, op, self._emit, saved).run
         else:
             run = Selection(model, branch, op).run
         deadline = None
@@ -364,23 +364,23 @@ class Session:
 
     def _restore(self, log: SessionLog) -> None:
         """Open the branches that the log holds."""
-        for kept, state in log.branches():
+        for saved, state in log.branches():
             branch = Branch(
-                kept.branch,
-                self._alive.program(kept.program),
-                kept.namespace,
+                saved.branch,
+                self._alive.program(saved.program),
+                saved.namespace,
                 self._emit,
-                kept.adapter,
+                saved.adapter,
                 self._alive.asker,
-                kept.private,
+                saved.private,
             )
-            branch.paid, branch.state = kept.paid, state
+            branch.paid, branch.state = saved.paid, state
             try:
-                self._model.check_adapter(kept.adapter)
+                self._model.check_adapter(saved.adapter)
             except InvalidRequest as error:  # the server was started without the adapter
                 branch.error = error
-            if kept.broken is not None:
-                branch.error = from_code(*kept.broken)
+            if saved.broken is not None:
+                branch.error = from_code(*saved.broken)
             self._register(branch)
             log.restored(branch)
 

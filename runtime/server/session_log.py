@@ -14,9 +14,9 @@ from rootlace.runtime.contracts.messages import encode as encode_update
 from rootlace.runtime.server.branch import Branch
 from rootlace.runtime.server.sequence import SequenceState, program_name
 from rootlace.runtime.server.session_store import (
-    KeptBranch,
-    KeptSession,
     Quoted,
+    SavedBranch,
+    SavedSession,
     Sent,
     SessionStore,
     Told,
@@ -57,9 +57,9 @@ class SessionLog:
     """Log of a session, made by `attach`. No fault of a client makes its methods raise."""
 
     def __init__(
-        self, store: SessionStore, kept: KeptSession, chunks: Iterable[tuple[int, int, int, int]]
+        self, store: SessionStore, saved: SavedSession, chunks: Iterable[tuple[int, int, int, int]]
     ) -> None:
-        self.kept = kept
+        self.saved = saved
         self.flush = store.flush
         """Commits the records; called before a client learns of the changes."""
         self._store = store
@@ -74,17 +74,17 @@ class SessionLog:
 
     # ------------------------------------------------------------ earlier records
 
-    def branches(self) -> Iterator[tuple[KeptBranch, SequenceState]]:
+    def branches(self) -> Iterator[tuple[SavedBranch, SequenceState]]:
         """Give the branches that were open, and the state of each."""
-        for kept in self.kept.branches.values():
+        for saved in self.saved.branches.values():
             ids, gained = array("i"), []
-            for segment in map(self.kept.segments.__getitem__, kept.segments):
+            for segment in map(self.saved.segments.__getitem__, saved.segments):
                 ids.frombytes(segment.ids)
-                if segment.branch == kept.branch:  # a fork gained nothing of its parent's
+                if segment.branch == saved.branch:  # a fork gained nothing of its parent's
                     gained += [
                         array("i", one) if isinstance(one, bytes) else one for one in segment.gained
                     ]
-            yield kept, SequenceState(ids, kept.pending, kept.begin, gained)
+            yield saved, SequenceState(ids, saved.pending, saved.begin, gained)
 
     def restored(self, branch: Branch) -> None:
         """Note that the branch equals its record in the store."""
@@ -92,7 +92,7 @@ class SessionLog:
 
     def answers(self, op: Op) -> list[Event]:
         """Return events that the client lacks of an ended operation; none of a running one."""
-        answer = self.kept.answers.get(op.op)
+        answer = self.saved.answers.get(op.op)
         if answer is None:
             return []
         ended = decode_events(answer.event)
@@ -104,7 +104,7 @@ class SessionLog:
 
     def quote(self, op: int, at: int) -> tuple[Piece, ...] | RootlaceError | None:
         """Return the result of quote `at` of an append; None if the quote was not taken."""
-        quoted = self.kept.quoted.get(op, {}).get(at)
+        quoted = self.saved.quoted.get(op, {}).get(at)
         if quoted is None:
             return None
         return from_code(*quoted.error) if quoted.error is not None else quoted.pieces
@@ -112,7 +112,7 @@ class SessionLog:
     def generation(self, op: int) -> GenerationLog:
         """Return the records of a generation that begins or goes on."""
         before: list[tuple[int, EngineOutput]] = []
-        for row in self.kept.told.get(op, ()):
+        for row in self.saved.told.get(op, ()):
             (update,) = decode_from_engine(row.update)
             assert isinstance(update, EngineOutput)
             before.append((row.index, update))
@@ -132,10 +132,10 @@ class SessionLog:
         if parent is not None:
             self._grow(parent)
         program = program_name(branch.program)
-        kept = KeptBranch(
+        saved = SavedBranch(
             branch.id, op.op, program, branch.namespace, branch.adapter, branch.private
         )
-        self._keep(self.kept.open, kept, None if parent is None else parent.id)
+        self._keep(self.saved.open, saved, None if parent is None else parent.id)
         self._grown[branch] = (0 if parent is None else len(parent.state.ids)), 0
 
     def finished(self, branch: Branch, op: int, event: Event) -> None:
@@ -147,64 +147,65 @@ class SessionLog:
             self._grow(branch)
         if not branch.closed:
             self.broke(branch)
-        self._keep(self.kept.finish, branch.id, op, encode([event]), branch.closed)
+        self._keep(self.saved.finish, branch.id, op, encode([event]), branch.closed)
 
     def broke(self, branch: Branch) -> None:
         """Record a broken branch's error."""
-        if branch.error is not None and branch.id in self.kept.branches:
+        if branch.error is not None and branch.id in self.saved.branches:
             why = branch.error.code, str(branch.error)
-            self._keep(self.kept.break_branch, branch.id, why)
+            self._keep(self.saved.break_branch, branch.id, why)
 
     def quoted(self, op: int, at: int, found: tuple[Piece, ...] | RootlaceError) -> None:
         """Record the result of quote `at` of an append."""
         if isinstance(found, RootlaceError):
-            self._keep(self.kept.add, Quoted(op, at, error=(found.code, str(found))))
+            self._keep(self.saved.add, Quoted(op, at, error=(found.code, str(found))))
         else:
-            self._keep(self.kept.add, Quoted(op, at, found))
+            self._keep(self.saved.add, Quoted(op, at, found))
 
     def emitted(self, event: Event) -> None:
         """Record that an event is sent to the client."""
         if event.op > 0 and not isinstance(event, Chunk):
-            self._keep(self.kept.add, Sent(event.op))
-            if self._active and len(self.kept.sent) > MAX_UNHEARD:
+            self._keep(self.saved.add, Sent(event.op))
+            if self._active and len(self.saved.sent) > MAX_UNHEARD:
                 self._give_up("says of no answer that it came")
 
     def heard(self, count: int) -> None:
         """Record that the client has `count` answers."""
-        count = min(count, self.kept.client.heard + len(self.kept.sent))
-        if count > self.kept.client.heard:
-            self._keep(self.kept.hear, count)
+        count = min(count, self.saved.client.heard + len(self.saved.sent))
+        if count > self.saved.client.heard:
+            self._keep(self.saved.hear, count)
 
     def is_of(self, key: str, owner: str) -> bool:
         """Return whether the session has the name `key` and belongs to the API key of `owner`."""
-        return (self.kept.client.key, self.kept.client.owner) == (key, owner)
+        return (self.saved.client.key, self.saved.client.owner) == (key, owner)
 
     def end(self) -> None:
         """Delete the session's records: the client does not come back."""
         if self._active:
             self._active = False
-            self._store.end(self.kept)
+            self._store.end(self.saved)
 
     def detach(self) -> None:
         """End the session's use; its client may come back."""
         if self._active:
             self._active = False
-            self._store.detach(self.kept)
+            self._store.detach(self.saved)
 
     def _grow(self, branch: Branch) -> None:
         state, (ids, gained) = branch.state, self._grown[branch]
-        kept = self.kept.branches.get(branch.id)
+        saved = self.saved.branches.get(branch.id)
         new_ids, new = state.ids[ids:].tobytes(), state.gained[gained:]
         if (
-            kept is not None
+            saved is not None
             and not (new_ids or new)
-            and (kept.pending, kept.begin, kept.paid) == (state.pending, state.begin, branch.paid)
+            and (saved.pending, saved.begin, saved.paid)
+            == (state.pending, state.begin, branch.paid)
         ):
             return
         self._grown[branch] = len(state.ids), len(state.gained)
         pieces = tuple(one if isinstance(one, Piece) else one.tobytes() for one in new)
         self._keep(
-            self.kept.grow, branch.id, new_ids, pieces, state.pending, state.begin, branch.paid
+            self.saved.grow, branch.id, new_ids, pieces, state.pending, state.begin, branch.paid
         )
 
     def _keep(self, change: Callable[..., None], *args: object) -> None:
@@ -215,10 +216,10 @@ class SessionLog:
                 self._give_up("uses an id twice")
 
     def _told(self, op: int, index: int, update: EngineOutput) -> None:
-        self._keep(self.kept.add, Told(op, index, encode_update([update])))
+        self._keep(self.saved.add, Told(op, index, encode_update([update])))
 
     def _give_up(self, why: str) -> None:
-        log.warning("client %d is not kept: it %s", self.kept.client.place, why)
+        log.warning("client %d is not kept: it %s", self.saved.client.place, why)
         self.end()
 
 
@@ -236,28 +237,28 @@ def attach(
                 " (with --state DIR it would go on)"
             )
         return None
-    kept = store.find(hello.session)
-    known = kept is not None and kept.client.owner == owner
+    saved = store.find(hello.session)
+    known = saved is not None and saved.client.owner == owner
     if hello.heard is None:
-        if kept is not None and not known:
+        if saved is not None and not known:
             raise StateLost("another client has this session")
-        kept = store.begin(hello.session, owner, model)
-    elif kept is None or not known:
+        saved = store.begin(hello.session, owner, model)
+    elif saved is None or not known:
         raise StateLost("the server has nothing of this program any more")
-    elif kept.client.model != model:
+    elif saved.client.model != model:
         raise StateLost(
-            f"what ran is of the model {kept.client.model!r}; the server has {model!r} now"
+            f"what ran is of the model {saved.client.model!r}; the server has {model!r} now"
         )
-    elif not kept.client.heard <= hello.heard <= kept.client.heard + len(kept.sent):
+    elif not saved.client.heard <= hello.heard <= saved.client.heard + len(saved.sent):
         raise StateLost(
-            f"the server knows of {kept.client.heard + len(kept.sent)} answers to this program,"
+            f"the server knows of {saved.client.heard + len(saved.sent)} answers to this program,"
             f" which has {hello.heard}: its last state was lost"
         )
     else:
-        kept.hear(hello.heard, resumed=True)
-    kept.detached = None
+        saved.hear(hello.heard, resumed=True)
+    saved.detached = None
     store.flush()
-    return SessionLog(store, kept, hello.chunks)
+    return SessionLog(store, saved, hello.chunks)
 
 
 def _rest(ended: Generated, has: Progress, cached: int | None) -> Iterator[Chunk]:

@@ -3,8 +3,8 @@
 A session of a client, in memory and as rows of `programs.sqlite`:
 
     Client "k3f…"            the client has the first 7 answers
-      KeptBranch 1           segments 12, 15; text that is not tokenized yet
-      KeptBranch 2           segments 12, 19; forked when branch 1 held segment 12 alone
+      SavedBranch 1          segments 12, 15; text that is not tokenized yet
+      SavedBranch 2          segments 12, 19; forked when branch 1 held segment 12 alone
       Segment 12, 15, 19     token ids
       Answer 8, Sent 8       a terminal event, which is on its way to the client
       Told 9, Told 9         two outputs of the engine for the generation that runs
@@ -62,7 +62,7 @@ class Client(_Row, tag=1):
     heard: int = 0
 
 
-class KeptBranch(_Row, tag=2):
+class SavedBranch(_Row, tag=2):
     """Branch opened by operation `op`. For `pending` and `begin` see `SequenceState`."""
 
     branch: int
@@ -118,7 +118,7 @@ class Quoted(_Row, tag=7):
     error: Error | None = None
 
 
-Row = Client | KeptBranch | Segment | Answer | Sent | Told | Quoted
+Row = Client | SavedBranch | Segment | Answer | Sent | Told | Quoted
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Row)
@@ -129,13 +129,13 @@ SEGMENT_BYTES = 4096
 """Size below which a segment grows in place, so that a branch has few segments."""
 
 
-class KeptSession:
+class SavedSession:
     """Records of one client's session. Methods raise KeyError for an unknown branch."""
 
     def __init__(self, store: SessionStore, client: Client) -> None:
         self._store = store
         self.client = client
-        self.branches: dict[int, KeptBranch] = {}
+        self.branches: dict[int, SavedBranch] = {}
         self.segments: dict[int, Segment] = {}
         self.holders: Counter[int] = Counter()
         """Number of branches that have a segment, by the segment's place."""
@@ -167,11 +167,11 @@ class KeptSession:
             self.quoted.setdefault(row.op, {})[row.at] = row
         elif isinstance(row, Segment):
             self.segments[row.place] = row
-        elif isinstance(row, KeptBranch):
+        elif isinstance(row, SavedBranch):
             self.branches[row.branch] = row
             self.holders.update(row.segments)
 
-    def open(self, branch: KeptBranch, parent: int | None = None) -> None:
+    def open(self, branch: SavedBranch, parent: int | None = None) -> None:
         """Add a new branch. A fork copies the state of `parent`, and its `Open` succeeded."""
         if branch.branch in self.branches:
             raise KeyError(branch.branch)
@@ -310,7 +310,7 @@ class SessionStore:
         """Rows to commit, by place; None deletes a row."""
         self._retry = Retry(self._path, "programs", clock)
         self._sync_due = False
-        self._sessions: dict[int, KeptSession] = {}
+        self._sessions: dict[int, SavedSession] = {}
         self._last_place = 0
         self._held = contextlib.ExitStack()
         """Resources that `close` frees: the folder's lock, and the file."""
@@ -323,39 +323,39 @@ class SessionStore:
             self._held.close()
             raise
         now = clock()
-        self._of_key: dict[str, KeptSession] = {}
+        self._of_key: dict[str, SavedSession] = {}
         for session in self._sessions.values():
             session.detached = now
             self._of_key[session.client.key] = session
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
-    def find(self, key: str) -> KeptSession | None:
+    def find(self, key: str) -> SavedSession | None:
         """Return the session of the client named `key`."""
         return self._of_key.get(key)
 
-    def begin(self, key: str, owner: str, model: str = "") -> KeptSession:
+    def begin(self, key: str, owner: str, model: str = "") -> SavedSession:
         """Begin a new client's session; an old one of that name ends."""
         if (known := self.find(key)) is not None:
             self.end(known)
         client = Client(key, owner, model)
-        session = self._of_key[key] = KeptSession(self, client)
+        session = self._of_key[key] = SavedSession(self, client)
         self.put(session, client)
         return session
 
-    def end(self, session: KeptSession) -> None:
+    def end(self, session: SavedSession) -> None:
         """Delete a session."""
         if self._of_key.get(session.client.key) is session:
             del self._of_key[session.client.key]
             self.remove(session.sizes)
 
-    def detach(self, session: KeptSession) -> None:
+    def detach(self, session: SavedSession) -> None:
         """Note that the client has gone and may come back."""
         session.detached = self._clock()
 
     def forget_old(self) -> None:
         """Forget clients that are away for too long. While the rest exceed the bounds, forget the
         oldest of the owner with the largest share: no owner displaces others' clients."""
-        absent: dict[str, deque[tuple[int, KeptSession]]] = {}
+        absent: dict[str, deque[tuple[int, SavedSession]]] = {}
         gone = [(s.detached, s) for s in self._of_key.values() if s.detached is not None]
         for since, session in sorted(gone, key=lambda one: one[0]):
             if self._clock() - since > RECLAIM_SECONDS:
@@ -370,7 +370,7 @@ class SessionStore:
             shares[most] = _share(absent[most])
         self.flush()
 
-    def put(self, session: KeptSession, row: Row) -> None:
+    def put(self, session: SavedSession, row: Row) -> None:
         """Mark a new or changed row."""
         if not row.place:
             self._last_place += 1
@@ -465,7 +465,7 @@ class SessionStore:
             if zlib.crc32(data) != checksum or row.place != place:
                 raise ValueError(f"row {place} is not what was written")
             if isinstance(row, Client):
-                session = self._sessions[place] = KeptSession(self, row)
+                session = self._sessions[place] = SavedSession(self, row)
             else:
                 session = self._sessions[row.session]
                 session.take(row)
@@ -488,7 +488,7 @@ class SessionStore:
         self._thread.submit(_checkpoint, self._path)
 
 
-def _share(sessions: Collection[tuple[int, KeptSession]]) -> float:
+def _share(sessions: Collection[tuple[int, SavedSession]]) -> float:
     """Return the share of the bounds on absent clients that sessions take, by number or bytes."""
     size = sum(size for size, _ in sessions)
     return max(len(sessions) / MAX_DETACHED, size / MAX_DETACHED_BYTES)

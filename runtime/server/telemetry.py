@@ -122,13 +122,13 @@ Model = tuple[Metrics | None, Mapping[str, Any] | None]
 """Metrics of a model, None if not loaded, and its counters, None if its engine does not answer."""
 
 
-def text_of_all(house: Metrics, models: Mapping[str, Model]) -> bytes:
+def text_of_all(server: Metrics, models: Mapping[str, Model]) -> bytes:
     """Return the metrics of several models in Prometheus's format, with the label `model`."""
     of_models = {
         model: [*(metrics.of_model() if metrics else ()), *_of_status(status)]
         for model, (metrics, status) in models.items()
     }
-    return _written([*house.of_requests(), *_by_label("model", of_models)])
+    return _written([*server.of_requests(), *_by_label("model", of_models)])
 
 
 class _Families(Collector):

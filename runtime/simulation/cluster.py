@@ -243,7 +243,7 @@ class Group:
         self._clock = clock
         self._begun = begun
         self.routing_seconds = 0.0
-        self._said: dict[int, list[EngineOutput]] = {}
+        self._updates: dict[int, list[EngineOutput]] = {}
         """Updates of the running steps by replica: told to the router at the steps' ends."""
         if router.startswith("exact"):
             for engine in self.engines:
@@ -259,10 +259,10 @@ class Group:
     def submit(self, replica: int, number: int, now: float) -> None:
         """Submit a request that has reached a replica."""
         engine = self.engines[replica]
-        if replica not in self._said:
+        if replica not in self._updates:
             engine.now = max(engine.now, now)
         engine.submit(number)
-        if replica not in self._said:
+        if replica not in self._updates:
             self._step(replica)
 
     def _step(self, replica: int) -> None:
@@ -272,14 +272,14 @@ class Group:
             if engine.scheduler.has_work:
                 self._wait_for_read(replica)
             return
-        self._said[replica] = updates
+        self._updates[replica] = updates
         for number in engine.begun:
             self._begun(replica, number)
         self._clock.at(engine.now, lambda: self._stepped(replica))
 
     def _stepped(self, replica: int) -> None:
         """End a step: report its effects to the router and start the next."""
-        engine, updates = self.engines[replica], self._said.pop(replica)
+        engine, updates = self.engines[replica], self._updates.pop(replica)
         cache = engine.scheduler.cache
         change, below = cache.changes(), cache.changes_below()
         ended = [update.rid for update in updates if update.finish is not None]
@@ -303,7 +303,7 @@ class Group:
             raise RuntimeError("the scheduler has work and plans nothing")
 
         def go_on() -> None:
-            if replica not in self._said:  # no request has come meanwhile that can be computed
+            if replica not in self._updates:  # no request has come meanwhile that can be computed
                 engine.now = max(engine.now, then)
                 self._step(replica)
 

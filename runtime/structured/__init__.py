@@ -19,8 +19,8 @@ __all__ = ["Grammar", "GrammarCompiler", "Matcher"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late import: a gateway takes a few modules of this package, and none of the libraries that
-    # compile, which take 7 MB and a fifth of a second.
+    # Late import: a gateway needs a few modules of this package, and no library for compiling.
+    # These libraries take 7 MB and a fifth of a second.
     if name != "GrammarCompiler":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rootlace.runtime.structured.compiler import GrammarCompiler

@@ -1,8 +1,8 @@
 """Mask, verify, roll back: combine a mask that allows too much with a check of the text.
 
-The mask is that of any grammar; a verifier refuses text that the mask cannot exclude. The matcher
+The mask belongs to any grammar; a verifier refuses text that the mask cannot exclude. The matcher
 excludes the refused text at its place and continues from there. If the same value fails repeatedly,
-the value begins again, differently.
+the matcher begins the value again, differently.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ from rootlace.wire.errors import InvalidConstraint
 
 # Islands ------------------------------------------------------------------------------------------
 #
-# Keys that come once in the JSON within other text: in structural tags, in `%json` of grammars.
+# Distinct keys in JSON within other text: in structural tags, in `%json` of grammars.
 #
-# Where JSON begins and ends in a text, another parser of llguidance knows: that of the same grammar
-# in which one token stands for each JSON value. A text may have several readings; each is followed,
-# and a text is refused where each has a key twice.
+# Another parser of llguidance finds the JSON values in a text. Its grammar is the same, with one
+# token for each JSON value. A text may have several readings. Each is followed, and a text is
+# refused if each reading has a key twice.
 
 
 MAX_READINGS = 32
-"""Readings followed at one place, at most."""
+"""Most readings followed at one place."""
 _JSON, _END, _SPECIAL = 256, 257, 258
-"""Tokens: below are the bytes, from `_SPECIAL` on the special tokens of the vocabulary."""
+"""Tokens for JSON, its end and special tokens. Bytes are below; from `_SPECIAL` on are the
+vocabulary's."""
 _MARK = {"rootlace": "island"}
 _ISLAND = re.compile(r'%json\s*\{"rootlace": "island"\}')
 _TOKENS = re.compile(r"<\[([0-9,\-]+)\]>")
@@ -66,7 +67,8 @@ class IslandGrammar:
     def __init__(
         self, lark: str, config: ConstraintConfig, special: frozenset[int], rules: UniqueKeys
     ) -> None:
-        """`special` are the special tokens that a text may hold. Raises InvalidConstraint."""
+        """Make the grammar. `special`: the special tokens that a text may hold. Raises
+        InvalidConstraint."""
         self.rules = rules
         self.numbers = {id_: _SPECIAL + index for index, id_ in enumerate(sorted(special))}
         self.size = _SPECIAL + len(self.numbers)
@@ -105,8 +107,8 @@ class _Tokens:
 
 
 class _Reading:
-    """One reading of a text. `parser` stands behind all of the text. With `json`, `parser` stands
-    before the JSON value that `json` is reading."""
+    """Reading of a text. `parser` stands behind all of the text, or, with `json`, before the JSON
+    value that `json` is reading."""
 
     def __init__(self, parser: Parser, json: Verifier | None = None) -> None:
         self.parser = parser
@@ -126,8 +128,8 @@ class _Reading:
 
 
 _Snapshot = tuple[tuple[_Reading, tuple[int, int]], ...]
-"""All readings and their places. Empty if there are too many, or if they are too large to follow:
-the rest of the text is then unchecked."""
+"""All readings and their places. Empty if there are too many readings, or too large ones, to
+follow; the rest of the text is then unchecked."""
 
 
 class Islands:
@@ -142,8 +144,7 @@ class Islands:
         self._history = [self._snapshot()]
 
     def feed(self, data: bytes) -> Violation | None:
-        """Take in the next bytes; a special token is `\\xff[id]`. On a violation nothing has
-        changed."""
+        """Take in the next bytes; a special token is `\\xff[id]`. A violation changes nothing."""
         name = _NAME.fullmatch(data)
         number = self._grammar.numbers.get(int(name[1])) if name else None
         refused = Violation(0, 0, "", "#", "the text has no reading")
@@ -171,7 +172,7 @@ class Islands:
         return None
 
     def _step(self, reading: _Reading, token: int, after: list[_Reading]) -> Violation | None:
-        """Add the readings that go on with a token to `after`."""
+        """Add the readings that continue with a token to `after`."""
         if reading.json is not None:
             return self._within(reading, token, after)
         parser = reading.parser
@@ -191,7 +192,7 @@ class Islands:
         assert json is not None
         behind = None
         if json.accepts():
-            # What the value ends before is read by what stands behind it.
+            # The byte after the value belongs to the text behind the value.
             parser = reading.parser.copy()
             if parser.take(_JSON):
                 behind = _Reading(parser)
@@ -220,7 +221,7 @@ class Islands:
         self._readings = [reading for reading, _ in self._history[-1]]
 
     def ahead(self) -> tuple[list[bytes], int | None]:
-        """Return what all readings would refuse; see `Verifier.ahead`."""
+        """Return the continuations that all readings would refuse; see `Verifier.ahead`."""
         endings: list[bytes] | None = None
         digits: int | None = -1
         for reading in self._readings:
@@ -245,8 +246,8 @@ class Islands:
 
 
 PATIENCE = 3
-"""After so many refusals of one value it is begun anew; after so many beginnings, the value that
-contains it."""
+"""Refusals of one value after which the value begins again; then beginnings after which the
+enclosing value does."""
 BASE_BYTES = 1 << 14
 _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
 """White space that may stand before a value, and its endings."""
@@ -305,14 +306,14 @@ class CheckedMatcher(Matcher):
     def __init__(self, grammar: CheckedGrammar) -> None:
         self._grammar = grammar
         self.can_rollback = not grammar.keys_only
-        """Otherwise it draws a token anew, but takes nothing back."""
+        """Whether tokens may be taken back; otherwise the matcher only draws a token again."""
         self._vocabulary = grammar.vocabulary
         self._inner = grammar.inner.matcher()
         self._verifier = grammar.verifier_factory()
         self._tokens: list[int] = []
-        self._way = [0]  # the nodes on the way; the last is where we stand
+        self._way = [0]  # the nodes on the way; the last is the current place
         self._nodes: dict[tuple[int, int], int] = {}
-        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
+        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of the tokens not excluded
         self._refused: tuple[int, Violation] | None = None
         self._error = ""
         self._failures: defaultdict[tuple[int, int], int] = defaultdict(int)
@@ -324,10 +325,10 @@ class CheckedMatcher(Matcher):
             self._look()
 
     def _look(self) -> None:
-        """Work out what mask and check say of this place."""
+        """Find out the limits of mask and check at this place."""
         grammar, order = self._grammar, self._vocabulary.order
         excluded = self._remaining.get(self._way[-1])
-        # Where only keys are checked the mask knows where the text may end.
+        # If only keys are checked, the mask knows where the text may end.
         early = (
             not grammar.keys_only and self._inner.is_accepting() and not self._verifier.accepts()
         )
@@ -345,7 +346,7 @@ class CheckedMatcher(Matcher):
         self._limits = None
         self.place = self._inner.place
         if early or taken or excluded is not None:
-            # What the mask allows can go on; and behind a key that may not end, any may be longer.
+            # A text within the mask can continue; a key that may not end here may get longer.
             is_open = not (early or is_number) and excluded is None and grammar.long_keys
             self._limits, self.place = _Limits(early, taken, excluded, is_open), UNKNOWN
 
@@ -493,7 +494,7 @@ class CheckedMatcher(Matcher):
         return None
 
     def _refused_with(self, token_id: int, violation: Violation) -> np.ndarray:
-        """int32: the tokens that are wrong here for the same reason."""
+        """Return the tokens that are wrong here for the same reason, int32."""
         prefix = self._vocabulary.token_bytes[token_id][: violation.length]
         if not prefix:
             return np.array([token_id], np.int32)
@@ -503,14 +504,14 @@ class CheckedMatcher(Matcher):
         return order.beginning_with(prefix)
 
     def _exclude(self, tokens: np.ndarray) -> None:
-        """Never again at this place."""
+        """Exclude tokens at this place for ever."""
         mask = _without(bitmask.words_of(self._vocabulary.size), tokens)
         kept = self._remaining.get(self._way[-1])
         self._remaining[self._way[-1]] = mask if kept is None else kept & mask
         self._look()
 
     def _another_token(self) -> bool:
-        """Go back to the nearest place where something can follow."""
+        """Go back to the nearest place where some token can follow."""
         while not self._can_follow():
             if not self._tokens:
                 return False
@@ -523,8 +524,8 @@ class CheckedMatcher(Matcher):
         """Go back to a place where a value can begin differently, if the value has failed often
         enough.
 
-        Values are tried from the failed one outwards. Returns False if it is too early, or no such
-        place exists.
+        Values are tried from the failed one outwards. Returns False if it is too early, or without
+        such a place.
         """
         starts = [violation.start]
         starts += [start for start in self._verifier.open_starts() if start < violation.start]
@@ -534,7 +535,7 @@ class CheckedMatcher(Matcher):
             place, before = self._beginning(start, lengths)
             key = (self._way[place], before)
             counts[key] += 1
-            if counts[key] % PATIENCE and violation.length:  # without: there is no way on
+            if counts[key] % PATIENCE and violation.length:  # without: no token can follow
                 return False
             counts = self._restarts
             if self._restarts[key] % PATIENCE == PATIENCE - 1 and start != starts[-1]:
@@ -608,7 +609,7 @@ class CheckedMatcher(Matcher):
 
 
 def _without(words: int, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
-    """int32 [words]: a packed mask of all tokens but these."""
+    """Return a packed mask of all tokens but these, int32 [words]."""
     bits = np.ones(words * 32, np.uint8)
     bits[np.asarray(tokens, np.int64)] = 0
     return bitmask.packed(bits)

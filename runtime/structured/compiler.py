@@ -1,4 +1,4 @@
-"""The compiler of constraints: which backend runs a constraint, and the cache of compiled grammars.
+"""Compiler of constraints: the choice of a backend for a constraint, and a cache of grammars.
 
     constraint -> KINDS[kind].build -> _regular: the configured backend for regular languages
                                     -> _lark, _schema, _tag: llguidance, checked where necessary
@@ -67,10 +67,8 @@ from rootlace.wire.protocol import Constraint
 
 
 class GrammarCache:
-    """The most recently used grammars: at most `max_entries`, and about `max_bytes`. Thread-safe.
-
-    A grammar that somebody still uses lives on when it leaves the cache.
-    """
+    """Cache of the most recently used grammars: at most `max_entries`, and about `max_bytes`.
+    Thread-safe. A grammar in use lives on when it leaves the cache."""
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries
@@ -87,8 +85,8 @@ class GrammarCache:
             return grammar
 
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
-        """Return the grammar of `key`, built once however many threads ask at the same time. Raises
-        what `build` raises, in all of these threads; a later call builds again."""
+        """Return the grammar of `key`, built once for all threads that ask at the same time. An
+        exception of `build` is raised in all of these threads; a later call builds again."""
         with self._lock:
             grammar = self.get(key)
             if grammar is not None:
@@ -109,7 +107,7 @@ class GrammarCache:
         return building.result()
 
     def _evict(self) -> None:
-        """Oldest first; the one used last stays whatever its size."""
+        """Evict the oldest grammars first. The grammar used last stays, with any size."""
         total = sum(grammar.nbytes for grammar in self._grammars.values())
         while len(self._grammars) > 1 and (
             len(self._grammars) > self._max_entries or total > self._max_bytes
@@ -125,10 +123,8 @@ DEFAULT = ConstraintConfig()
 
 
 class GrammarCompiler:
-    """Compiles constraints for one tokenizer and keeps the most recently used. Thread-safe.
-
-    The time of one compilation has no bound here: see `sandbox.CompileService`.
-    """
+    """Compiler of constraints for one tokenizer, with the most recently used grammars. Thread-safe.
+    The time of one compilation has no bound here: see `sandbox.CompileService`."""
 
     def __init__(
         self,
@@ -139,9 +135,11 @@ class GrammarCompiler:
         config: ConstraintConfig = DEFAULT,
         documents: Mapping[str, Any] | None = None,
     ) -> None:
-        """`tokenizer` is a transformers fast tokenizer, a `tokenizers.Tokenizer` (then name the
-        `eos_token_ids`) or a `Vocabulary`. `vocab_size` is the model's, where the model pads the
-        tokenizer's. `documents` are schemas by URI, for `$ref`; nothing is ever fetched.
+        """Make a compiler. `tokenizer` is a transformers fast tokenizer, a `tokenizers.Tokenizer`
+        (then name the `eos_token_ids`) or a `Vocabulary`.
+
+        `vocab_size`: the model's, if the model pads the tokenizer's. `documents`: schemas by URI,
+        for `$ref`; nothing is ever fetched.
         """
         if isinstance(tokenizer, Vocabulary):
             self.vocabulary = tokenizer
@@ -149,7 +147,7 @@ class GrammarCompiler:
             self.vocabulary = Vocabulary.from_tokenizer(tokenizer, vocab_size, eos_token_ids)
         self.config = config
         self.documents = dict(documents or {})
-        """The schemas that `$ref` may name, by URI."""
+        """Schemas that `$ref` may name, by URI."""
         self.cache = GrammarCache(config.cache_size, config.cache_bytes)
         self.builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
 
@@ -171,7 +169,8 @@ class GrammarCompiler:
         """Return the grammar of a `Constraint`, or of exactly one of the `sources`.
 
         `json_schema` is a schema (dict, bool or JSON text) or a Python type. Raises
-        InvalidConstraint with the reason (for a schema: the place in it) if it cannot hold.
+        InvalidConstraint with the reason (for a schema, with the place in it) if no text can
+        satisfy the constraint.
         """
         given = {name: value for name, value in sources.items() if value is not None}
         if unknown := given.keys() - KINDS:
@@ -206,7 +205,7 @@ class GrammarCompiler:
 
     @cached_property
     def canonicalizer(self) -> Canonicalizer:
-        """The canonical tokens of forced text; made at first use."""
+        """Canonical tokens of forced text; made at first use."""
         return Canonicalizer(self.vocabulary)
 
 
@@ -226,14 +225,14 @@ def _constraint_of(given: Mapping[str, Any], whitespace: str, strict: bool) -> C
 
 
 def as_compiled(constraint: Constraint) -> Constraint:
-    """`constraint` without the options that do not change its grammar."""
+    """Return `constraint` without the options that do not change its grammar."""
     if constraint.jump_forward == "canonical" and not constraint.optional:
         return constraint
     return msgspec.structs.replace(constraint, jump_forward="canonical", optional=False)
 
 
 def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
-    """Raises InvalidConstraint where the kind is unknown or the source exceeds its bound."""
+    """Raise InvalidConstraint if the kind is unknown or the source exceeds its bound."""
     if constraint.kind not in KINDS:
         raise InvalidConstraint(f"kind: must be one of {', '.join(KINDS)}, not {constraint.kind!r}")
     if len(constraint.source) > config.max_source_bytes:
@@ -247,7 +246,7 @@ def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
 
 
 MAX_KEPT_PATTERN = 1 << 18
-"""Characters of the pattern that a grammar keeps for when its automaton gets too large."""
+"""Most characters of the pattern that a grammar keeps in case its automaton gets too large."""
 
 
 def _regular(
@@ -260,7 +259,7 @@ def _regular(
     vocabulary, config = compiler.vocabulary, compiler.config
     canonicalizer = compiler.canonicalizer
     if config.backend == "outlines_core":
-        # Late import: few choose it.
+        # Late import: few configurations choose this backend.
         from rootlace.runtime.structured.outlines_backend import OutlinesGrammar
 
         return OutlinesGrammar(vocabulary, regex, canonicalizer, config)
@@ -312,7 +311,7 @@ def _lark(compiler: GrammarCompiler, constraint: Constraint, lark: str) -> Gramm
     lark = with_exact_schemas(lark, take)
     try:
         inner = _user_llguidance(compiler, _with_constants(lark, masks, constraint.whitespace))
-        if names_tokens(constraint.source):  # then bytes do not tell what its text is
+        if names_tokens(constraint.source):  # then bytes do not determine the text
             return inner
         return _each_key_once(compiler, inner, lark, masks)
     except InvalidConstraint as error:
@@ -320,7 +319,7 @@ def _lark(compiler: GrammarCompiler, constraint: Constraint, lark: str) -> Gramm
 
 
 def _tag(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
-    if weakest(constraint) is None:  # a lenient tag runs on llguidance whatever is configured
+    if weakest(constraint) is None:  # a lenient tag runs on llguidance with any configuration
         _require_llguidance(compiler, constraint)
     vocabulary = compiler.vocabulary
     masks: list[dict[str, Any]] = []
@@ -366,7 +365,7 @@ def _masked_schema(
     rules = lark_of(mask, gap)
     llguidance = None
     if rules is not None:
-        with suppress(InvalidConstraint):  # too large for llguidance as rules of ours
+        with suppress(InvalidConstraint):  # too large for llguidance as generated rules
             llguidance = _llguidance(compiler, "\n".join([f"start: {rules[0]}", *rules[1]]))
     exact = llguidance is not None
     if llguidance is None:
@@ -385,7 +384,7 @@ def _masked_schema(
         checks or partial(Verifier, unique),
         compiler.vocabulary,
         compiler.config.max_retreats,
-        # Within its digits a number may have no multiple: then some of them are taken back.
+        # No multiple may have a number's first digits: then some digits are taken back.
         keys_only=checks is None and "multipleOf" not in keywords,
         long_keys="patternProperties" not in keywords,
     )
@@ -394,7 +393,8 @@ def _masked_schema(
 def _with_automaton(
     compiler: GrammarCompiler, inner: LLGuidanceGrammar, regex: Regex | None
 ) -> Grammar:
-    """`inner` with an automaton of the part that its schema declares, `regex`, if there is one."""
+    """Return `inner` with an automaton of the declared part of its schema, `regex`, if there is
+    one."""
     if regex is None:
         return inner
     try:
@@ -418,8 +418,8 @@ def _with_constants(lark: str, masks: list[dict[str, Any]], whitespace: str) -> 
 
     def take(_: int, schema: dict[str, Any]) -> dict[str, Any] | str:
         options = schema.get("x-guidance", {})
-        said = {key: value for key, value in options.items() if key in _OF_WHITESPACE}
-        if said != _whitespace(whitespace):
+        chosen = {key: value for key, value in options.items() if key in _OF_WHITESPACE}
+        if chosen != _whitespace(whitespace):
             return schema
         found = lark_of(schema, gap_of(whitespace == "flexible"), f"{prefix}{len(rules)}_")
         if found is None:
@@ -438,8 +438,8 @@ def _is_followed(mask: dict[str, Any]) -> bool:
 def _each_key_once(
     compiler: GrammarCompiler, inner: LLGuidanceGrammar, lark: str, masks: list[dict[str, Any]]
 ) -> Grammar:
-    """`inner`, the grammar `lark`, where no object of its schemas (`masks`) has a key twice, and
-    numbers come to an end."""
+    """Return `inner`, the grammar `lark`, with checks of its schemas (`masks`). The checks refuse
+    keys that come twice and numbers without an end."""
     if not any(map(_is_followed, masks)):
         return inner
     rules = UniqueKeys(digits_needed(masks))
@@ -519,7 +519,8 @@ _OF_WHITESPACE = {"whitespace_flexible", "whitespace_pattern", "item_separator",
 
 @lru_cache(maxsize=2)
 def _whitespace(whitespace: str) -> dict[str, Any]:
-    """llguidance's options; its pattern may match once between any two tokens."""
+    """Return llguidance's options for white space; its pattern may match once between any two
+    tokens."""
     if whitespace == "compact":
         return {"whitespace_flexible": False}
     return {"whitespace_flexible": True, "whitespace_pattern": pattern_of(WHITESPACE)}
@@ -533,12 +534,12 @@ def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
 
 
 class Kind(NamedTuple):
-    """A kind of constraint."""
+    """Kind of constraint."""
 
     is_suspicious: Callable[[str], bool]
-    """Whether compiling a source may take long or much memory."""
+    """Function that returns whether compiling a source may take long or much memory."""
     build: Callable[[GrammarCompiler, Constraint], Grammar]
-    """Compile a constraint of this kind. Raises InvalidConstraint."""
+    """Function that compiles a constraint of this kind. Raises InvalidConstraint."""
 
 
 def _regex(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:

@@ -27,21 +27,21 @@ from rootlace.wire.errors import InvalidConstraint
 
 # States -------------------------------------------------------------------------------------------
 #
-# What requests remember of the states of an automaton that they share: the mask of each state that
-# a request has reached, and the states after tokens.
+# Memos of an automaton's states, shared by requests: the mask of each state that a request has
+# reached, and the states after tokens.
 
 
 ENDED = -2
-"""The state after the end of the sequence."""
+"""Number of the state after the end of the sequence."""
 BEYOND = -3
-"""State of a text unknown to the automaton: another matcher has to answer."""
+"""Number of the state of a text unknown to the automaton: another matcher has to answer."""
 MAX_STEPS = 1 << 17
 MAX_FORCED = 1 << 12
 """Entries of a memo at which the matcher empties the memo."""
 
 
 class DfaState(Place):
-    """A state with memos for requests: a token is one lookup in a small table."""
+    """State with memos for requests: a token is one lookup in a small table."""
 
     __slots__ = ("after", "number")
 
@@ -49,11 +49,11 @@ class DfaState(Place):
         super().__init__()
         self.number = number
         self.after: dict[int, DfaState] = {}
-        """Maps an allowed token to the state after the token."""
+        """Map from allowed token to the state after the token."""
 
 
 class DfaStates:
-    """The known states of one automaton. Thread-safe."""
+    """Known states of one automaton. Thread-safe."""
 
     def __init__(self) -> None:
         self._states: dict[int, DfaState] = {}
@@ -82,10 +82,10 @@ class DfaStates:
 
 
 class DfaGrammar:
-    """A grammar on an automaton over bytes, with memos of its states for all requests.
+    """Grammar on an automaton over bytes, with memos of its states for all requests.
 
-    A subclass answers from the automaton where it can. Where an answer is None or False, a
-    request's `DfaMatcher` asks the matcher of another grammar (`other`).
+    A subclass answers from the automaton if possible. If an answer is None or False, a request's
+    `DfaMatcher` asks the matcher of another grammar (`other`).
     """
 
     backend: str
@@ -106,12 +106,12 @@ class DfaGrammar:
         self.trusted = True
         """Whether all requests may use a state's mask and tokens that one request learned."""
         self.texts: dict[int, bytes] = {}
-        """Maps a state to the forced text that another matcher reported."""
+        """Map from state to the forced text that another matcher reported."""
         self.forced: dict[tuple[int, bytes], list[int]] = {}
-        """Maps a state and the relevant end of the text before to the forced tokens."""
+        """Map from state and the relevant end of the text before to the forced tokens."""
         self._final: dict[int, bool] = {}
         self.start.unfinished = self.is_final(dfa.start) is False
-        # Both refer in circles, and would outlive this until a full collection of garbage.
+        # Both have reference cycles, and would live on until a full garbage collection.
         weakref.finalize(self, _forget, self.states, self.table)
 
     @property
@@ -129,8 +129,8 @@ class DfaGrammar:
         return self.table.row(state)
 
     def write(self, state: int, out: np.ndarray | None) -> bool:
-        """Make the mask of `state`, in its row if it has one, and copy it to `out`. Return False
-        where another matcher has to make the mask."""
+        """Make the mask of `state`, in its row if it has one, and copy it to `out`. Returns False
+        if another matcher has to make the mask."""
         row = self.row(state)
         if row is None or not self.table.filled(row.row):
             return False
@@ -146,7 +146,8 @@ class DfaGrammar:
         raise NotImplementedError
 
     def after(self, state: int, token_id: int) -> int:
-        """Return the state after an allowed token; `BEYOND` where the automaton does not know."""
+        """Return the state after an allowed token; `BEYOND` if the automaton does not know the
+        state."""
         if token_id in self.vocabulary.eos_token_ids:
             return ENDED
         data = self.vocabulary.token_bytes[token_id]
@@ -154,7 +155,7 @@ class DfaGrammar:
         return BEYOND if found is None or found == DEAD else found
 
     def run(self, state: int, data: bytes) -> int | None:
-        """Return the state after `data`; None where the automaton gets too large to know it."""
+        """Return the state after `data`; None if the automaton gets too large to know the state."""
         try:
             return self.dfa.run(state, data)
         except TooLarge:
@@ -173,7 +174,7 @@ class DfaGrammar:
         return known
 
     def forced_text(self, state: int) -> bytes | None:
-        """Return the bytes that every text goes on with."""
+        """Return the forced bytes that begin every continuation."""
         try:
             return self.dfa.forced(state)[0]
         except TooLarge:
@@ -185,7 +186,7 @@ class DfaGrammar:
             text, end = self.dfa.forced(state)
         except TooLarge:
             return None
-        # What is not known may follow: that forces fewer tokens, never a wrong one.
+        # Unknown texts count as possible: that forces fewer tokens, never a wrong one.
         return self.canonicalizer.tokens_after(
             tail, text, lambda data: self.run(end, data) != DEAD, self.dfa.accepting(end)
         )
@@ -213,10 +214,10 @@ _OVER = (DEAD, ENDED)
 
 
 class DfaMatcher(Matcher):
-    """See `contracts.matcher.Matcher`.
+    """Matcher on an automaton; see `contracts.matcher.Matcher`.
 
-    Where the grammar has no answer, the matcher of another grammar is asked. That matcher is made
-    at the first question, and takes in all earlier tokens then.
+    If the grammar has no answer, the matcher of another grammar is asked. That matcher is made at
+    the first question, and takes in all earlier tokens then.
     """
 
     def __init__(self, grammar: DfaGrammar) -> None:
@@ -225,7 +226,7 @@ class DfaMatcher(Matcher):
         self.place: DfaState = grammar.start
         """The state of the text; the number is negative if the automaton does not know the text."""
         self._tokens: list[int] = []
-        self._before: list[DfaState] = []  # the state before each of them
+        self._before: list[DfaState] = []  # the state before each of the tokens
         self._error = ""
         self._other: Matcher | None = None
         self._taken = 0
@@ -257,7 +258,7 @@ class DfaMatcher(Matcher):
         row = self._grammar.row(place.number)
         if row is not None and row.address:
             place.mask = row
-            if not self._grammar.trusted:  # lost meanwhile: masks may be forgotten already
+            if not self._grammar.trusted:  # lost meanwhile: the masks may be gone already
                 place.mask = row = None
         return row
 
@@ -379,7 +380,7 @@ class DfaMatcher(Matcher):
         if count:
             self.place = self._before[-count]
             del self._tokens[-count:], self._before[-count:]
-        if self._other is not None:  # it may have come to an error behind what is undone
+        if self._other is not None:  # its error may lie in the tokens that are undone
             self._other.rollback(max(self._taken - len(self._tokens), 0))
             self._taken = min(self._taken, len(self._tokens))
 
@@ -413,10 +414,9 @@ class DfaMatcher(Matcher):
 #
 # Whole automata over tokens, for a device that masks and steps by itself.
 #
-# Lazy automata are for the host, which asks for one state at a time. A device has to know all
-# states, their masks and what each token does to each of them before it is asked. Of regular
-# constraints of modest size that is a table of states and classes of tokens (`token_classes`), and
-# few masks, since many states allow the same.
+# The host asks lazy automata for one state at a time. A device needs all states, their masks and
+# all transitions in advance. For regular constraints of modest size these are a table of states and
+# classes of tokens (`token_classes`), and few masks, since many states allow the same tokens.
 
 
 log = logging.getLogger(__name__)
@@ -424,8 +424,7 @@ log = logging.getLogger(__name__)
 _KEYS = itertools.count()
 _AT_ONCE = 8
 _SHARE = 0.25
-"""Share of the automaton's bounds that a search for all states may use up; requests need the rest.
-"""
+"""Largest share of the automaton's bounds for a search of all states; requests need the rest."""
 
 
 def stepped_automaton(
@@ -435,7 +434,7 @@ def stepped_automaton(
     max_states: int = ConstraintConfig.max_device_states,
     max_bytes: int = ConstraintConfig.max_device_bytes,
 ) -> SteppedAutomaton | None:
-    """Return the whole of `dfa`, with new state numbers; None if it exceeds the bounds."""
+    """Return the whole of `dfa`, with new state numbers; None if the result exceeds the bounds."""
     if dfa.empty or not _explore(dfa, max_states):
         return None
     room = max_bytes - 4 * trie.vocab_size
@@ -467,7 +466,7 @@ def _explore(dfa: LazyDfa, max_states: int) -> bool:
 def _masks(
     classes: TokenClasses, eos_token_ids: tuple[int, ...], dfa: LazyDfa, max_bytes: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """(distinct masks int32 [M, words], which is each state's int32 [states])."""
+    """Return (distinct masks int32 [M, words], the index of each state's mask int32 [states])."""
     vocab = len(classes.token_class)
     words = -(-vocab // 32)
     states = len(classes.next_state)
@@ -487,7 +486,7 @@ def _masks(
 
 
 class SteppedBuilds:
-    """Makes stepped automata within bounds on daemon threads, one at a time."""
+    """Builder of stepped automata within bounds, on daemon threads, one at a time."""
 
     def __init__(
         self,
@@ -520,16 +519,16 @@ class SteppedBuilds:
 
 # Automaton ----------------------------------------------------------------------------------------
 #
-# Regular constraints on our own automaton: it knows masks, steps and what is forced by itself.
+# Regular constraints on the automaton of this package, which has masks, steps and forced text.
 
 
 class AutomatonGrammar(DfaGrammar):
-    """A regular language on a lazy automaton; see `contracts.matcher.Grammar`.
+    """Regular language on a lazy automaton; see `contracts.matcher.Grammar`.
 
-    Should the automaton get larger than it may while requests run on it, they ask `fallback()`
-    (called once), a grammar of the same language, from there on, and later requests ask nothing
-    else. `max_table_bytes` bounds the masks that are kept; others are made anew for each request
-    that asks. `builds` makes the whole automaton for a device, once a matcher is asked for it.
+    If the automaton exceeds its bound while requests run on it, the requests ask `fallback()`
+    (called once) from there on. It is a grammar of the same language; later requests ask nothing
+    else. `max_table_bytes` bounds the masks that are kept; other masks are made again for each
+    request. `builds` makes the whole automaton for a device, once a matcher asks for it.
     """
 
     backend = "automaton"
@@ -586,7 +585,7 @@ class AutomatonGrammar(DfaGrammar):
         return True
 
     def row(self, state: int) -> MaskRow | None:
-        """Once there is a fallback, only rows that are filled: its masks may fail."""
+        """Return a row; with a fallback, only a filled one, since making a mask may fail."""
         row = self.table.row(state)
         lost = self._fallback is not None and row is not None and not self.table.filled(row.row)
         return None if lost else row

@@ -67,7 +67,7 @@ _UNCLOSED = {'"': "text", "'": "text", "[": "set of characters"}
 
 
 def parse_gbnf(text: str) -> Rules:
-    """Raises InvalidConstraint naming the line."""
+    """Parse GBNF text to rules. Raises InvalidConstraint naming the line."""
     rules: Rules = {}
     references: dict[str, int] = {}  # where each is made first
     name = ""
@@ -107,7 +107,7 @@ def parse_gbnf(text: str) -> Rules:
 
 @dataclass
 class _Group:
-    """The options and parts read so far of a group, or of a rule."""
+    """Options and parts read so far of a group, or of a rule."""
 
     opened: int
     options: list[Regex] = field(default_factory=list)
@@ -200,31 +200,31 @@ def _character(escape: re.Match[str]) -> str:
 
 # Grammar rules ------------------------------------------------------------------------------------
 #
-# What of a grammar is regular, and the rest in llguidance's notation with the same language.
+# Regular parts of a grammar, and the rest in llguidance's notation with the same language.
 #
 # llguidance's lexer takes the longest lexeme: with the lexemes `x`, `xy` and `yz` it does not see
-# that "xyz" is `x` `yz`. A grammar has no such rule. So a part of it becomes one lexeme only where
-# that makes no difference: no lexeme that may stand in the text goes on after a whole lexeme `t`
-# with a byte that may also follow `t`. Where one does, it is taken apart, down to single characters
-# if need be: of those none is the beginning of another.
+# that "xyz" is `x` `yz`. A grammar has no such rule. So a part of a grammar becomes one lexeme only
+# if that makes no difference. The condition: no possible lexeme continues a whole lexeme `t` with a
+# byte that may also follow `t`. A lexeme that violates the condition is split, down to single
+# characters if necessary; no character is the beginning of another.
 
 
 MAX_REGULAR_ITEMS = 20_000
 """Bound of the items of a regular rule and of the rules it calls; a larger rule stays a rule."""
 
 MAX_REGULAR_DEPTH = 100
-"""Deepest nesting of regular rules' calls; a rule nested deeper stays a rule."""
+"""Deepest nesting of regular rules' calls; a deeper rule stays a rule."""
 
 
 class Regular:
-    """The rules of a grammar that are regular, as regular expressions.
+    """Regular rules of a grammar, as regular expressions.
 
     Regular are rules without recursion, and rules that call themselves only at their very beginning
     or end (`list ::= item ("," list)?` is `(item ",")* item`).
     """
 
     def __init__(self, rules: Rules, root: str) -> None:
-        """Raises InvalidConstraint where there is no rule `root`."""
+        """Find the regular rules. Raises InvalidConstraint if there is no rule `root`."""
         if root not in rules:
             raise InvalidConstraint(f"ebnf: there is no rule {root!r}")
         self.rules = rules
@@ -243,7 +243,8 @@ class Regular:
                 waiting.extend(callers[name])
 
     def of(self, node: Regex) -> Regex | None:
-        """Return a rule's part as a regular expression without references, if it is one."""
+        """Return a rule's part as a regular expression without references; None if it is not
+        regular."""
         match node:
             case Reference(name):
                 return self._regex.get(name)
@@ -295,7 +296,8 @@ class Regular:
         return 1
 
     def _linear(self, node: Regex, name: str, at_end: bool) -> tuple[Regex, Regex] | None:
-        """(b, p) with node = b | p·name (`at_end`) or node = b | name·p; None: not of that form."""
+        """Return (b, p) with node = b | p·name (`at_end`) or node = b | name·p; None if no such
+        form fits."""
         regex = self.of(node)
         if regex is not None:
             return regex, NOTHING
@@ -331,8 +333,8 @@ def _references(body: Regex) -> list[Reference]:
 #
 # Literals in which some text stands for special tokens, which are tokens and never text.
 #
-# They are strings in which a pair of surrogates, which no text has, stands for a special token: so
-# they are compared, searched and cut as strings are.
+# A literal is a string with a pair of surrogates for each special token, since no text has such a
+# pair. So literals are compared, searched and cut as strings are.
 
 
 Run = str | int
@@ -341,7 +343,7 @@ _PAIR = re.compile("([\ud800-\udbff][\udc00-\udfff])")
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary: `ids` by content; `ends` end the sequence."""
+    """Special tokens of a vocabulary: `ids` by content; `ends` end the sequence."""
 
     def __init__(self, ids: Mapping[str, int], ends: Collection[int]) -> None:
         self._ids = {content: id_ for content, id_ in ids.items() if id_ < _MAX_ID}
@@ -381,7 +383,7 @@ def _pair(id_: int) -> str:
 
 
 def runs(literal: str) -> list[Run]:
-    """Texts and ids in turns, beginning and ending with a text, which may be empty."""
+    """Split a literal into texts and ids in turns; the first and last are texts, perhaps empty."""
     found: list[Run] = list(_PAIR.split(literal))
     for at, pair in enumerate(found):
         if at % 2:
@@ -400,7 +402,7 @@ def lexeme(text: str) -> str:
 
 
 class LexemeRules:
-    """Rules and lexemes, by names that are made up here."""
+    """Rules and lexemes, under names made up here."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -425,13 +427,13 @@ class LexemeRules:
         return self._tokens[ids]
 
     def literal(self, literal: str) -> str:
-        """Empty for nothing."""
+        """Write a literal; "" for an empty one."""
         parts = [self.one_of([r]) if isinstance(r, int) else lexeme(r) for r in runs(literal)]
         return " ".join(filter(None, parts))
 
     def lines(self) -> list[str]:
-        """Lines that define the lexemes. Where two sets of tokens at one place overlap, llguidance
-        matches the first set only, so all sets are unions of disjoint parts."""
+        """Return the lines that define the lexemes. If two sets of tokens at one place overlap,
+        llguidance matches the first set only. So all sets are unions of disjoint parts."""
         member: dict[int, list[str]] = {}
         for ids, name in self._tokens.items():
             for id_ in ids:
@@ -458,10 +460,10 @@ def _tokens(ids: list[int]) -> str:
 
 # Embedded schemas ---------------------------------------------------------------------------------
 #
-# JSON schemas inside a Lark grammar (`%json {…}`): as exact as those that stand alone.
+# JSON schemas inside a Lark grammar (`%json {…}`): as exact as schemas that stand alone.
 
 
-# What may contain the word without meaning it: strings, comments, regular expressions.
+# Strings, comments and regular expressions may contain the word without its meaning.
 _TOKEN = re.compile(
     r"""
       "(?:\\.|[^"\\\n])*"
@@ -478,7 +480,7 @@ def with_exact_schemas(
     lark: str, exact: Callable[[int, dict[str, Any]], dict[str, Any] | str]
 ) -> str:
     """Return the grammar with each schema replaced by `exact(line, schema)`, another schema or the
-    name of a rule; lines stay where they are.
+    name of a rule; lines keep their places.
 
     Text that is no JSON is left for llguidance to refuse.
     """

@@ -40,9 +40,9 @@ from rootlace.runtime.structured.regex.syntax import (
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_STATES = 512
-"""Most states of one language's automaton."""
+"""Maximum number of states of one language's automaton."""
 MAX_STEPS = 2048
-"""States of a product that one question may visit."""
+"""Maximum number of states of a product that one question may visit."""
 _FOUND = -1
 """State behind a whole text and one more byte."""
 _UNREAD = -1
@@ -55,7 +55,7 @@ class Language:
 
     def __init__(self, regex: Regex, max_states: int = MAX_STATES) -> None:
         self._dfa = LazyDfa(regex, max_states)
-        # A language is asked about itself, too, and would refer to itself.
+        # A language may be compared with itself, which would be a reference cycle.
         self._known: WeakKeyDictionary[Language, dict[int, bool | None]] = WeakKeyDictionary()
         self._made: dict[int, FSM] = {}
 
@@ -64,14 +64,14 @@ class Language:
         return self._dfa.empty
 
     def first_bytes(self) -> int:
-        """Return the bytes that a text may begin with."""
+        """Bytes that a text may begin with."""
         if self.empty:
             return 0
         return _bits(self._dfa.transitions(np.array([self._dfa.start]))[0] >= 0)
 
     def goes_on_behind(self, text: Language, following: int) -> bool | None:
         """Return whether a text of this language begins with a whole text of `text` and a byte of
-        `following`. Returns None if the budget does not suffice to find out."""
+        `following`; None if the budget does not suffice."""
         if self.empty or text.empty:
             return False
         known = self._known.setdefault(text, {})
@@ -90,13 +90,13 @@ class Language:
 
     @cached_property
     def _later_bytes(self) -> int:
-        """Bytes that some text has behind its first byte."""
+        """Return the bytes that occur behind the first byte of some text."""
         rows = self._dfa.all_transitions()
         return _bits((rows[np.unique(rows[rows >= 0])] >= 0).any(axis=0))
 
     def _fsm(self, following: int) -> FSM:
-        """Return the automaton of all prefixes of texts. With `following`, return the automaton of
-        whole texts, each with one of these bytes appended."""
+        """Return the automaton of all prefixes of texts; with `following`, the automaton of whole
+        texts, each with one of these bytes appended."""
         if following not in self._made:
             self._made[following] = self._make(following)
         return self._made[following]
@@ -120,12 +120,12 @@ class Language:
             found = {key: _FOUND for key in keys.tolist() if key & 1 and key != _UNREAD}
             for state, row in steps.items():
                 if self._dfa.accepting(state - 1):
-                    row.update(found)  # where else the byte leads does not matter
+                    row.update(found)  # other targets of the byte do not matter
         return FSM(
             alphabet=_ByteClasses(class_of.tolist()),
             states=(),
             initial=self._dfa.start + 1,
-            # None of the automaton's states is dead: all that leads to one begins some text.
+            # No state of the automaton is dead: every path to a state begins some text.
             finals={_FOUND} if following else set(steps),
             map=steps,
             __no_validation__=True,
@@ -153,8 +153,8 @@ class _ByteClasses(Alphabet):  # type: ignore[misc]
 
 
 class _Counted(Alphabet):  # type: ignore[misc]
-    """Counts the states of a product, and raises `TooLarge` beyond the budget. interegular reads
-    `by_transition` once per state."""
+    """Byte classes that count the states of a product, and raise `TooLarge` beyond the budget.
+    interegular reads `by_transition` once per state."""
 
     def __init__(self, size: int) -> None:
         super().__init__(dict(enumerate(range(size))))
@@ -172,7 +172,7 @@ class _Counted(Alphabet):  # type: ignore[misc]
 
 
 def lark_of(grammar: Regular) -> str:
-    """llguidance's text of a grammar that is not regular as a whole."""
+    """Return llguidance's text of a grammar that is not regular as a whole."""
     split: set[Regex] = set()
     languages: dict[Regex, Language | None] = {}
     while True:
@@ -217,7 +217,7 @@ class _Lexed:
         raise AssertionError(node)
 
     def _runs(self, parts: tuple[Regex, ...]) -> Iterator[Regex]:
-        """Neighbours that are regular become one expression."""
+        """Join regular neighbours into one expression."""
         known = [(part, self._grammar.of(part)) for part in parts]
         for is_regular, run in groupby(known, lambda pair: pair[1] is not None):
             if is_regular:
@@ -226,7 +226,7 @@ class _Lexed:
                 yield from (self._tree(part) for part, _ in run)
 
     def _regular(self, regex: Regex) -> Regex:
-        # A lexeme is never empty: what may be, is taken apart.
+        # A lexeme is never empty, so expressions that may be empty are split.
         if regex not in self._split and lengths(regex)[0] > 0:
             return Reference(self._lexeme_names.setdefault(regex, f"T{len(self._lexeme_names)}"))
         match regex:
@@ -251,7 +251,7 @@ def lark_text(tree: Regex) -> str:
         case Concat(parts):
             return " ".join(map(lark_text, parts)) if parts else '""'
         case Either(options):
-            # What nothing matches.
+            # An expression without texts.
             texts = list(map(lark_text, options)) or ["/[^\\s\\S]/"]
             return "(" + " | ".join(texts) + ")"
         case Repeat(item, least, most):
@@ -260,27 +260,24 @@ def lark_text(tree: Regex) -> str:
 
 
 class _Conflicts:
-    """Which lexemes go on where another one ends and may be followed by the same byte.
-
-    Sets of bytes are integers of 256 bits.
-    """
+    """Conflicts between lexemes: a lexeme continues where another ends, with a byte that may follow
+    it. Sets of bytes are integers of 256 bits."""
 
     def __init__(self, lexed: _Lexed, known: dict[Regex, Language | None]) -> None:
-        """`known`: languages of earlier lexemes, to which new ones are added."""
+        """Find conflicts. `known`: languages of earlier lexemes, to which new ones are added."""
         self._lexed = lexed
         for regex in lexed.lexemes.values():
             if regex not in known:
                 known[regex] = _language(regex)
         self._languages = {name: known[regex] for name, regex in lexed.lexemes.items()}
         self._begins = dict.fromkeys(lexed.rules, (False, 0))
-        """Maps a rule or lexeme to whether it may be empty, and to the bytes that it may begin
-        with."""
+        """Map from rule or lexeme to whether it may be empty, and to its possible first bytes."""
         for name, language in self._languages.items():
             self._begins[name] = (False, language.first_bytes() if language else -1)
         self._follow = dict.fromkeys(self._begins, 0)
 
     def found(self) -> set[Regex]:
-        """Return the lexemes to be split; single characters never are."""
+        """Return the lexemes to split; single characters are never among them."""
         lexemes, languages = self._lexed.lexemes, self._languages
         long = [name for name, regex in lexemes.items() if not isinstance(regex, Chars)]
         found = {lexemes[name] for name in long if languages[name] is None}
@@ -302,7 +299,7 @@ class _Conflicts:
         before: dict[str, tuple[bool, int]] = {}
         while before != self._begins:
             before = dict(self._begins)
-            # Called rules stand behind their callers: so most is known in one round.
+            # Called rules follow their callers, so one round finds most facts.
             for name, tree in reversed(self._lexed.rules.items()):
                 self._begins[name] = self._begin(tree)
 
@@ -362,8 +359,8 @@ def _language(regex: Regex) -> Language | None:
 #
 # Grammars as users write them: GBNF (`root ::= …`) and llguidance's dialect of Lark (`start: …`).
 #
-# A GBNF grammar keeps its language exactly (see `grammar_of`); one that is regular becomes a
-# regular expression. In Lark, names in capitals are lexemes, and the longest one counts, as there.
+# A GBNF grammar keeps its language exactly (see `grammar_of`); a regular one becomes a regular
+# expression. In Lark, names in capitals are lexemes, and the longest lexeme counts, as in Lark.
 
 
 _GBNF_RULE = re.compile(r"^[^\S\n]*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
@@ -372,16 +369,13 @@ _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\)")
 
 
 def is_gbnf(text: str) -> bool:
-    """Lark has no `::=`."""
+    """Return whether a grammar is GBNF, since Lark has no `::=`."""
     return _GBNF_RULE.search(text) is not None
 
 
 def grammar_of(text: str) -> Regex | str:
-    """Return the regular expression of a regular grammar, and the Lark text of any other.
-
-    Raises InvalidConstraint with the line of a GBNF grammar. Errors of Lark are found by llguidance
-    later.
-    """
+    """Return the regular expression of a regular grammar, and the Lark text of any other. Raises
+    InvalidConstraint with the line of a GBNF grammar. llguidance finds errors of Lark later."""
     if not is_gbnf(text):
         return text
     grammar = Regular(parse_gbnf(text), "root")
@@ -391,7 +385,7 @@ def grammar_of(text: str) -> Regex | str:
 
 def lark_error(error: InvalidConstraint) -> InvalidConstraint:
     """Return the error of a Lark grammar with line and column. llguidance appends lines around the
-    error. They are dropped: the last of them are not the user's."""
+    error. These lines are dropped, since the last ones are not the user's."""
     lines = [line for line in str(error).splitlines() if not _LARK_EXCERPT.match(line)]
-    said = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
-    return InvalidConstraint(f"ebnf: {said}")
+    message = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
+    return InvalidConstraint(f"ebnf: {message}")

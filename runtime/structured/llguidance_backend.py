@@ -27,25 +27,25 @@ from rootlace.wire.errors import InvalidConstraint
 
 # Llguidance lexer ---------------------------------------------------------------------------------
 #
-# A lexer of llguidance that many requests share, and is replaced when it is worn out.
+# A lexer of llguidance, shared by many requests, and replaced when worn out.
 
 
 _WORN = ("too many states", "too many expressions")
-"""Beginnings of llguidance's errors that stay with a lexer, and so with all matchers that share the
-lexer: too many states, or too much work for one mask."""
+"""Beginnings of llguidance's errors that stay with a lexer, and so with all matchers that share it:
+too many states, or too much work for one mask."""
 REPLAYED = 32
-"""Tokens that a new lexer takes in at once: its budget is counted from one mask to the next."""
+"""Most tokens that a new lexer takes in at once: its budget runs from one mask to the next."""
 
 
 def mask_of(matcher: LLMatcher, vocabulary_size: int) -> np.ndarray:
-    """int32: the packed mask; of no meaning where the matcher has an error after it."""
+    """Return the packed mask, int32; without meaning if the matcher has an error afterwards."""
     words = np.zeros(bitmask.words_of(vocabulary_size), np.int32)
     matcher.unsafe_compute_mask_ptr(bitmask.address(words), words.nbytes)
     return words
 
 
 class SharedLexer:
-    """Holds the prototype that requests copy. Thread-safe.
+    """Holder of the prototype that requests copy. Thread-safe.
 
     Copies share one lexer with all states that any copy reached. When the lexer is full, requests
     must not fail for states that other requests left.
@@ -57,7 +57,7 @@ class SharedLexer:
         self._prototype: LLMatcher | None = None
 
     def prototype(self, worn: LLMatcher | None = None) -> LLMatcher:
-        """Return the matcher to copy; a new one where it would be `worn`."""
+        """Return the matcher to copy; a new one instead of `worn`."""
         with self._lock:
             if self._prototype is None or self._prototype is worn:
                 self._prototype = self._build()
@@ -81,7 +81,7 @@ class Parser:
         self.tokens: list[int] = []
 
     def copy(self) -> Parser:
-        """Another one at the same place."""
+        """Return another parser at the same place."""
         other = Parser.__new__(Parser)
         other._lexer, other._size, other._prototype = self._lexer, self._size, self._prototype
         other.matcher, other.tokens = self.matcher.deep_copy(), self.tokens.copy()
@@ -95,9 +95,9 @@ class Parser:
             self._leave_if_worn()
 
     def take(self, token_id: int) -> bool:
-        """Accept a token if the grammar allows the token; return whether it did."""
+        """Accept a token if the grammar allows it; return whether it did."""
         taken: bool = self.matcher.try_consume_tokens([token_id]) == 1
-        # What did not fit is no error; an error is one of bounds.
+        # A refused token is no error; an error is always one of bounds.
         if not taken and _is_worn(self.matcher) and self._replay():
             taken = self.matcher.try_consume_tokens([token_id]) == 1
             self._leave_if_worn()
@@ -107,14 +107,14 @@ class Parser:
 
     def undo(self, count: int) -> None:
         del self.tokens[len(self.tokens) - count :]
-        if self.matcher.is_error():  # then it does not go back
+        if self.matcher.is_error():  # then it cannot roll back
             self._replay()
         elif count:
             self.matcher.rollback(count)
 
     def _replay(self) -> bool:
-        """Come to the same place with another matcher, on another lexer where this one is worn out.
-        False, and as before, where that would not help."""
+        """Reach the same place with another matcher, on another lexer if this one is worn out.
+        Returns False, with nothing changed, if that would not help."""
         prototype = self._lexer.prototype(worn=self._prototype if _is_worn(self.matcher) else None)
         matcher = prototype.deep_copy()
         for start in range(0, len(self.tokens), REPLAYED):
@@ -140,24 +140,24 @@ def _is_worn(matcher: LLMatcher) -> bool:
 # Llguidance ---------------------------------------------------------------------------------------
 
 
-# A grammar's parser and lexer, as measured: a base, and so much per character of its source.
+# Measured bytes of a grammar's parser and lexer: a base, and a part per character of its source.
 BASE_BYTES = 1 << 14
 BYTES_PER_CHARACTER = 96
 
 REMEMBERED = 1024
-"""Places with forced text remembered per grammar, at most."""
+"""Most places with forced text remembered per grammar."""
 _Place = tuple[bytes, bytes, bool, bytes]
 _MARK = b"\xff"
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
 """llguidance's spelling of special tokens among bytes; no text has the mark."""
 _Run = bytes | int
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
-"""Option for a grammar. Without it, where some bytes are forced, llguidance would allow only the
-token that it would choose itself."""
+"""Option for a grammar. Without the option llguidance would allow, for forced bytes, only the token
+that it would choose itself."""
 
 
 class LLGuidanceGrammar:
-    """A grammar in llguidance's Lark dialect; see `contracts.matcher.Grammar`."""
+    """Grammar in llguidance's Lark dialect; see `contracts.matcher.Grammar`."""
 
     backend = "llguidance"
 
@@ -169,23 +169,23 @@ class LLGuidanceGrammar:
         config: ConstraintConfig,
         special: frozenset[int] = frozenset(),
     ) -> None:
-        """`special` are the special tokens that a text may hold. Raises InvalidConstraint with
-        llguidance's reason. Drops the GIL while it works."""
+        """Make a grammar. `special`: the special tokens that a text may hold. Raises
+        InvalidConstraint with llguidance's reason. Drops the GIL while it works."""
         self.vocabulary = vocabulary
         self.special = special
         self.canonicalizer = canonicalizer
         source, limits = LLMatcher.grammar_from_lark(lark + _NO_FORCING), parser_limits(config)
         self._forced: dict[_Place, _Forced] = {}
         self.beginning: tuple[int, ...] | None = None
-        """Tokens forced at the beginning of the text; None until a matcher asks."""
+        """Forced tokens at the beginning of the text; None until a matcher asks."""
         self.lexer = SharedLexer(
             lambda: LLMatcher(vocabulary.llguidance, source, log_level=0, limits=limits)
         )
         prototype = self.lexer.prototype()
         if prototype.is_error():
             raise InvalidConstraint(reason(prototype))
-        # llguidance says only after a token that none can follow, and at the first mask that there
-        # is no text at all.
+        # llguidance reports a dead end only after a token, and an empty language only at the first
+        # mask.
         mask = mask_of(prototype, vocabulary.size)
         if prototype.is_error():
             raise InvalidConstraint(reason(prototype))
@@ -209,7 +209,7 @@ class LLGuidanceGrammar:
         if known is not None and following.agrees(known.answers):
             if known.settled:
                 return list(known.tokens)
-            # The canonicalizer asks less about a text that it has looked at before.
+            # The canonicalizer asks fewer questions about a known text.
             following.answers.clear()
         tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
         self._remember(key, _Forced(following.asked(), tuple(tokens), known is not None))
@@ -231,8 +231,8 @@ class LLGuidanceGrammar:
         return found
 
     def _check_beginning(self, prototype: LLMatcher) -> None:
-        """Raises InvalidConstraint if a bound is met right behind the common beginning of all
-        texts, as behind the brace of a large object: better now than in the middle of requests."""
+        """Raise InvalidConstraint if a bound is met right behind the common beginning of all texts,
+        as behind the brace of a large object: better now than in the middle of requests."""
         trial = prototype.deep_copy()
         beginning = trial.compute_ff_bytes()
         tokens = _path(_runs(beginning), self.vocabulary)
@@ -252,14 +252,14 @@ class _Forced(msgspec.Struct, frozen=True):
     """Forced tokens for one list of questions with these answers."""
 
     answers: list[tuple[list[int] | None, bool]]
-    """The texts asked for, in tokens of one byte each, with the answers."""
+    """Requested texts, in tokens of one byte each, with the answers."""
     tokens: tuple[int, ...]
     settled: bool
     """Whether every question was necessary."""
 
 
 class _Following:
-    """Answers which texts can follow at a matcher, which must not move meanwhile.
+    """Answers about the texts that can follow at a matcher, which must not move meanwhile.
 
     Most texts in question are tokens, and one mask answers for all tokens. Other answers are in
     `answers`.
@@ -301,18 +301,21 @@ class _Following:
 
 
 class LLGuidanceMatcher(Matcher):
-    """See `contracts.matcher.Matcher`. End-of-sequence tokens are handled here, not by llguidance:
-    it takes them in at some complete texts only, and an error would be the end of its matcher."""
+    """Matcher on llguidance; see `contracts.matcher.Matcher`.
+
+    It handles end-of-sequence tokens itself. llguidance accepts these tokens at some complete texts
+    only, and an error would end llguidance's matcher.
+    """
 
     def __init__(self, grammar: LLGuidanceGrammar) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
         self._parser = Parser(grammar.lexer, grammar.vocabulary.size)
-        self._tokens = self._parser.tokens  # taken in, without the end of the sequence
-        self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
+        self._tokens = self._parser.tokens  # accepted, without the end of the sequence
+        self._ended = 0  # accepted end-of-sequence tokens: 0 or 1
         self._error = ""
         self._settled = -1
-        """Number of tokens at the end of the last forced run: nothing is forced there, if the
+        """Number of tokens at the end of the last forced run. Nothing is forced there, if the
         matcher accepted the run."""
         self._run: list[int] = []
 
@@ -326,7 +329,7 @@ class LLGuidanceMatcher(Matcher):
             if not self._grammar.special:  # a negation allows their names among the bytes
                 np.bitwise_and(out, ~self._vocabulary.special_mask, out=out)
         if self._ended or self._parser.matcher.is_error():
-            out[:] = 0  # llguidance allows the end of the sequence where it gave up
+            out[:] = 0  # llguidance allows the end of the sequence after its own failure
 
     def advance(self, token_id: int) -> bool:
         if self._ended or not 0 <= token_id < self._vocabulary.size:
@@ -395,8 +398,8 @@ class LLGuidanceMatcher(Matcher):
         return tokens
 
     def _last_forced(self, tail: bytes, runs: list[_Run]) -> list[int]:
-        """Return the forced tokens of the last text, which may go on. The runs are taken in for
-        that, and undone."""
+        """Return the forced tokens of the last text, which may continue. For this purpose the runs
+        are accepted and undone."""
         path = _path(runs, self._vocabulary)
         if path is None:
             return []
@@ -461,7 +464,8 @@ def _path(runs: list[_Run], vocabulary: Vocabulary) -> list[int] | None:
 
 
 def parser_limits(config: ConstraintConfig) -> LLParserLimits:
-    """llguidance's own bounds, at compilation and at every mask, in proportion to the config's."""
+    """Return llguidance's bounds, at compilation and at every mask, in proportion to the
+    config's."""
     # About 2 kB per lexer state, by llguidance's documentation.
     states = max(1000, min(250_000, config.compile_memory_bytes >> 15))
     return LLParserLimits(
@@ -479,17 +483,17 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
 
 def reason(matcher: LLMatcher) -> str:
     """Return llguidance's error message without the state that it may append."""
-    said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
-    return "no text satisfies it" if said.startswith("NoExtension") else said
+    message = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
+    return "no text satisfies it" if message.startswith("NoExtension") else message
 
 
 # Hybrid -------------------------------------------------------------------------------------------
 #
-# llguidance with a memory: what it says is kept by the state of an automaton of what a schema
-# declares (`json_schema/writers`), and asked for again only where the automaton knows no way.
+# llguidance with memos: masks are stored by the state of an automaton for a schema's declared part
+# (`json_schema/writers`). llguidance is asked again only if the automaton has no transition.
 #
-# A mask that llguidance made at a state is that of every request that comes there, with the tokens
-# in it that begin declared and end elsewhere. Such a token has its request go on in llguidance.
+# All requests at a state share its mask from llguidance. The mask includes tokens that begin in the
+# declared part and end elsewhere. After such a token a request continues in llguidance.
 
 
 log = logging.getLogger(__name__)
@@ -498,10 +502,11 @@ _HYBRID_MARK = ord(MARK)
 
 
 class HybridGrammar(DfaGrammar):
-    """`inner`, with the declared part of its language in `dfa`; see `contracts.matcher.Grammar`.
+    """Grammar `inner`, with the declared part of its language in `dfa`; see
+    `contracts.matcher.Grammar`.
 
     Every mask that llguidance makes at a state is compared with the automaton's tokens. The mask
-    must have all declared tokens, and none that could not begin at a mark. Should both disagree,
+    must have all declared tokens, and none that could not begin at a mark. If both disagree,
     requests leave the automaton at their next token.
     """
 
@@ -531,11 +536,11 @@ class HybridGrammar(DfaGrammar):
     # ------------------------------------------------------------ answers for matchers
 
     def row(self, state: int) -> MaskRow | None:
-        # Of a state that is not trusted even two requests of one step may need different masks.
+        # At an untrusted state even two requests of one step may need different masks.
         return super().row(state) if self.trusted else None
 
     def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
-        """Take llguidance's mask of a state in, for all."""
+        """Take in llguidance's mask of a state, for all requests."""
         row = self.row(state)
         if failed or row is None:
             return
@@ -557,7 +562,7 @@ class HybridGrammar(DfaGrammar):
         return not (missing | words & ~(any_ | declared)).any()
 
     def run(self, state: int, data: bytes) -> int | None:
-        """Return the state after `data`; `DEAD` where the text is, or may be, that of a mark."""
+        """Return the state after `data`; `DEAD` if the text is, or may be, that of a mark."""
         try:
             for byte in data:
                 if state == DEAD or self._marks.may_begin(state)[byte]:
@@ -591,8 +596,8 @@ _NONE = np.zeros(256, bool)
 
 
 class _Marks:
-    """The automaton, but that anything follows a byte with which the text of a mark may begin
-    (`masks.Automaton`). Its state s is s + 1 here; 0 is behind a mark."""
+    """Automaton in which anything may follow the first byte of a mark's text (`masks.Automaton`).
+    State s of the automaton is s + 1 here; 0 is behind a mark."""
 
     def __init__(self, dfa: LazyDfa) -> None:
         self._dfa = dfa
@@ -607,7 +612,7 @@ class _Marks:
         return np.arange(256, dtype=np.uint8)
 
     def may_begin(self, state: int) -> np.ndarray:
-        """bool [256]: the bytes with which the text of a mark may begin at a state."""
+        """Return the bytes with which the text of a mark may begin at a state, bool [256]."""
         known = self._known.get(state)
         if known is None:
             known = _NONE

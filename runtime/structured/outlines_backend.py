@@ -1,9 +1,9 @@
 """outlines-core as a backend for compatibility: an index of all states by all tokens, made at once.
 
 Its index drops a token that ends one byte after an accepting state (seen in 0.2.11 to 0.2.14:
-`[0-9]+(\\.[0-9]+)?` never lets "." follow "1"). So nothing here is accepting before the end: each
-pattern ends with a sentinel, a code point of its own "token", which stands for the end of the
-sequence. The sentinel, U+10FFFF, is a noncharacter that no text holds; sets are without it.
+`[0-9]+(\\.[0-9]+)?` never lets "." follow "1"). So no state is accepting before the end: each
+pattern ends with a sentinel, a code point with its own "token", for the end of the sequence. The
+sentinel, U+10FFFF, is a noncharacter that no text holds; sets exclude it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ from rootlace.wire.errors import InvalidConstraint
 
 SENTINEL = chr(LAST)
 BYTES_PER_TRANSITION = 64
-"""Bytes of an index per transition during its build, as measured."""
+"""Measured bytes of an index per transition during its build."""
 
 
 class OutlinesGrammar(DfaGrammar):
-    """A regular language on an outlines-core index; see `contracts.matcher.Grammar`.
-
-    Its matchers stand at states of our automaton of the same language, which says what is forced.
-    """
+    """Regular language on an outlines-core index; see `contracts.matcher.Grammar`. Its matchers
+    stand at states of our automaton of the same language, which gives forced text."""
 
     backend = "outlines_core"
 
@@ -54,8 +52,8 @@ class OutlinesGrammar(DfaGrammar):
         canonicalizer: Canonicalizer,
         config: ConstraintConfig,
     ) -> None:
-        """Raises InvalidConstraint where outlines-core refuses the pattern or would take more than
-        the config's memory, and TooLarge beyond `max_states`."""
+        """Build the index. Raises InvalidConstraint if outlines-core refuses the pattern or would
+        take more than the config's memory, and TooLarge beyond `max_states`."""
         if has_look(regex):
             raise InvalidConstraint("outlines-core: look-around is not supported")
         regex = with_leaves(regex, _without_sentinel)
@@ -70,7 +68,7 @@ class OutlinesGrammar(DfaGrammar):
         except ValueError as error:
             raise InvalidConstraint(f"outlines-core: {error}") from None
         self._index_bytes = transitions * BYTES_PER_TRANSITION
-        # By state of our automaton, one of the index after the same text.
+        # By state of our automaton: a state of the index after the same text.
         self._state_of: dict[int, int] = {dfa.start: self._index.get_initial_state()}
         # Tokens that end in the middle of a character may be on the way to the sentinel.
         begun = tuple(SENTINEL.encode()[:length] for length in (1, 2, 3, 4))

@@ -65,7 +65,7 @@ class _Child(NamedTuple):
 
 
 class Sandbox:
-    """A child process that compiles constraints in forks (`sandbox_child`). Thread-safe. The child
+    """Child process that compiles constraints in forks (`sandbox_child`). Thread-safe. The child
     starts at the first trial. A child that does not answer is killed and replaced."""
 
     def __init__(self, setup: Callable[[], Setup]) -> None:
@@ -74,19 +74,17 @@ class Sandbox:
         self._ended = False
         self._sending = threading.Lock()
         self._lock = threading.Lock()
-        """Guards `_child` and `_ended`; never held for long."""
+        """Lock of `_child` and `_ended`; never held for long."""
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child, None without one."""
+        """Return the process id of the child; None without one."""
         child = self._child
         return None if child is None or self._ended else child.process.pid
 
     def run(self, constraint: Constraint, seconds: float) -> None:
         """Try to compile. Raises InvalidConstraint with the reason, or with the bound of memory.
-
-        Raises OutOfTime if that takes more than `seconds` of a processor.
-        """
+        Raises OutOfTime if that takes more than `seconds` of a processor."""
         with contextlib.ExitStack() as pipe:
             with self._sending:
                 child = self._child if self._child is not None else self._start()
@@ -96,7 +94,7 @@ class Sandbox:
                     child.pipe.send_bytes(msgspec.msgpack.encode(Trial(constraint, seconds)))
                     send_handle(child.pipe, theirs.fileno(), child.process.pid)
             with self._killing(child, OutOfTime(constraint)):
-                # The child answers long before that, unless somebody has suspended it.
+                # The child answers long before this time, unless it was suspended.
                 verdict = _receive(ours, 10 + 10 * seconds)
         if verdict.out_of_time:
             raise OutOfTime(constraint)
@@ -104,7 +102,8 @@ class Sandbox:
             raise InvalidConstraint(verdict.error)
 
     def close(self) -> None:
-        """End the child, even during a trial, and start no other. Callable from any thread."""
+        """End the child, even during a trial, and start no other child. Callable from any
+        thread."""
         with self._lock:
             self._ended = True
             if self._child is not None:
@@ -118,7 +117,7 @@ class Sandbox:
             if self._ended:
                 raise ServerUnavailable(STOPPING)
             command = processes.child_command("rootlace.runtime.structured.sandbox_child")
-            # What a library may print goes to standard error.
+            # Output of libraries goes to standard error.
             process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=2, start_new_session=True
             )
@@ -144,7 +143,7 @@ class Sandbox:
             try:
                 raise error from None
             finally:
-                del error  # which knows this frame: a cycle would keep the pipe open
+                del error  # the error knows this frame: a cycle would keep the pipe open
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -155,7 +154,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _receive(pipe: Connection[Any, Any], seconds: float) -> Verdict:
-    """Raises TimeoutError after `seconds`, and EOFError or OSError if the other end is closed."""
+    """Receive a verdict. Raises TimeoutError after `seconds`, and EOFError or OSError if the pipe
+    is closed."""
     if not pipe.poll(seconds):
         raise TimeoutError
     return msgspec.msgpack.decode(pipe.recv_bytes(), type=Verdict)
@@ -180,12 +180,12 @@ class _Job:
 
 
 class _Lane:
-    """`threads` daemon threads that call `work(job)`; started at the first job.
+    """Queue with `threads` daemon threads that call `work(job)`; started at the first job.
 
-    The jobs of one client run in order; clients take turns, job by job. A job that several clients
-    want runs when it is the turn of the first of them. A job that computes for more than `seconds`
-    after its start is handed to `overdue`, on another thread. A new thread takes the place of the
-    one that runs such a job. Neither function may raise.
+    The jobs of one client run in order; clients take turns, job by job. A job of several clients
+    runs at the first turn of one of them. A job that computes for more than `seconds` after its
+    start is handed to `overdue`, on another thread. A new thread takes the place of the thread that
+    runs such a job. Neither function may raise.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class _Lane:
         self._overdue = overdue
         self._seconds = seconds
         self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
-        """Clients' waiting jobs; the client whose turn it is comes first."""
+        """Waiting jobs by client; the client in turn comes first."""
         self._running: dict[threading.Thread, _Job] = {}
         self._changed = threading.Condition()
         self._started = False
@@ -225,13 +225,13 @@ class _Lane:
             return True
 
     def join(self, job: _Job, client: str) -> None:
-        """Queue the waiting job for another client, new to `job.clients`, too."""
+        """Queue the waiting job for another client, and add the client to `job.clients`."""
         with self._changed:
             if any(job in queue for queue in self._queues.values()):
                 self._queues.setdefault(client, deque()).append(job)
 
     def close(self) -> set[_Job]:
-        """Take no more jobs. Return the jobs that waited, and those that run on regardless."""
+        """Refuse further jobs. Return the waiting jobs, and the jobs that run on regardless."""
         with self._changed:
             self._closed = True
             left = {job for queue in self._queues.values() for job in queue}
@@ -292,7 +292,7 @@ def _thread_time(thread: threading.Thread) -> float:
     """Return the value of `time.thread_time` in a running thread, in seconds."""
     assert thread.ident is not None
     if not hasattr(time, "pthread_getcpuclockid"):
-        return 0.0  # such a system does not say: nothing is ever overdue
+        return 0.0  # this system has no such clock: no job is ever overdue
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
@@ -306,24 +306,26 @@ STOPPING = "the runtime is stopping"
 
 
 class CompileService:
-    """Compiles constraints for the engine. Thread-safe.
+    """Service that compiles constraints for the engine. Thread-safe.
 
-    Ordinary constraints are compiled by `config.compile_threads` threads. Costly-looking ones are
+    `config.compile_threads` threads compile ordinary constraints. Constraints that look costly are
     tried in the sandbox first, where time and memory end with a process: neither the engine nor an
     ordinary constraint waits. A trial that is not done after `QUICK_SECONDS` is repeated behind
-    others of its kind, so no quick trial waits for it. An ordinary constraint that turns out to be
-    slow fails at the same bound, and another thread takes the place of the stuck one. Time is that
-    of the processor, however busy the machine is. Failures are remembered, unless time ran out.
+    other long ones, so no quick trial waits for it. An ordinary constraint that turns out to be
+    slow fails at the same bound, and another thread takes the place of the stuck one. All times are
+    processor time, so a busy machine changes nothing. Failures are remembered, unless time ran out.
     """
 
     def __init__(self, compiler: GrammarCompiler, config: ConstraintConfig) -> None:
-        """Raises msgspec.ValidationError where a value of `config` is out of its range."""
+        """Make the service. Raises msgspec.ValidationError if a value of `config` is out of its
+        range."""
         self._config = msgspec.convert(msgspec.to_builtins(config), ConstraintConfig)
         self.compiler = compiler
         self._lock = threading.Lock()
         self._pending: dict[Constraint, _Job] = {}
         self._failed: OrderedDict[bytes, str] = OrderedDict()
-        """Digest of a constraint (its source may be long) -> reason of the failed compile."""
+        """Map from digest of a constraint (its source may be long) to the reason of the failed
+        compile."""
         self._sandbox = Sandbox(self._setup)
         self._ordinary = _Lane(
             *("compile", self._run, max(config.compile_threads, 1)),
@@ -335,15 +337,15 @@ class CompileService:
 
     @property
     def sandbox_pid(self) -> int | None:
-        """Process id of the sandbox's child, None without one."""
+        """Return the process id of the sandbox's child; None without one."""
         return self._sandbox.pid
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
-        """Return the grammar, soon.
+        """Return the future grammar of a constraint.
 
         Clients take turns. Clients that ask for the same constraint share one future, and none
-        waits longer than alone. The future fails with InvalidConstraint where the constraint cannot
-        be enforced or is beyond its bounds, and cannot be cancelled. A worker's thread calls the
+        waits longer than alone. The future fails with InvalidConstraint if the constraint cannot be
+        enforced or is beyond its bounds, and cannot be cancelled. A worker's thread calls the
         callbacks of the future.
         """
         constraint = as_compiled(constraint)
@@ -365,14 +367,14 @@ class CompileService:
         return job.future
 
     def close(self) -> None:
-        """End the child process; what is not compiled yet fails with ServerUnavailable."""
+        """End the child process; unfinished compiles fail with ServerUnavailable."""
         for lane in (self._ordinary, self._quick, self._long):
             for job in lane.close():
                 self._settle(job, ServerUnavailable(STOPPING))
         self._sandbox.close()
 
     def _known(self, constraint: Constraint) -> InvalidConstraint | None:
-        """Why the constraint does not compile, if that is known already."""
+        """Return the known reason why the constraint does not compile; None if none is known."""
         try:
             check_size(constraint, self._config)
         except InvalidConstraint as error:
@@ -382,7 +384,7 @@ class CompileService:
         return None if known is None else InvalidConstraint(known)
 
     def _put(self, lane: _Lane, job: _Job) -> None:
-        with self._lock:  # a client that joins between two lanes is not missed
+        with self._lock:  # a client that joins between two lanes counts too
             job.lane = lane
             taken = lane.put(job)
         if not taken:
@@ -425,7 +427,8 @@ class CompileService:
                 self._failed.popitem(last=False)
 
     def _fail(self, job: _Job, error: Exception) -> None:
-        """End the job with the error or, where a lenient part is at fault, without that part."""
+        """End the job with the error or, if a lenient part is at fault, compile without that
+        part."""
         weaker = weakest(job.constraint)
         if weaker is None:
             self._settle(job, error)
@@ -445,8 +448,8 @@ class CompileService:
                 return  # the job was given up, or the service is closed
             del self._pending[job.constraint]
         if isinstance(result, Exception):
-            if isinstance(result, RootlaceError):  # other errors are told with their place
-                # Its frames know the job, and so the future: it would refer to itself.
+            if isinstance(result, RootlaceError):  # other errors name their place
+                # Its frames know the job, and so the future: a reference cycle.
                 result.__traceback__ = result.__context__ = None
             job.future.set_exception(result)
         else:

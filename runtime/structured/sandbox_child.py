@@ -1,15 +1,15 @@
-"""The child process in which costly constraints are compiled first; `sandbox.Sandbox` starts it.
+"""Child process that compiles costly constraints first; `sandbox.Sandbox` starts it.
 
     parent --Setup, then Trial and a pipe--> child --fork--> keeper --fork--> worker
                       pipe <------------------- Verdict of the worker, or of the keeper
 
 The child reads the vocabulary once. Each worker compiles one constraint, and the operating system
-ends a worker beyond its address space or time. Time that a worker waits for a processor does not
-count: the bound must not depend on what else the machine does. But an alarm ends the worker some
-time after the bound. Then the worker's keeper gives the verdict.
+ends a worker beyond its address space or time. A worker's waiting time for a processor does not
+count, so the bound does not depend on other programs. But an alarm ends the worker some time after
+the bound. Then the worker's keeper gives the verdict.
 
 Standard input is one end of a `multiprocessing.Pipe`, with messages in MessagePack. When the input
-ends, the parent has ended, and the child ends with all that it forked.
+ends, the parent has ended, and the child ends with all its forks.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from rootlace.wire.protocol import Constraint
 WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
 
 OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
-"""The signals that end a worker after too much computing, or too much waiting."""
+"""Signals that end a worker after too much computing, or too much waiting."""
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first message to the child: what it needs to compile as its parent would."""
+    """First message to the child: all that it needs to compile as its parent would."""
 
     config: ConstraintConfig
     size: int
@@ -51,14 +51,15 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Any later message to the child; a pipe for the verdict follows."""
+    """Later message to the child; a pipe for the verdict follows."""
 
     constraint: Constraint
     seconds: float
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer: `error` is why the constraint does not compile, empty if it does."""
+    """Answer of a worker: `error` is the reason why the constraint does not compile; "" if it
+    does."""
 
     error: str = ""
     out_of_time: bool = False
@@ -67,7 +68,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def compiled(
     compile: Callable[[Constraint], Grammar], constraint: Constraint, config: ConstraintConfig
 ) -> Grammar:
-    """Return the grammar, with its first mask: that may take longer than all before. Raises
+    """Return the grammar, with its first mask, which may take longer than the rest. Raises
     InvalidConstraint."""
     try:
         grammar = compile(constraint)
@@ -101,7 +102,7 @@ def main() -> None:
         config=setup.config,
         documents=setup.documents,
     )
-    for constraint in WARM_UP:  # what is built once is built now
+    for constraint in WARM_UP:  # lasting tables are built now
         _attempt(compiler, constraint)
     os.nice(5)  # the engine's steps go first
     parent.send_bytes(msgspec.msgpack.encode(Verdict()))
@@ -129,7 +130,7 @@ def _keep(compiler: GrammarCompiler, trial: Trial, answer: Connection[Any, Any])
         answer.send_bytes(msgspec.msgpack.encode(verdict))
         os._exit(0)
     _, status = os.waitpid(worker, 0)
-    if status:  # beyond its memory, a worker may also end where nothing could catch that
+    if status:  # without memory a worker may also end where no handler could catch it
         late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in OUT_OF_TIME
         error = str(too_much_memory(trial.constraint, compiler.config))
         answer.send_bytes(msgspec.msgpack.encode(Verdict("" if late else error, late)))

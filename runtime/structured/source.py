@@ -1,4 +1,4 @@
-"""Sources of constraints. Sections: values of sources; which sources are suspicious."""
+"""Sources of constraints. Sections: values of sources; suspicious sources."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parsed_schema(source: str) -> dict[str, Any] | bool:
 
 # Suspicion ----------------------------------------------------------------------------------------
 #
-# Which constraints are compiled in a child process first, because their cost cannot be foreseen.
+# Constraints of unforeseeable cost, which a child process compiles first.
 #
 # A constraint is suspicious if
 # - its source is longer than 16,384 characters (a structural tag: than sixteen times that);
@@ -94,7 +94,7 @@ def pattern_is_suspicious(pattern: str) -> bool:
     """See above; `pattern` is a pattern or a grammar, and may be malformed."""
     if len(pattern) > MAX_SOURCE:
         return True
-    items, last = [0], [0]  # per open group: its items so far, and those of its last atom
+    items, last = [0], [0]  # per open group: its items so far, and the items of its last atom
     looks = 0
     for piece in _PIECE.finditer(pattern):
         if piece["group"]:
@@ -144,7 +144,7 @@ def value_is_suspicious(schema: Any) -> bool:
         stack += [(item, depth + 1) for item in node.values() if isinstance(item, dict | list)]
         alternatives = [node[key] for key in ("anyOf", "oneOf") if isinstance(node.get(key), list)]
         for options in alternatives:
-            # Beyond this the number says no more, and would only grow in digits.
+            # Beyond this bound the number says no more, and would only get more digits.
             combinations = min(combinations * max(len(options), 1), 2**62)
         beside = len(alternatives) + ("$ref" in node) + ("properties" in node)
         combines |= isinstance(node.get("allOf"), list) or (bool(alternatives) and beside > 1)

@@ -43,7 +43,7 @@ from rootlace.wire.protocol import Constraint
 
 # Tag formats --------------------------------------------------------------------------------------
 #
-# What structural tags may say: the notations, as they are read.
+# Notations of structural tags.
 #
 # sglang's, `Structures`, is free text with constrained islands:
 #
@@ -63,13 +63,13 @@ from rootlace.wire.protocol import Constraint
 #      {"type": "tags_with_separator", "separator": "\n", "at_least_one": true, "tags": [
 #       {"begin": "<f>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}]}
 #
-# In free text everything may come, until a trigger is complete: then one of the tags that begin
-# with it follows, its content exactly. Where triggers overlap, the one that is complete first
-# counts. With `at_least_one` the text begins with a tag.
+# Free text allows everything until a trigger is complete. Then one of the tags that begin with the
+# trigger follows, with exactly its content. Of overlapping triggers, the first complete one counts.
+# With `at_least_one` the text begins with a tag.
 #
-# What a special token is written as is this token, in all literals. Free text may hold special
-# tokens that do not end the sequence, `any_text` of these those that no literal names. What ends
-# the sequence may be the end of a tag or of a `const_string` alone, and nothing follows it.
+# In literals the text of a special token means this token. Free text may hold special tokens that
+# do not end the sequence; `any_text` holds only those that no literal names. A token that ends the
+# sequence may only be the end of a tag or of a `const_string`, and nothing follows it.
 
 
 MAX_ELEMENTS = 1024
@@ -89,7 +89,7 @@ class Structures(msgspec.Struct):
 
 
 class AnyText(msgspec.Struct, tag_field="type", tag="any_text"):
-    """Everything up to the end of its tag."""
+    """Free text up to the end of its tag."""
 
 
 class TextOf(msgspec.Struct, tag_field="type", tag="string"):
@@ -105,7 +105,8 @@ class ConstString(msgspec.Struct, tag_field="type", tag="const_string"):
 
 
 class Json(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """`lenient`: parts of the schema that no mask can hold are dropped instead of refused."""
+    """JSON value of a schema. `lenient`: parts of the schema that no mask can hold are dropped, not
+    refused."""
 
     json_schema: dict[str, Any] | bool
     lenient: bool = False
@@ -133,7 +134,7 @@ class SequenceFormat(msgspec.Struct, tag_field="type", tag="sequence"):
 
 
 class Triggered(msgspec.Struct, tag_field="type", tag="triggered_tags"):
-    """Nothing can follow the free text of it."""
+    """Free text with triggered tags; nothing can follow the free text."""
 
     tags: Annotated[list[Tag], _Some]
     triggers: Annotated[list[_Name], _Some]
@@ -153,10 +154,10 @@ class Outer(msgspec.Struct):
 #
 # Free text as llguidance's rules: anything, until one of some literals is complete.
 #
-# Free text consists of texts with a special token between each two. How much of which literal has
-# just been written is known behind every special token (`_Place`), and nothing else has to be: a
-# literal that ends in text is a lazy lexeme, with which llguidance ends the free text as soon as it
-# can, and one that ends in a special token is complete with this one token.
+# Free text consists of texts with a special token between each two. Behind every special token, a
+# `_Place` has the written part of each literal; no other state is necessary. A literal that ends in
+# text is a lazy lexeme, with which llguidance ends the free text as soon as it can. A literal that
+# ends in a special token is complete with this token.
 
 
 FREE, _SOME = "FREE", "SOME"
@@ -177,8 +178,8 @@ class FreeText:
     """
 
     def __init__(self, rules: LexemeRules, literals: Sequence[str], free: Collection[int]) -> None:
-        """`free` are the special tokens that the text may hold, those of the literals among them.
-        Raises TooLarge."""
+        """Make free text. `free`: the special tokens that the text may hold, including the
+        literals' tokens. Raises TooLarge."""
         self._rules = rules
         self._literals = [runs(literal) for literal in literals]
         self._begins: dict[Run, list[int]] = {}
@@ -198,7 +199,7 @@ class FreeText:
         self.complete = [rules.add("met", " | ".join(ways)) for ways in complete]
 
     def define(self, begins: Sequence[str]) -> None:
-        """Free text follows each of `begins`."""
+        """Define the rules for free text behind each of `begins`."""
         for place, name in self._names.items():
             before = begins if place == _NOWHERE else ()
             self._rules.define(name, " | ".join([*before, *self._ways[place]]))
@@ -250,8 +251,8 @@ class FreeText:
                     yield lexed, then, ids
 
     def _then(self, place: _Place, text: str, is_all: bool, id_: int) -> _Place:
-        """Return the place after a text and a special token. The text is `text` (`is_all`), or ends
-        with `text`."""
+        """Return the place after a text and a special token. The text is, or (not `is_all`) ends
+        with, `text`."""
         found = set()
         for index in self._begins.get(id_, ()):
             if text.endswith(str(self._literals[index][0])):
@@ -273,25 +274,25 @@ class FreeText:
 
 # Lenient ------------------------------------------------------------------------------------------
 #
-# Structural tags whose schemas are held as far as they can be: what is left where they cannot.
+# Lenient structural tags: the remaining part of schemas that masks cannot hold.
 
 
 def least_of(schema: Any) -> dict[str, Any]:
-    """Return the weakest form of a lenient schema that a mask can always hold. The form keeps
-    `"type": "object"`, and nothing else."""
+    """Return the weakest form of a lenient schema, which a mask can always hold. The form keeps
+    only `"type": "object"`."""
     is_object = isinstance(schema, dict) and schema.get("type") == "object"
     return {"type": "object"} if is_object else {}
 
 
 def is_lenient(constraint: Constraint) -> bool:
-    """Return whether a constraint may have a lenient schema. A certain answer would need the source
-    to be parsed, which takes time if the source is large."""
+    """Return whether a constraint may have a lenient schema. Certainty would need parsing, which
+    takes time for a large source."""
     return constraint.kind == "structural_tag" and '"lenient"' in constraint.source
 
 
 def weakest(constraint: Constraint) -> Constraint | None:
-    """Return the constraint with each lenient schema in its weakest form. Returns None if the
-    constraint has no lenient schema, or cannot be parsed."""
+    """Return the constraint with each lenient schema in its weakest form; None without a lenient
+    schema, or if the constraint cannot be parsed."""
     if not is_lenient(constraint):
         return None
     try:
@@ -369,7 +370,7 @@ def _schemas_of_tag(tag: Any) -> list[Any] | None:
 
 
 SchemaAt = Callable[[dict[str, Any] | bool, str, bool], dict[str, Any]]
-"""Maps a schema, its place and whether it is lenient to the schema that goes into the grammar."""
+"""Function from a schema, its place and whether it is lenient to the schema for the grammar."""
 _NOTHING = '""'
 
 
@@ -411,7 +412,7 @@ class _Ways(NamedTuple):
 
 class _Lark:
     def __init__(self, schema_at: SchemaAt, special: SpecialTokens, named: set[int]) -> None:
-        """`named` are the special tokens in literals."""
+        """Make the writer. `named`: the special tokens in literals."""
         self._schema_at = schema_at
         self._special = special
         self._unnamed = special.free - named
@@ -445,7 +446,7 @@ class _Lark:
         at_least_one: bool = False,
         stop_after_first: bool = False,
     ) -> list[str]:
-        """Free text with tags, which stand at `place`: the ways there are."""
+        """Return the ways of free text with tags, which stand at `place`."""
         begins = self._begins(tags, place, triggers)
         first = dict.fromkeys(trigger for found in begins for trigger in found)
         free = self._free([*first], "triggers", self._special.free)
@@ -460,8 +461,7 @@ class _Lark:
             behind_text.append(self._then(_Ways(met), body))
             at_once.append(self._then(_Ways(self.rules.literal(trigger)), body))
         some = self._named(_either(behind_text))
-        # As xgrammar has it, the one that there has to be comes first: behind free text it may
-        # never.
+        # As in xgrammar, the required tag comes first: behind free text it may never come.
         begin = _either(at_once) if at_least_one else _Ways(_NOTHING)
         again = [some.open] if not stop_after_first else []
         free.define([*filter(None, [begin.open, *again])] or [_NOTHING])
@@ -476,7 +476,8 @@ class _Lark:
         return "%json " + written(self._schema_at(schema, place, lenient))
 
     def _tag(self, tag: Tag | Structure, place: str, begun: str = "") -> _Ways:
-        """`begun`: the literal that is there of its begin."""
+        """Return the expressions of a tag. `begun`: the part of its begin that is already
+        written."""
         begin = self.rules.literal(self._literal(tag.begin, f"{place}.begin").removeprefix(begun))
         if isinstance(tag, Structure):
             content = _Ways(self._json(tag.schema, f"{place}.schema"))
@@ -490,8 +491,11 @@ class _Lark:
         return self._then(content, self._ending(tag.end, f"{place}.end"))
 
     def _any_text(self, end: str, place: str) -> _Ways:
-        """Free text up to its first `end`; where that ends the sequence, it is anywhere. What is
-        read of an answer may depend on the tokens of other literals: they do not stand in it."""
+        """Return free text up to its first `end`; an `end` that ends the sequence may be anywhere.
+
+        Readers of an answer may depend on the tokens of other literals, so the text has none of
+        these.
+        """
         literal = self._literal(end, place, last=True)
         if not literal:
             raise _wrong(place, "what ends any text is missing")
@@ -585,7 +589,7 @@ class _Lark:
         return _Ways(self.rules.literal(literal) or _NOTHING)
 
     def _literal(self, text: str, place: str, last: bool = False) -> str:
-        """`last`: the sequence may end with it."""
+        """Write a literal. `last`: the sequence may end with it."""
         if not is_text(text):
             raise _wrong(place, "a lone surrogate is no character")
         literal = self._special.literal(text)
@@ -606,13 +610,16 @@ class _Lark:
 
 
 MAX_COUNTED = 2000
-"""Characters of a string that are counted; a lexeme that counts some thousands is refused."""
+"""Most characters of a string that are counted; lexemes that count some thousands are refused."""
 
 
 def _strings_of(schema: dict[str, Any], close: str) -> list[Regex]:
-    """Languages that have the strings of a schema in common. Raises InvalidConstraint, which names
-    the keyword, where they cannot be told, or none of those listed is without `close`."""
-    PreparedSchema({"type": "string", **schema})  # refuses what is malformed, or has no strings
+    """Return languages whose intersection is the strings of a schema.
+
+    Raises InvalidConstraint, which names the keyword, if the strings cannot be determined, or if
+    every listed string contains `close`.
+    """
+    PreparedSchema({"type": "string", **schema})  # refuses malformed or empty schemas
     for keyword in sorted(schema.keys() & IN_PLACE):
         raise invalid(f"#/{keyword}", f"no mask can hold {keyword!r} in a text")
     for keyword in ("minLength", "maxLength"):

@@ -1,4 +1,4 @@
-"""Thoughts before an answer: where they begin and end, and a constraint that begins behind them."""
+"""Thoughts before an answer: their beginning and end, and a constraint that begins behind them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class _TokenBytes(Protocol):
 
 
 class Watch:
-    """Finds thoughts in tokens. A tag of special tokens is found as these, any other one as text,
-    however that is cut into tokens."""
+    """Watch for thoughts in tokens. Tags of special tokens are found as tokens, other tags as text
+    with any cuts into tokens."""
 
     def __init__(self, thoughts: ThoughtTokens, token_bytes: _TokenBytes) -> None:
         self._bytes = None if thoughts.special else token_bytes
@@ -73,9 +73,12 @@ class Watch:
 
 
 class _State(NamedTuple):
-    """`thought` tokens are thoughts; `left` are forced behind the thoughts; of `then` and the inner
-    text `taken` tokens were taken in, as long as it is `alive`. `rewound`: it began anew behind
-    thoughts."""
+    """State of a matcher behind thoughts.
+
+    `thought` tokens are thoughts; `left` are forced behind the thoughts. `taken` tokens of `then`
+    and the inner text were accepted, as long as the state is `alive`. `rewound`: the inner text
+    began again behind thoughts.
+    """
 
     position: Position
     thought: int = 0
@@ -131,7 +134,7 @@ class ThoughtMatcher(Matcher):
 
     @property
     def _is_inner(self) -> bool:
-        """Whether the inner matcher alone decides."""
+        """Return whether the inner matcher alone decides."""
         state = self._state
         behind = state.position.phase is Phase.BEHIND and not state.left
         return behind and state.taken >= len(self._then)
@@ -211,8 +214,8 @@ class ThoughtMatcher(Matcher):
         return True
 
     def _after(self, token: int) -> _State | None:
-        """Return the state after a token; None if the token is not allowed. The inner matcher has
-        taken in the token if the token belongs to the answer."""
+        """Return the state after a token; None if the token is not allowed. If the token belongs to
+        the answer, the inner matcher has accepted it."""
         state = self._state
         if state.left:
             return state._replace(left=state.left[1:]) if token == state.left[0] else None
@@ -303,7 +306,7 @@ class ThoughtMatcher(Matcher):
         state, before = self._state, self._before[keep]
         if before.rewound == state.rewound:
             self._give_back(state.taken, before.taken)
-        else:  # it is to stand where it stood before the thoughts began
+        else:  # back to its place before the thoughts began
             self._give_back(state.taken, 0)
             for token in self._tokens[len(self._then) : before.taken]:
                 if self._inner is not None:

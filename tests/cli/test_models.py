@@ -144,9 +144,9 @@ def test_packed_weights_are_listed_and_deleted(hub: Hub, tmp_path: Path) -> None
     cache.keep("1", weights, "people/tiny", None).join()
     there = ("--weight-cache", str(tmp_path))
     assert "people/tiny" in _models(*there)
-    (kept,) = cache.kept()
+    (kept,) = cache.files()
     assert json.loads(_models("--json", *there))["packed"] == [
         {"model": "people/tiny", "path": str(kept.path), "size": kept.size}
     ]
     assert "deleted" in _models("--delete-packed", *there)
-    assert not cache.kept()
+    assert not cache.files()

@@ -1,4 +1,4 @@
-"""The embedded model in float32, prompts for it, and constraints over its vocabulary."""
+"""Embedded model in float32, prompts for it, and constraints over its vocabulary."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ QUESTIONS = [
 
 
 def prompts_about(questions: Sequence[str], folder: Path) -> list[list[int]]:
-    """One chat prompt for each question, `PASSAGE` first in all of them."""
+    """Return one chat prompt for each question, with `PASSAGE` first in all of them."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return [
         tokenizer.apply_chat_template(

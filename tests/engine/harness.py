@@ -21,7 +21,7 @@ from rootlace.wire.protocol import SamplingParams
 
 
 def compiling_with(compiler: GrammarCompiler) -> LateCompiler:
-    """What an engine compiles with, once a constraint has come."""
+    """Return the compiler that an engine uses once a constraint has come."""
     late = LateCompiler(None, ConstraintConfig())  # type: ignore[arg-type]
     late._service = CompileService(compiler, ConstraintConfig())
     return late
@@ -29,7 +29,7 @@ def compiling_with(compiler: GrammarCompiler) -> LateCompiler:
 
 @dataclass
 class Outcome:
-    """What became of one request."""
+    """Outcome of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Outcome:
     """Indices of the tokens that were not sampled."""
     top: list[tuple[list[int], list[float]]] = field(default_factory=list)
     prompt: list[TokenScore] = field(default_factory=list)
-    """Those of the prompt's tokens that were asked for."""
+    """Requested scores of the prompt's tokens."""
     cached_tokens: int = 0
     vector: np.ndarray | None = None
     finish: str | None = None
@@ -60,10 +60,8 @@ class Outcome:
 
 
 class Harness:
-    """One scheduler over one executor; every invariant is checked after every step.
-
-    With `overlap`, the engine's own steps: faults of the executor end requests.
-    """
+    """Scheduler over an executor; every invariant is checked after every step. With `overlap`, the
+    steps are the engine's own: faults of the executor end requests."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Requests with LoRA adapters get what merged weights give, in any company."""
+"""Requests with LoRA adapters get the outputs of merged weights, in any company."""
 
 from pathlib import Path
 from typing import Any

@@ -43,7 +43,7 @@ PARAMS = SamplingParams(max_tokens=1, seed=0)
 
 
 class Heard:
-    """One request and what was heard of it."""
+    """Request with its received updates."""
 
     def __init__(self, client: EngineClient, token: int) -> None:
         self.updates: list[EngineOutput] = []
@@ -220,8 +220,8 @@ def test_what_was_to_be_forgotten_is_told_until_all_have_heard_it() -> None:
 
 
 def test_what_was_to_be_forgotten_outlives_the_server(tmp_path: Path) -> None:
-    """It ends while an engine is down, or before the engine may have done it; another server's
-    model, or a second one of the same, has a file of its own."""
+    """The server ends while an engine is down, or before the engine has completed a forget. Another
+    server's model, or a second server of the same model, has its own file."""
     now = [0.0]
 
     servers = list[Forgets]()
@@ -374,7 +374,7 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
 
 @pytest.fixture
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a `client` that is started behind it: read once for each engine."""
+    """Shorten the silence for a later `client`, which reads it once for each engine."""
     monkeypatch.setattr(engine_client, "SILENCE_SECONDS", 5.0)
 
 

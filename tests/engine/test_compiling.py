@@ -107,7 +107,8 @@ Turn = list[ToEngine] | Callable[[], None]
 
 
 class Talk:
-    """What the gateway says before each step, and what happens between; what the engine says."""
+    """Messages of the gateway before each step, events between steps, and messages of the
+    engine."""
 
     def __init__(
         self, service: FakeService, *turns: Turn, jump: bool = True, waiting: int = 9
@@ -244,7 +245,7 @@ def test_an_id_is_free_again_after_its_abort() -> None:
 def test_what_another_engine_generated_is_taken_in_while_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What goes wrong in it is the request's own."""
+    """A failure in the earlier output ends this request alone."""
     monkeypatch.setattr(core, "TOKENS_AT_ONCE", 3)
     service, tokens = FakeService(), np.full(16, 7, np.int32)
     service.done["a"] = Endless()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What the engine's process does about what a compiler learns."""
+"""Effects in the engine's process of facts that a compiler learns."""
 
 import gc
 from typing import Any

@@ -46,12 +46,14 @@ def tell(policy: RestartPolicy, rid: int, *tokens: int) -> None:
 
 
 def sent(policy: RestartPolicy) -> list[tuple[int, int]]:
-    """Ids of what the next engine gets, and until which length each is computed alone."""
+    """Return the requests for the next engine, with the length up to which each is computed
+    alone."""
     return [(one.rid, one.suspected) for one in policy.resume()]
 
 
 def test_a_guilty_request_explains_the_deaths_of_both_replicas() -> None:
-    """Each of these is found at the second engine; it was the first one's death, too."""
+    """Each guilty request is found at the second engine, and also caused the first engine's
+    death."""
     heard, suspensions = list[EngineOutput](), Suspensions()
     first, second = RestartPolicy(suspensions), RestartPolicy(suspensions)
     for rid in range(MAX_RESTARTS + 2):
@@ -68,7 +70,7 @@ def test_a_guilty_request_explains_the_deaths_of_both_replicas() -> None:
 
 
 def test_requests_of_the_dying_step_are_computed_alone_as_far_as_it_went() -> None:
-    """So the second death has one request in its step, and the others have a clean slate."""
+    """So the second death has one request in its step, and the other requests are cleared."""
     heard, policy = list[EngineOutput](), RestartPolicy()
     for rid in range(3):
         policy.add(request(rid, "a"), heard.append, sent=True)
@@ -116,7 +118,7 @@ def test_an_engine_that_dies_in_no_step_died_of_a_request_not_heard_of() -> None
 
 
 def begins(order: list[list[int]]) -> list[int]:
-    """When each of these begins, in tokens, if what was computed once is there."""
+    """Return the token counts at which the requests begin, if shared prefixes are computed once."""
     known: set[tuple[int, ...]] = set()
     found = []
     for text in order:

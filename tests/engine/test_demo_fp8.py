@@ -54,8 +54,8 @@ def test_warm_answers_are_the_cold_ones(demo_model: Path) -> None:
 
 
 def test_answers_stay_likely(demo_model: Path) -> None:
-    """What the model writes with a cache in its own format, under the same in eight bits. Three
-    bits of mantissa are much for heads of 32 numbers: single tokens move, most do not."""
+    """Compare outputs of a cache in the model's dtype with their likelihood under an fp8 cache.
+    Three bits of mantissa are coarse for heads of 32 numbers: single tokens move, most do not."""
     wide = load(demo_model, "bfloat16", "auto")
     asked = prompts(demo_model)
     written = [answer.token_ids for answer in answers(Harness(wide, block_size=BLOCK_SIZE), asked)]

@@ -1,5 +1,5 @@
-"""The scheduler with a device's executor, steps launched ahead and graphs replayed, gives what it
-gives with the plain one."""
+"""Scheduler with a device's executor, steps launched ahead and graphs replayed: the same results as
+with the plain executor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -130,7 +130,8 @@ def test_constrained(
     demo_model: Path,
     name: str,
 ) -> None:
-    """By automata on the device, or by masks of the host behind the forward pass."""
+    """Constraints run by automata on the device, or by masks of the host behind the forward
+    pass."""
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
     grammar = GrammarCompiler(tokenizer, vocab_size=plain.vocab_size).compile(**CONSTRAINTS[name])
 

@@ -1,4 +1,4 @@
-"""A head's drafts are those of its definition, and change no bit of a text."""
+"""Drafts of a head: they follow its definition, and change no bit of a text."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def states_of(model: LlamaForCausalLM, ids: list[int], layers: tuple[int, ...]) 
 
 
 def drafted(head: HeadDecoder, *asked: DraftRow) -> tuple[list[list[int]], np.ndarray]:
-    """Drafts, and the logits that they were chosen by [rows, count, vocabulary]."""
+    """Return drafts, and the logits that chose them [rows, count, vocabulary]."""
     forward, logits = head._steps._forward, []
     original = forward.logits
 
@@ -146,7 +146,7 @@ def head_of(runner: ModelRunner) -> HeadDecoder:
 def test_drafts_are_those_of_the_definition(
     load: Load, model: tuple[Path, LlamaForCausalLM], name: str
 ) -> None:
-    """Of a prompt in chunks, and again behind a text that was drafted and checked in part."""
+    """The prompt comes in chunks, and again behind a text that was drafted and checked in part."""
     config, runner = HEADS[name], load(name)
     head, embedding = head_of(runner), model[1].model.embed_tokens.weight.detach()
     reference = Reference(config, weights(name), embedding)
@@ -180,7 +180,8 @@ def test_best_tokens_without_logits(load: Load) -> None:
 def test_contexts_begin_behind_blocks_from_below_the_pool(
     load: Load, model: tuple[Path, LlamaForCausalLM]
 ) -> None:
-    """They have no features. The head sees what comes behind, at the positions that it has."""
+    """These blocks have no features. The head sees only the context behind them, at its own
+    positions."""
     runner, ids = load("flat"), IDS[:21]
     head = head_of(runner)
     reference = Reference(FLAT, weights("flat"), model[1].model.embed_tokens.weight.detach())
@@ -204,7 +205,8 @@ def test_contexts_begin_behind_blocks_from_below_the_pool(
 
 
 def test_rows_that_share_a_prefix(load: Load) -> None:
-    """Attention computes it once for both, with the same bits as of each alone."""
+    """Attention computes the prefix once for both rows, with the same bits as for each row
+    alone."""
     runner, apart = load("flat"), load("flat")
     asked = []
     for last in (5, 6):
@@ -252,8 +254,8 @@ FIRST, LAST = 20, 52
 
 
 def circle(folder: Path, head: Path) -> None:
-    """A model whose embeddings are unit vectors, and says the next token of the circle; its head's
-    layer makes each unit vector the next one."""
+    """Save a model that writes the tokens of a circle, and a head for it. Embeddings are unit
+    vectors; the head's layer maps each unit vector to the next one."""
     size = {"vocab_size": 60, "num_hidden_layers": 4}
     made = save(LlamaConfig(**{**SHAPE, **size}), folder)
     units = torch.eye(64)
@@ -285,7 +287,7 @@ def circle(folder: Path, head: Path) -> None:
 
 
 class Counting(Harness):
-    """Counts what `usage` is told, by source."""
+    """Harness that counts the tokens in `usage` by source."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -300,8 +302,8 @@ class Counting(Harness):
 
 
 def test_a_head_that_is_right_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draft of it, greedy and seeded: so tokens and features are those that belong together,
-    in batches, behind cached prefixes and after preemption."""
+    """Every draft is accepted, greedy and seeded. So tokens and features belong together: in
+    batches, behind cached prefixes and after preemption."""
     native_library()
     always(monkeypatch, random.Random(1))
     circle(tmp_path / "model", tmp_path / "head")
@@ -510,7 +512,7 @@ def test_weights_that_are_not_a_heads(
 
 
 def test_weights_of_torch(model: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
-    """They are read where that is allowed: the first heads were published so."""
+    """Weights in torch's files are read if allowed, as the first heads were published in these."""
     save_head(tmp_path, {**FLAT, "architectures": ["LlamaForCausalLM"]}, {})
     (tmp_path / "model.safetensors").unlink()
     torch.save(weights_of(FLAT), tmp_path / "pytorch_model.bin")

@@ -1,4 +1,4 @@
-"""A draft model changes no bit, however right it is, and its KV is what it would compute alone."""
+"""Draft models: they change no bit with any accuracy, and their KV equals that of a run alone."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def row(ids: list[int], blocks: list[int], count: int = 4, compute: int = 64) ->
 
 
 def test_what_it_lacks_of_a_sequence(load: Callable[..., ModelRunner]) -> None:
-    """A step of the model takes what it writes to; not what was drafted for it; nor other slots."""
+    """A step of the model counts for the slots it writes; drafts and other slots do not."""
     runner = load("small", blocks=16)
     model, ids = runner.draft, list(range(3, 13))
     assert model is not None
@@ -210,7 +210,7 @@ def test_a_long_prompt_is_computed_in_parts_and_once(load: Callable[..., ModelRu
 def test_memory_is_for_both(
     load: Callable[..., ModelRunner], changes: dict[str, Any], folders: dict[str, Path]
 ) -> None:
-    """As many blocks of both as the memory holds."""
+    """The memory holds equally many blocks of both models."""
     size = 1 << 20
     counts = [
         load(draft, blocks=None, kv_memory_bytes=size, **changes).num_blocks
@@ -221,7 +221,7 @@ def test_memory_is_for_both(
 
 
 class TimedModel:
-    """A draft model on a clock, whose steps take `seconds`."""
+    """Draft model on a clock, whose steps take `seconds`."""
 
     def __init__(self, model: DraftDecoder, seconds: float) -> None:
         self.model = model
@@ -261,8 +261,8 @@ class TimedRunner:
 def played(
     runner: ModelRunner, seconds: float, rows: int, drafts: bool
 ) -> tuple[float, list[list[int]], int]:
-    """How long texts take with a draft model of so many seconds a step, or without; the texts; and
-    its drafted tokens."""
+    """Return the time of texts with a draft model of `seconds` a step, or without; the texts; and
+    its draft tokens."""
     assert runner.draft is not None
     model = TimedModel(runner.draft, seconds)
     harness = Harness(

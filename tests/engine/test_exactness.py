@@ -54,9 +54,9 @@ CONSTRAINTS = {
     TAKES_BACK: Constraint("json_schema", json.dumps(DISTINCT)),
     5: Constraint("regex", "(Dear (true|null), ?[a-z ]{9,19}; )+yours"),
 }
-"""Of the requests at these places: with tokens that are forced, and tokens that are taken back."""
+"""Requests at these places have forced tokens, and tokens that are taken back."""
 SCORED = {0: 18, 3: 25, 5: 40}
-"""Of the requests at these places the prompt is scored, from these tokens on."""
+"""Places of requests with a scored prompt, and the first scored token."""
 
 Load = Callable[..., ModelRunner]
 
@@ -101,8 +101,8 @@ def add_all(
     told: list[Outcome] | None = None,
     predictions: list[list[int]] | None = None,
 ) -> list[int]:
-    """Greedy and seeded requests, some of them constrained, or with scores of their prompts; each
-    goes on after what was `told`."""
+    """Add greedy and seeded requests, some with constraints or with scores of their prompts; each
+    continues behind its tokens in `told`."""
     rids = []
     for i, prompt in enumerate(PROMPTS):
         output = told[i].token_ids if told else []
@@ -174,7 +174,7 @@ def test_a_pool_too_small_for_all(load: Load) -> None:
 
 
 def test_a_new_engine_goes_on_after_any_token(load: Load) -> None:
-    """As after the death of an engine: another one is given what was told."""
+    """As after an engine's death, another engine gets the tokens that clients received."""
     expected = one_by_one(load(1, 16, 512))
     first = Harness(load(2, 16, 64), block_size=16, max_step_tokens=64)
     add_all(first)
@@ -194,7 +194,7 @@ def test_a_new_engine_goes_on_after_any_token(load: Load) -> None:
 
 
 class Predicted(NamedTuple):
-    """Pieces of outputs, and tokens that are none of them."""
+    """Pieces of outputs, and other tokens."""
 
     runner: ModelRunner
     cold: list[tuple[object, ...]]
@@ -222,7 +222,7 @@ def predicted(load: Load) -> Predicted:
     dice=st.randoms(use_true_random=False), overlap=st.booleans(), blocks=st.sampled_from([512, 48])
 )
 def test_predictions(predicted: Predicted, dice: random.Random, overlap: bool, blocks: int) -> None:
-    """What is predicted, right or wrong, decides in how many steps the output comes."""
+    """Right and wrong predictions change only the number of steps."""
     harness = Harness(
         predicted.runner,
         block_size=4,

@@ -32,8 +32,8 @@ QUESTIONS = ["Extract the person as JSON.", "Where does Mara live?"]
 
 
 class Canonical:
-    """A matcher whose mask allows a forced token alone, so that what jumps and what does not go
-    the same way by construction, and only how it is computed is compared."""
+    """Matcher whose mask allows a forced token alone. Then jumps and single steps give the same
+    tokens by construction, and only the computation differs."""
 
     def __init__(self, inner: Matcher) -> None:
         self._inner = inner
@@ -149,7 +149,7 @@ def test_an_output_resumes_anywhere(runner, prompts, compiler, stepwise) -> None
 
 
 def test_checked_constraints_rollback_on_the_model(runner, prompts, compiler) -> None:
-    """What no mask holds: a multiple of 7, and no number twice."""
+    """No mask holds a multiple of 7, or distinct numbers."""
     checked = {
         "type": "object",
         "properties": {

@@ -1,5 +1,5 @@
-"""What requests leave behind in the engine's process: nothing that refers in circles, so that full
-collections of garbage, which hold everybody, find little to do."""
+"""Garbage of requests in the engine's process: no reference cycles, so that full collections, which
+stop the process, find little to do."""
 
 import gc
 import json
@@ -106,7 +106,7 @@ class Served:
         return received
 
     def ask(self, given: Given | None, fate: str) -> None:
-        """One request, from its beginning to its end."""
+        """Run one request, from its beginning to its end."""
         self.rid += 1
         constraint = None
         if given is not None:
@@ -140,7 +140,7 @@ def served(demo_model) -> Iterator[Served]:
 
 
 def garbage_of(work: Callable[[], None]) -> Counter[str]:
-    """What only a collection of garbage finds of what `work` made, by type."""
+    """Count by type the objects of `work` that only a garbage collection finds."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -157,8 +157,8 @@ def garbage_of(work: Callable[[], None]) -> Counter[str]:
 
 
 def left_behind(ask: Callable[[int], None]) -> Counter[str]:
-    """What each of several calls leaves; what one of them does may be another test's, whose threads
-    end late."""
+    """Count the objects left by each of several calls; late threads of other tests may disturb one
+    call."""
     found = Counter[str]()
     for number in (12, 13, 14):
         found = garbage_of(lambda number=number: ask(number))  # type: ignore[misc]

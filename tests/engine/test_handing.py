@@ -32,7 +32,7 @@ SLOTS = 64
 
 
 class Peer:
-    """As `engine.__main__` puts it together. Reading always pays: the model is too small."""
+    """Engine as in `engine.__main__`. Reading always pays, since the model is too small."""
 
     def __init__(
         self, model: Path, memory: int = -1, num_blocks: int = 40, by: TransferKind = "memory"
@@ -110,7 +110,7 @@ class Peer:
     def offer(
         self, first: int, slots: list[int], crcs: tuple[int, ...], namespace="", source=b""
     ) -> None:
-        """For the request that is asked next."""
+        """Offer blocks for the next request."""
         places = list(zip(slots, crcs, strict=False))
         tokens = np.array(PROMPT, np.int32)
         self.handing.offer(len(self.outcomes), namespace, tokens, first, places, source)
@@ -167,7 +167,7 @@ def test_what_the_other_lacks_travels_and_the_tokens_are_the_same(
 
 
 def test_a_giver_that_dies_in_the_middle(model: Path, alone: Outcome) -> None:
-    """What came before counts; the rest is computed, as fast as ever."""
+    """Blocks that came before count; the rest is computed, as fast as usual."""
     source, target = Peer(model, by="tcp"), Peer(model, by="tcp")
     source.ask(PROMPT, 0)
     slots = list(range(BLOCKS))
@@ -272,7 +272,8 @@ def test_a_step_that_fails_while_blocks_are_given(model: Path, memory: int) -> N
 
 
 def test_slots_that_are_written_are_not_given_twice(model: Path, memory: int) -> None:
-    """Neither while they are, nor after a step has failed: the answer comes when all is written."""
+    """Slots are refused during a write, and after a failed step; the answer comes after all
+    writes."""
     source = Peer(model, memory)
     store = source.below.tiers.handed.store
     source.ask(PROMPT, 0)
@@ -326,7 +327,7 @@ def test_a_memory_without_room_for_a_block_is_refused(model: Path, memory: int) 
 
 
 def test_a_memory_that_cannot_be_written_holds_nobody_up(model: Path, memory: int) -> None:
-    """What is being given is answered without what is missing, and later prompts at once."""
+    """A gift in progress is answered without the missing blocks, and later prompts at once."""
     peer = Peer(model, memory)
     peer.ask(PROMPT, 0)
     store = peer.below.tiers.handed.store

@@ -1,4 +1,4 @@
-"""Engines that hang, and those that end when nobody waits for them any more."""
+"""Engines that hang, and engines that end after the last wait for them."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ async def _naps_until_lost(
 
 
 class EndsTooLate:
-    """A process that ends when it was waited for long enough, but is not killed yet."""
+    """Process that ends after the wait for it, before it is killed."""
 
     returncode = None
     stdin = None

@@ -1,4 +1,4 @@
-"""What compiles is made when a constraint comes: futures end as those of the service itself."""
+"""Compiler made at the first constraint: its futures end as those of the service itself."""
 
 import threading
 from typing import Any
@@ -18,7 +18,7 @@ LETTERS = {"<eos>": 0} | {chr(ord("A") + i): i + 1 for i in range(26)}
 
 
 class Made:
-    """Makes compilers when it is let, and counts them."""
+    """Maker of compilers on permission, with a count."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.compilers = threading.Event(), list[GrammarCompiler]()

@@ -1,4 +1,4 @@
-"""What is told of weights that are being read."""
+"""Reports about weights that are being read."""
 
 import io
 

@@ -58,7 +58,7 @@ class CountingExecutor:
 
 
 def compiler() -> GrammarCompiler:
-    """Of tokens 1..26, which are the letters."""
+    """Compile for tokens 1..26, which are the letters."""
     letters = {"<eos>": 0} | {chr(ord("a") + i): i + 1 for i in range(26)}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
@@ -66,7 +66,7 @@ def compiler() -> GrammarCompiler:
 
 
 class Conversation:
-    """Scripts what the gateway says before each step, and keeps what the engine says."""
+    """Script of the gateway's messages before each step, with the engine's messages."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ def test_requests_run_to_their_ends() -> None:
 def test_a_request_is_on_record_while_it_is_taken_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that an engine which dies there names it; later the record has the steps alone."""
+    """So an engine that dies here names the request; later the record has the steps alone."""
     path, on_record = tmp_path / "steps", list[dict[int, int]]()
     add = Scheduler.add
 

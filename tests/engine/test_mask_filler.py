@@ -124,7 +124,7 @@ def test_masks_of_a_step_are_rows_of_one_array() -> None:
 
 
 class Clock:
-    """In the place of `time`: only masks take time."""
+    """Clock in the place of `time`: only masks take time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -144,7 +144,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Watched(Counting):
-    """Takes so many seconds for its next mask; says who made the masks."""
+    """Matcher whose next mask takes a number of seconds; it records the threads of masks."""
 
     clock = Clock()
     seconds = 1e-6
@@ -205,7 +205,7 @@ def test_only_so_much_of_a_step_goes_into_masks_on_the_spot() -> None:
 
 
 def test_whoever_waits_helps(filler) -> None:
-    """Jobs that block until all of them run at once, one more than there are threads."""
+    """The jobs block until all of them run at once, one more than there are threads."""
     barrier = threading.Barrier(3, timeout=100)
 
     class Meeting(Counting):

@@ -1,4 +1,4 @@
-"""The embedded model with overlap forced on gives what it gives without, in float32."""
+"""Embedded model with forced overlap: the same results as without, in float32."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -119,7 +119,7 @@ def test_sampled_penalised_scored_and_stopped(runner, prompts) -> None:
 
 
 def test_forks_and_turns(runner, prompts) -> None:
-    """Branches off what is being generated, and turns that go on from it."""
+    """Branches off a running generation, and turns that continue it."""
 
     def fill(harness: Harness) -> None:
         stem = harness.add(prompts[0], greedy(24), program="p")

@@ -121,8 +121,8 @@ async def test_what_is_let_go_before_it_is_pinned_again_stays_away(
 
 
 class Engine:
-    """Pins again what it was given, once it has read so many further messages, and tells all of a
-    turn together."""
+    """Engine that pins its prompts again after a number of further messages, and sends a turn's
+    updates together."""
 
     def __init__(self, client: Any, after: int) -> None:
         self.sent: list[Any] = []

@@ -1,4 +1,4 @@
-"""Vectors of texts and scores of labels equal those of transformers, in any company."""
+"""Vectors of texts and scores of labels: equal to those of transformers, in any company."""
 
 from pathlib import Path
 

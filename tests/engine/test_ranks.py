@@ -1,5 +1,5 @@
-"""An engine on several ranks ends with any of them, or with one that hangs, for its supervisor to
-start another."""
+"""Engine on several ranks: it ends with any of them, or with one that hangs, so that its supervisor
+starts another."""
 
 import asyncio
 import os

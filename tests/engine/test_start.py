@@ -1,4 +1,4 @@
-"""What the engine process says when it cannot start."""
+"""Reports of an engine process that cannot start."""
 
 from types import SimpleNamespace
 

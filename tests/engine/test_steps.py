@@ -21,7 +21,8 @@ VOCAB = 50
 
 
 class Logged(SimulatedExecutor):
-    """Notes what it is asked; raises at the calls named in `faults`, a number per method."""
+    """Executor that records its calls, and raises at the calls named in `faults`, a number per
+    method."""
 
     def __init__(self, **faults: int) -> None:
         super().__init__(64, 4, 1000, VOCAB, verify=True, overlaps=True)
@@ -55,7 +56,7 @@ def harness(executor: SimulatedExecutor, overlap: bool = True) -> Harness:
 
 
 def submit(harness: Harness) -> list[int]:
-    """One request of each kind; they end at different steps."""
+    """Submit one request of each kind; they end at different steps."""
     rids = []
     for i, matcher in enumerate(
         [
@@ -125,7 +126,7 @@ def test_a_fault_that_does_not_come_back_ends_nobody_in_company(what, when) -> N
 
 @pytest.mark.parametrize("what", ["launch", "sample", "collect"])
 def test_an_executor_that_is_lost_ends_the_engine(what) -> None:
-    """Whoever started it starts it anew; the requests are not to be told that they failed."""
+    """The supervisor starts the engine again; requests get no error."""
 
     class Lost(Logged):
         def note(self, name: str, step: int) -> None:
@@ -203,7 +204,7 @@ def test_what_is_held_back_is_told_before_a_prompt_is_computed(overlap: bool) ->
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_held_back_tokens_come_with_their_scores(overlap: bool, seed: int) -> None:
-    """Forced tokens, whose scores come with the step that computes them; prompts in between."""
+    """Scores of forced tokens come with the step that computes them; prompts run in between."""
 
     def told(emit_seconds: float) -> list[tuple[list[int], list[float], list[int]]]:
         executor = SimulatedExecutor(512, 4, 1000, 100, verify=True, overlaps=overlap)

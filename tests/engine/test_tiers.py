@@ -1,4 +1,5 @@
-"""An engine whose pool is too small, with a disk below it: the tokens are those without one."""
+"""Engine whose pool is too small, with a disk below it: the tokens are those of a run without a
+disk."""
 
 import dataclasses
 import errno
@@ -51,7 +52,7 @@ def without(model: Path) -> list[list[int]]:
 def config(
     model: Path, disk: Path | None, kernels: Kernels = "reference", **cache: object
 ) -> EngineConfig:
-    """With room for little more than one of the prompts."""
+    """Return a configuration whose pool holds little more than one of the prompts."""
     given: dict[str, object] = {"block_size": 16, "num_blocks": 4, "disk": str(disk or "")}
     given["disk_gb"] = 0.001
     return EngineConfig(
@@ -68,10 +69,10 @@ HOST_GB = 12.6e-6
 
 
 class Engine:
-    """As `engine.__main__` puts it together. Reading always pays: the model is too small."""
+    """Engine as in `engine.__main__`. Reading always pays, since the model is too small."""
 
     runners: ClassVar[dict[tuple[object, ...], ModelRunner]] = {}
-    """What is left in the pool of another engine must not matter."""
+    """Runners by model: contents of another engine's pool must not matter."""
 
     def __init__(self, config: EngineConfig, memory: int = -1, eager: bool = True) -> None:
         """`memory`: a descriptor of host memory; the engine has its own of the same. `eager`:
@@ -266,10 +267,10 @@ def test_a_record_that_was_not_finished_names_no_block(memory: int) -> None:
     store.erase([0])
     store.bytes[HEADER_BYTES + RECORD.itemsize] ^= 1  # the key of slot 1
     again = HostStore(os.dup(memory), b"i" * 32, 4, 64)
-    (found,) = again.kept()
+    (found,) = again.stored_blocks()
     assert (found.slot, found.key, found.owner) == (2, b"\2" * 16, b"o" * 16)
     assert again.fetched(2).tolist() == [2] * 64
-    assert HostStore(os.dup(memory), b"j" * 32, 4, 64).kept() == []
+    assert HostStore(os.dup(memory), b"j" * 32, 4, 64).stored_blocks() == []
 
 
 def test_nobody_finds_what_another_namespace_left(

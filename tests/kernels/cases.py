@@ -74,7 +74,7 @@ class AttentionTensors(msgspec.Struct, frozen=True):
         return replace(self, k_cache=caches[0], v_cache=caches[1], scales=None)
 
     def alone(self, row: int) -> AttentionTensors:
-        """One row of the batch by itself, over the same memory."""
+        """Return one row of the batch alone, over the same memory."""
         start, stop = int(self.batch.row_start[row]), int(self.batch.row_start[row + 1])
         batch = replace(
             self.batch,
@@ -188,7 +188,7 @@ def exact_attention(tensors: AttentionTensors) -> tuple[torch.Tensor, torch.Tens
 
 
 def _stored(tensors: AttentionTensors, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of some slots as the cache means them, float64 [Nk, S, D]."""
+    """Return keys and values of some slots as read from the cache, float64 [Nk, S, D]."""
     found = []
     for name, cache in (("k", tensors.k_cache), ("v", tensors.v_cache)):
         flat, scales = cache.view(-1, *cache.shape[2:]), tensors.scales
@@ -231,7 +231,7 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The struct `value` with every tensor changed, those in mappings too."""
+    """Return the struct `value` with every tensor changed, including tensors in mappings."""
 
     def changed(part: Any) -> Any:
         if isinstance(part, dict):

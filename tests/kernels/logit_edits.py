@@ -11,7 +11,7 @@ from rootlace.runtime.model.sampler import PENALTIES
 
 
 def lists(lengths: list[int], vocab: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(start, tokens) of rows with so many different tokens each, in order."""
+    """Return (start, tokens) of rows with these numbers of different tokens, in order."""
     random = np.random.default_rng(seed)
     tokens = [np.sort(random.permutation(vocab)[:length]) for length in lengths]
     start = np.concatenate([[0], np.cumsum(lengths)])

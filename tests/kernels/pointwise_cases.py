@@ -133,7 +133,7 @@ def check_copy_slots(
 
 
 class RopeCase(msgspec.Struct, frozen=True):
-    """What is rotated and written: `duplicates` tokens are written to a second slot."""
+    """Input of rotation and writing: `duplicates` tokens are also written to a second slot."""
 
     tokens: int = 5
     heads: tuple[int, int] = (4, 2)
@@ -255,7 +255,7 @@ def _check_stored(
     exact: tuple[torch.Tensor, torch.Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """What is read back, code * scale, is the value within half a step of e4m3 (3 bits)."""
+    """Check that the value read back, code * scale, is within half a step of e4m3 (3 bits)."""
     for stored, scale, values in zip(cache, (scales.k, scales.v), exact, strict=True):
         unit = scale.double().unsqueeze(1)
         code = stored[slots].double()

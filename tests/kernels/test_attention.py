@@ -54,7 +54,7 @@ def make_batch(
     dim: int,
     dtype: torch.dtype,
 ) -> tuple[AttentionBatch, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random queries and a cache whose unused slots are NaN."""
+    """Make random queries and a cache whose unused slots are NaN."""
     generator = np.random.default_rng(1)
     needed = [-(-context // block_size) for _, context in rows]
     num_blocks = sum(needed) + 3

@@ -19,7 +19,8 @@ def bfloat16(low: int, high: int) -> float:
 
 
 def group_of(number: int, bits: int, dim: int) -> int:
-    """Of a head's number: with 4 bits, 16 neighbours and those that are D / 2 further are one."""
+    """Return the group of a head's number: with 4 bits, 16 neighbours and the 16 numbers D / 2
+    further."""
     return 0 if bits == 8 else number % (dim // 2) // 16
 
 

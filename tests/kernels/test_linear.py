@@ -112,7 +112,7 @@ def test_rounding_to_int8(scheme: Scheme) -> None:
 
 
 def outliers(rows: int, seed: int) -> torch.Tensor:
-    """As trained weights are: normal, a few far larger, and groups off the middle."""
+    """Return weights like trained ones: normal, a few far larger, and groups off the middle."""
     rng = np.random.default_rng(seed)
     found = rng.normal(0, 0.02, (rows, 64)) + rng.normal(0, 0.01, (rows, 1))
     far = rng.random(found.shape) < 0.02
@@ -158,7 +158,7 @@ def test_int4_is_better_than_the_whole_range_and_never_worse() -> None:
 
 
 def test_int4_meets_a_grid_exactly() -> None:
-    """What was rounded so before is not rounded again: a file's Q4_1 stays what it is."""
+    """Numbers rounded in this format stay unchanged: a file's Q4_1 keeps its values."""
     rng = np.random.default_rng(7)
     codes = torch.from_numpy(rng.integers(0, 16, (5, 2, 32))).float()
     codes[..., 0], codes[..., 1] = 0, 15
@@ -246,7 +246,7 @@ def test_kinds() -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_weights_one_behind_the_other(form: Any) -> None:
-    """Those of one scheme are joined, others are kept apart; products are those of each."""
+    """Weights of one scheme are joined, others stay apart; products are those of each weight."""
     first = make(form, 3, 64, bias=True)
     second = make(form, 5, 64, bias=True, seed=1)
     other = Dense(normal(2, 64), normal(2))

@@ -128,7 +128,7 @@ def test_the_second_start_has_the_bytes_of_one_without_a_cache(
     cache = WeightCache(tmp_path / "cache", least_bytes=0)
     expected = bytes_of(starts.start(None))
     assert bytes_of(starts.start(cache)) == expected
-    eventually(lambda: bool(cache.kept()))
+    eventually(lambda: bool(cache.files()))
     starts.loads = 0
     second = starts.start(cache)
     assert starts.loads == 0
@@ -142,7 +142,7 @@ def test_a_served_gguf_file_may_be_written_over(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path / "cache", least_bytes=0)
     before = starts.start(cache).embedding_blocks
     assert before is not None
-    eventually(lambda: bool(cache.kept()))
+    eventually(lambda: bool(cache.files()))
     after = starts.start(cache).embedding_blocks
     assert after is not None and after.type == before.type
     expected = after.data.tolist()
@@ -150,7 +150,7 @@ def test_a_served_gguf_file_may_be_written_over(tmp_path: Path) -> None:
     file = starts.config.path
     file.write_bytes(bytes(file.stat().st_size))
     assert after.data.tolist() == expected
-    (kept,) = cache.kept()
+    (kept,) = cache.files()
     found = Entry.read(kept.path)
     found.verify()
     assert "embedding.blocks" in found.table.tensors
@@ -161,7 +161,7 @@ def kept(tmp_path: Path) -> tuple[Starts, WeightCache, Path]:
     starts = Starts(llama(tmp_path / "model"), BFLOAT16)
     cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
     cache.keep(KEY, starts.start(None), "m", None).join()
-    return starts, cache, cache.kept()[0].path
+    return starts, cache, cache.files()[0].path
 
 
 def test_what_the_key_depends_on(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_each_set_of_longropes_factors_is_kept(tmp_path: Path) -> None:
         expected = starts.start(None).tensors["frequencies"].tolist()
         starts.loads -= 1
         assert (angles, starts.loads) == (expected, loads)
-        eventually(lambda count=loads: len(cache.kept()) == count)
+        eventually(lambda count=loads: len(cache.files()) == count)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -261,7 +261,7 @@ def test_every_array_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     starts = Starts(act_order(tmp_path / "model"), FLOAT32)
     cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
     cache.keep(KEY, starts.start(None), "m", None).join()
-    path = cache.kept()[0].path
+    path = cache.files()[0].path
     entry = Entry.read(path)
     entry.verify()
     assert not entry.damage.is_set()
@@ -289,8 +289,8 @@ def test_damage_ends_the_executor(
     monkeypatch.setattr(WeightCache, "chosen", lambda *_: cache)
     executor = ExecutorConfig(model=str(llama(tmp_path / "model")), kernels="native", threads=1)
     whole = ModelRunner.load(executor, CacheConfig(16, 16), 64, 4)
-    eventually(lambda: bool(cache.kept()))
-    path = cache.kept()[0].path
+    eventually(lambda: bool(cache.files()))
+    path = cache.files()[0].path
     flip(path, Entry.read(path).table.tensors["final_norm"].begin)
     damaged = ModelRunner.load(executor, CacheConfig(16, 16), 64, 4)
     eventually(lambda: "packed weights are damaged" in caplog.text and not path.exists())
@@ -328,11 +328,11 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
     os.utime(path, (0, 0))
     assert cache.find(KEY) is not None  # which uses it
     cache.keep("3", packed, "m", None).join()
-    assert {one.path.stem for one in cache.kept()} == {"2", "3", KEY}
+    assert {one.path.stem for one in cache.files()} == {"2", "3", KEY}
     replace(cache, most_bytes=size // 2).keep("4", packed, "m", None).join()
-    assert len(cache.kept()) == 3
+    assert len(cache.files()) == 3
     assert cache.clear() == 3 * size
-    assert not cache.kept()
+    assert not cache.files()
 
 
 def test_two_starts_at_once(tmp_path: Path) -> None:
@@ -348,12 +348,12 @@ def test_two_starts_at_once(tmp_path: Path) -> None:
         first.write(b"half")
         cache.keep(KEY, packed, "m", None).join()
         assert part.read_bytes() == b"half"
-        assert not cache.kept()
+        assert not cache.files()
         assert cache.find(KEY) is None
         assert part.exists()
         assert not left.exists()
     cache.keep(KEY, packed, "m", None).join()
-    assert [one.path for one in cache.kept()] == [path]
+    assert [one.path for one in cache.files()] == [path]
     assert not part.exists()
 
 
@@ -370,7 +370,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptur
     cache.keep(KEY, packed, "m", None).join()
     assert "packed weights are not kept" in caplog.text
     cache.keep("1", packed, "m", None).join()
-    assert [one.path.stem for one in cache.kept()] == ["1"]
+    assert [one.path.stem for one in cache.files()] == ["1"]
     assert (download.read_text(), led_to.read_text()) == ("mine", "mine")
 
 

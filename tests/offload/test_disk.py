@@ -79,7 +79,7 @@ def test_what_is_written_is_found_in_its_order(tmp_path: Path) -> None:
         assert found is not None and np.array_equal(found, block_of(key_of(slot)))
     store.close({3: True, 5: False})
     again = opened(tmp_path)
-    assert [(one.slot, one.key, one.owner, one.wanted) for one in again._file.kept()] == [
+    assert [(one.slot, one.key, one.owner, one.wanted) for one in again._file.stored_blocks()] == [
         (3, key_of(3), OWNER, True),
         (5, key_of(5), OWNER, False),
     ]
@@ -105,7 +105,7 @@ def test_an_order_that_cannot_be_written_is_only_lost(
     assert "no space is left" in caplog.text
     assert psutil.Process().num_fds() == before - 2
     again = opened(tmp_path)
-    assert {one.slot for one in again._file.kept()} == {0, 1}
+    assert {one.slot for one in again._file.stored_blocks()} == {0, 1}
     again.close()
 
 
@@ -115,7 +115,7 @@ def test_fewer_slots_keep_what_fits(tmp_path: Path) -> None:
         save(store, slot, key_of(slot))
     store.close()
     again = opened(tmp_path, slots=3)
-    assert {one.slot for one in again._file.kept()} == {0, 1, 2}
+    assert {one.slot for one in again._file.stored_blocks()} == {0, 1, 2}
     assert (tmp_path / BLOCKS).stat().st_size == 3 * SIZE
     again.close()
 
@@ -127,10 +127,10 @@ def test_the_bytes_of_another_model_are_dropped(
     save(store, 1, key_of(1))
     store.close()
     other = opened(tmp_path, identity=OTHER)
-    assert other._file.kept() == [] and "something else" in caplog.text
+    assert other._file.stored_blocks() == [] and "something else" in caplog.text
     other.close()
     again = opened(tmp_path)
-    assert again._file.kept() == []
+    assert again._file.stored_blocks() == []
     again.close()
 
 
@@ -155,7 +155,7 @@ def test_damage_is_never_read(seed: int, tmp_path: Path) -> None:
         path.write_bytes(data)
     again = opened(tmp_path)
     damaged = 0
-    for one in again._file.kept():
+    for one in again._file.stored_blocks():
         found = read(again, one.slot, one.key)
         damaged += found is None
         assert found is None or np.array_equal(found, block_of(one.key))
@@ -203,7 +203,7 @@ def test_a_process_that_is_killed_leaves_whole_blocks(tmp_path: Path) -> None:
     told = int((["0", *child.stdout.read().split()])[-1]) or told
     child.wait()
     again = opened(tmp_path, slots=20)
-    kept = again._file.kept()
+    kept = again._file.stored_blocks()
     for one in kept:
         found = read(again, one.slot, one.key)
         assert found is not None and np.array_equal(found, block_of(one.key))
@@ -288,7 +288,7 @@ def test_a_full_disk_is_read_and_written_to_again_later(
     assert store.wait(60) and store.working
     assert store.close(dict.fromkeys(range(saved + 1), True))
     again = opened(tmp_path)
-    assert sorted(one.slot for one in again._file.kept()) == list(range(1, saved + 1))
+    assert sorted(one.slot for one in again._file.stored_blocks()) == list(range(1, saved + 1))
     assert again.close()
 
 
@@ -297,13 +297,13 @@ def test_a_store_that_begins_on_a_full_disk_is_used_when_there_is_room(
 ) -> None:
     now, disk = [0.0], Disk(monkeypatch, 0, 0)
     file = SlotFile(tmp_path, ME, SIZE, 8)
-    assert block_seconds(file, tmp_path, file.kept()) > 0
+    assert block_seconds(file, tmp_path, file.stored_blocks()) > 0
     store = SlotStore(file, 0.0, buffer_bytes=4 * SIZE, clock=lambda: now[0])
     assert not try_to_save(store, 0)
     disk.free, now[0] = 100 * SIZE, 1.0
     assert try_to_save(store, 0) and store.close({0: True})
     again = opened(tmp_path)
-    assert [one.key for one in again._file.kept()] == [key_of(0)] and again.close()
+    assert [one.key for one in again._file.stored_blocks()] == [key_of(0)] and again.close()
 
 
 @pytest.mark.parametrize("saved", [0, 2])
@@ -322,12 +322,12 @@ def test_a_quota_that_is_used_up_has_an_assumed_rate(
     file = SlotFile(tmp_path, ME, SIZE, 8)
     with monkeypatch.context() as patch:
         patch.setattr("os.write", used_up)
-        found = block_seconds(file, tmp_path, file.kept())
+        found = block_seconds(file, tmp_path, file.stored_blocks())
     assert found == SIZE / ASSUMED_RATE if not saved else found > 0
     assert not (tmp_path / PROBE).exists()
     monkeypatch.setattr("os.write", lambda *_: os.close(-1))
     with pytest.raises(OSError, match="Bad file descriptor"):
-        block_seconds(file, tmp_path, file.kept())
+        block_seconds(file, tmp_path, file.stored_blocks())
 
 
 class NoErasing:
@@ -381,7 +381,7 @@ def test_what_cannot_be_erased_on_a_full_disk_is_erased_later(
         left[0] = key_of(0)
     assert store.working and store.close()
     again = opened(tmp_path)
-    assert {one.slot: one.key for one in again._file.kept()} == left
+    assert {one.slot: one.key for one in again._file.stored_blocks()} == left
     again.close()
     assert "could not be erased" not in caplog.text
 
@@ -429,7 +429,7 @@ def test_what_is_written_is_read_while_the_index_waits_for_other_writes(tmp_path
     free.set()
     assert store.wait(60)
     again = opened(tmp_path)
-    assert [one.key for one in again._file.kept()] == [key_of(0)]
+    assert [one.key for one in again._file.stored_blocks()] == [key_of(0)]
     assert again.close()
 
 
@@ -554,12 +554,12 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_reading_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path, slots=40)
-    assert block_seconds(store._file, tmp_path, store._file.kept()) > 0
+    assert block_seconds(store._file, tmp_path, store._file.stored_blocks()) > 0
     assert {path.name for path in tmp_path.iterdir()} == {INDEX, BLOCKS}
     for slot in range(33):
         save(store, slot, key_of(slot))
     size = (tmp_path / BLOCKS).stat().st_size
-    assert block_seconds(store._file, tmp_path, store._file.kept()) > 0
+    assert block_seconds(store._file, tmp_path, store._file.stored_blocks()) > 0
     assert (tmp_path / BLOCKS).stat().st_size == size == 33 * SIZE
     assert (tmp_path / INDEX).stat().st_size == HEADER_BYTES + 33 * RECORD.itemsize
     store.close()

@@ -11,7 +11,7 @@ from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAuto
 
 
 class Plain:
-    """What a matcher is asked for, where nothing is forced and nothing taken back."""
+    """Matcher that forces nothing and takes nothing back."""
 
     place = UNKNOWN
     free = False

@@ -58,8 +58,8 @@ def test_one_with_thousands_of_requests_delays_ten_with_one_each_by_one() -> Non
     st.sampled_from(["fcfs", "lpm", "dfs"]),
 )
 def test_clients_who_wait_get_as_much_as_each_other(steps, policy) -> None:
-    """Of any two, over any time in which both wait: up to one request of each. And whatever comes,
-    each request is admitted once (or leaves)."""
+    """Of any two waiting clients, neither gets more than one request of each ahead of the other.
+    And each request is admitted once (or leaves)."""
     queues = _queues(policy)
     waiting: dict[str, list[RequestState]] = {client: [] for client in CLIENTS}
     got = dict.fromkeys(CLIENTS, 0)

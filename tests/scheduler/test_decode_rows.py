@@ -1,4 +1,4 @@
-"""Decode rows that go from step to step, against what the sequences themselves say."""
+"""Decode rows that go from step to step, compared with the sequences' own state."""
 
 import itertools
 import random

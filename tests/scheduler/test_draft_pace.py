@@ -1,4 +1,4 @@
-"""What drafts are known to cost, by the steps that had some and those that had none."""
+"""Measured cost of drafts, from steps with drafts and steps without."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def test_what_a_drafted_token_costs() -> None:
     assert pace.price(16) == (0.0, 1.0)
 
     def of(rows: int, drafted: int) -> float:
-        """What a draft costs, as a part of a row's share of a step."""
+        """Return the cost of a draft, as a part of a row's share of a step."""
         fixed, token = pace.price(rows)
         return fixed + drafted * token
 

@@ -1,5 +1,5 @@
-"""Where drafts are not worth it, predictions cost next to nothing; where all steps have drafts, one
-without shows now and then how long it takes."""
+"""Predictions without profit cost next to nothing. If all steps have drafts, one step now and then
+runs without, to measure its time."""
 
 from typing import Any
 from unittest.mock import patch
@@ -54,7 +54,7 @@ def test_a_step_without_drafts_comes_now_and_then() -> None:
 
 
 def test_drafts_do_not_wait_for_a_step_without_prompts() -> None:
-    """In a step with prompts nothing is seen of what drafts cost: it is not noted."""
+    """A step with prompts says nothing of the cost of drafts, and is not recorded."""
     pace = DraftPace()
     while not pace.wants_none():
         pace.note(4, 20, 15e-3)
@@ -106,7 +106,7 @@ def test_texts_are_looked_at_rarely_where_that_saved_nothing_lately(rows: int) -
 
 
 def test_one_row_of_a_batch_is_drafted_for_where_nothing_was_earned() -> None:
-    """Its text comes back: looks of the others do not end its wait for a draft."""
+    """A repeated text gets its draft: searches of other rows do not end its wait."""
     world = World(
         overlap=True,
         vocab_size=100_000,
@@ -132,7 +132,7 @@ def test_one_row_of_a_batch_is_drafted_for_where_nothing_was_earned() -> None:
 
 
 def test_who_has_no_draft_while_texts_rest_misses_no_step() -> None:
-    """A row that waited to be drafted for goes on with the others."""
+    """A row that waited for a draft continues with the others."""
     world = World(overlap=True)
     known(world, token=1e-3, step=1e-2)
     rids = [world.submit([*PROMPT, at], 4 * LENGTH) for at in range(2)]
@@ -150,7 +150,7 @@ def test_who_has_no_draft_while_texts_rest_misses_no_step() -> None:
 
 
 def test_a_batch_is_drafted_for_where_a_token_costs_most_of_what_it_saves() -> None:
-    """As long as the drafts are right: the texts come back."""
+    """A batch gets drafts as long as these are right, as for repeated texts."""
     world = World(vocab_size=100_000, num_blocks=1024, speculation_tokens=4096, max_step_tokens=512)
     known(world, token=1.5e-3, step=1e-2)  # 0.6 of what it saves to four rows
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Drafts of what was predicted: the output is what it is without, and comes in fewer steps."""
+"""Drafts of predicted text: the output is the same as without drafts, in fewer steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTH = 40
 
 
 def edited(cold: list[int]) -> list[int]:
-    """What the output changes: a token, two that it leaves out, one that it puts in."""
+    """Edit an output: replace one token, drop two, and insert one."""
     return [*cold[:10], 99, *cold[11:20], 98, 97, *cold[20:25], *cold[26:]]
 
 
@@ -35,7 +35,7 @@ def told(job: Job) -> tuple[int, int]:
 
 
 def ran(world: World, predict: Predict, **options: Any) -> tuple[Job, int]:
-    """The request, which is as it should be, and its steps."""
+    """Run the request, check its output, and return it with its number of steps."""
     before = world.stats["steps"]
     job = world.run(PROMPT, LENGTH, predict=predict, **options)
     world.expect_cold(job)
@@ -106,7 +106,7 @@ def test_the_output_is_what_it_is_without(
     seed: int,
     indexed: int,
 ) -> None:
-    """Of a prediction, and of what requests before it generated."""
+    """Drafts come from a prediction, and from the outputs of earlier requests."""
     world = World(
         overlap=overlap, block_size=blocks[0], num_blocks=blocks[1], speculation_tokens=indexed
     )
@@ -185,7 +185,7 @@ def test_a_constrained_row_is_drafted_along_its_constraint() -> None:
 
 
 class Beside:
-    """Fills masks only while they are waited for."""
+    """Filler that fills masks only during the wait for them."""
 
     def __init__(self) -> None:
         self.waiting = False
@@ -201,7 +201,7 @@ class Beside:
 
 
 class Slow(Script):
-    """Its masks take long: none is to be made while a step is planned."""
+    """Matcher with slow masks, none of which may be made during planning."""
 
     def __init__(self, filler: Beside) -> None:
         super().__init__(1, 30, 7, 3)
@@ -230,7 +230,7 @@ def test_slow_masks_of_drafts_are_made_beside_the_step() -> None:
 
 
 def test_a_draft_is_cut_where_its_masks_take_too_long() -> None:
-    """What was computed of it in vain counts as rejected."""
+    """The part of a cut draft that was computed in vain counts as rejected."""
     world = World(vocab_size=7, draft_seconds=0.0)
     job, steps = ran(world, list, constrain=lambda: Script(1, 30, 7, 3), jump=False)
     accepted, rejected = told(job)
@@ -277,7 +277,7 @@ def test_time_on_the_spot_is_the_whole_steps(monkeypatch: pytest.MonkeyPatch) ->
     masks = StepMasks(7, spot_seconds=2.5e-5)
 
     def made(matcher: Script) -> int:
-        """How many masks of a draft of three tokens are made at once."""
+        """Count the masks that are made at once for a draft of three tokens."""
         begun = clock.now
         found = [masks.at_hand(matcher, begun) is not None for _ in range(3)]
         masks.spend(begun)
@@ -317,7 +317,7 @@ def test_samples_share_what_is_predicted_and_those_that_wait_follow_nothing() ->
 
 
 def test_an_abort_tells_what_was_drafted_in_vain() -> None:
-    """Of a step under way; tokens that were right are told with the abort."""
+    """An abort during a step reports rejected draft tokens; accepted ones come with the abort."""
     world = World(overlap=True)
     rid = world.submit(PROMPT, LENGTH, predict=list, emit_every=100)
     sequence = world.scheduler.by_rid[rid]
@@ -355,7 +355,8 @@ def test_a_full_batch_is_not_slowed_down(rows: int, drafts: bool) -> None:
 
 
 def test_drafts_come_back_when_a_full_batch_has_gone() -> None:
-    """Whose next token is planned ahead has no draft: who waits for one must hear of the price."""
+    """A row whose next token is planned ahead has no draft, so waiting rows must learn the new
+    price."""
     world = World(overlap=True, max_step_tokens=512)
     known(world, token=1e-3, step=1e-2)
     for at in range(32):
@@ -369,7 +370,7 @@ def test_drafts_come_back_when_a_full_batch_has_gone() -> None:
 
 
 def known(world: World, token: float, step: float, fixed: float = 0.0) -> None:
-    """What tokens and steps cost, and that there are drafts."""
+    """Record the cost of tokens and steps, and of having drafts."""
     drafting = world.scheduler._drafting
     drafting.pace._steps = {1: step}
     took = [fixed + drafted * token for drafted in (1, 16)]
@@ -379,7 +380,7 @@ def known(world: World, token: float, step: float, fixed: float = 0.0) -> None:
 
 
 def test_rows_that_would_save_less_together_than_any_draft_costs_have_none() -> None:
-    """That there are drafts costs a whole step: eight rows' share of it each, for all of them."""
+    """Having drafts costs a whole step: eight rows' shares of it, for all rows together."""
     drafted = []
     for fixed in (0.0, 1e-2):
         world = World(max_step_tokens=512)
@@ -392,7 +393,7 @@ def test_rows_that_would_save_less_together_than_any_draft_costs_have_none() -> 
 
 
 def test_a_draft_costs_a_row_what_its_step_took() -> None:
-    """Who was drafted for in steps that took much longer gives up after fewer of them."""
+    """A row that got drafts in much longer steps gives up after fewer of these steps."""
     drafted = []
     for longer in (1.0, 4.0):
         world = World()
@@ -409,7 +410,8 @@ def test_a_draft_costs_a_row_what_its_step_took() -> None:
 
 
 def test_who_stands_by_misses_a_step_that_counts() -> None:
-    """Where others go on without the row; alone it misses nothing."""
+    """A row that stands by misses a step if other rows continue; a row that is alone misses
+    nothing."""
     for others in (0, 1):
         world, missed = World(overlap=True), []
         known(world, token=1e-4, step=1e-2)
@@ -470,7 +472,7 @@ def test_it_goes_on_behind_what_another_engine_generated() -> None:
 
 
 def drafted(world: World, **options: Any) -> dict[str, int]:
-    """What a request accepts that is the same as one before it, by source."""
+    """Return the tokens, by source, that a request accepts of an earlier equal request."""
     before = world.stats
     world.expect_cold(world.run(PROMPT, LENGTH, **options))
     return {
@@ -499,7 +501,8 @@ def _accepted(job: Job) -> list[tuple[int, int]]:
 
 
 def test_what_is_not_shared_is_not_drafted() -> None:
-    """Neither another namespace's or adapter's, nor what has a time to live, nor what is gone."""
+    """No drafts come from other namespaces or adapters, from texts with a time to live, or from
+    deleted ones."""
     world = World(speculation_tokens=1000)
     assert not drafted(world, namespace="a")["tree"]
     assert not drafted(world, namespace="b")["tree"]

@@ -1,4 +1,4 @@
-"""Why a prompt was cached as far as it was: each reason, and the page of the tree."""
+"""Explanations of a cached prefix: each reason, and the page of the tree."""
 
 import msgspec
 import numpy as np
@@ -92,7 +92,7 @@ def test_a_cache_that_is_switched_off() -> None:
 
 
 def submit(world: World, prompt: list[int], scored_from: int | None = None, **more: object) -> int:
-    """As `World.submit`, with a report."""
+    """Submit as `World.submit` does, with a report."""
     rid = len(world.jobs)
     params = SamplingParams(max_tokens=2, seed=0, prompt_logprobs_from=scored_from)
     ids = np.array(prompt, np.int32)
@@ -103,8 +103,8 @@ def submit(world: World, prompt: list[int], scored_from: int | None = None, **mo
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_report_comes_once_with_the_first_update(overlap: bool) -> None:
-    """Its figures are those of the moment of admission: what others of the same step compute
-    counts as cached."""
+    """The figures are those at admission: tokens computed by others in the same step count as
+    cached."""
     world = World(overlap=overlap, max_step_tokens=1000)
     rids = [submit(world, [*PROMPT, 1, 2]), submit(world, [*PROMPT, 5, 6]), submit(world, PROMPT)]
     world.drain()

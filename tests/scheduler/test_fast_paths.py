@@ -1,4 +1,4 @@
-"""Each fast path says what the plain one beside it says."""
+"""Fast paths, each compared with the plain path beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Table:
 
 
 class Ready(Digits):
-    """Its mask is known to be filled, or is only found when asked for."""
+    """Matcher whose mask is known to be filled, or is found on request."""
 
     def __init__(self, row: int, known: bool) -> None:
         super().__init__(100)
@@ -70,7 +70,7 @@ ROWS = st.lists(
 @given(ROWS, st.booleans())
 @settings(max_examples=60)
 def test_sample_rows(rows, automata) -> None:
-    """Plain rows made by the batch are those of `SampleRows.start`."""
+    """Plain rows made by the batch equal those of `SampleRows.start`."""
     made = []
     for rid, (temperature, min_tokens, penalty, kind, pending) in enumerate(rows):
         params = SamplingParams(
@@ -95,7 +95,7 @@ def test_sample_rows(rows, automata) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_intake(seed: int) -> None:
-    """What is known of places beforehand changes nothing; to the sequence's end."""
+    """Facts known in advance change nothing, up to the sequence's end."""
     dice = random.Random(seed)
     params = SamplingParams(max_tokens=40, seed=0, stop_token_ids=(15,), logprobs=True)
     quick = sequence(0, params, Script(seed, 30, VOCAB, forcing=3))
@@ -122,7 +122,7 @@ def test_intake(seed: int) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_decode_rows(block_size: int) -> None:
-    """The rows that follow from the last step's are those laid out from nothing."""
+    """Rows that follow from the last step equal rows laid out from the sequences."""
     dice = random.Random(block_size)
     params = SamplingParams(max_tokens=190, seed=0)
     rows = [sequence(rid, params) for rid in range(5)]

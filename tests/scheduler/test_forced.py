@@ -241,7 +241,7 @@ def test_a_jump_never_computes_again_what_the_sequence_has() -> None:
 
 
 class Refusing(Fixed):
-    """Refuses `bad` once the token behind it has come, which takes both back."""
+    """Matcher that refuses `bad` after the next token, which takes both back."""
 
     can_rollback = True
 
@@ -310,7 +310,7 @@ def test_rollback_end_honestly() -> None:
 
 
 class Panic(BaseException):
-    """What a panic of a compiled library looks like."""
+    """Exception that looks like a panic of a compiled library."""
 
 
 @pytest.mark.parametrize("error", [ValueError, Panic])
@@ -344,7 +344,7 @@ def test_a_matcher_that_raises_fails_alone(method, error) -> None:
 
 
 def test_an_interrupted_request_goes_on_elsewhere() -> None:
-    """From any point that its client has seen; the rest is the same, scores included."""
+    """From any point that its client has seen, the rest is the same, including scores."""
     prompt, cases = [1, 2, 3], 0
     for seed in range(12):
         whole = World(vocab_size=VOCAB)

@@ -11,7 +11,7 @@ from tests.scheduler.world import World
 
 
 def _order(world: World, rids: list[int]) -> list[int]:
-    """The requests in the order in which they got their first token."""
+    """Return the requests in the order of their first tokens."""
     seen: list[int] = []
     while world.scheduler.has_work:
         world.step()
@@ -193,7 +193,7 @@ def test_a_time_to_live_ends_what_the_request_added() -> None:
 
 
 def test_a_deadline_that_has_no_room_for_the_prompts_before_it_is_refused() -> None:
-    """What is in time is begun all the same."""
+    """Requests in time are begun nevertheless."""
     world = World(num_blocks=1024, max_step_tokens=128, policy="fcfs", context_length=4000)
     world.run([1] * 600, 1)  # now it knows its pace
     pace = world.scheduler.pace.seconds(1)
@@ -210,7 +210,7 @@ def test_a_deadline_that_has_no_room_for_the_prompts_before_it_is_refused() -> N
 
 
 def test_what_waits_and_would_be_late_is_refused_before_it_is_begun() -> None:
-    """Its turn comes too late: the one before it generates more than any before."""
+    """Its turn comes too late, since the request before it generates more than any earlier one."""
     world = World(max_running=1)
     for _ in range(8):
         world.run([1] * 8, 4)

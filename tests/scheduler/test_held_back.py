@@ -19,8 +19,8 @@ def forcing_at_once(length: int, forcing: int) -> int:
 @OVERLAP
 @pytest.mark.parametrize("cut", [False, True])
 def test_what_is_forced_from_the_start_comes_with_the_prompts_scores(overlap, cut) -> None:
-    """The first update says what was cached and what the prompt's tokens scored: it may not go out
-    before the prompt's last chunk, `cut` or not, is computed."""
+    """The first update has cached tokens and the prompt's scores, so it waits for the prompt's last
+    chunk, `cut` or not."""
     world = World(overlap=overlap, max_step_tokens=4 if cut else 64)
     seed = forcing_at_once(20, 6)
     world.run(list(range(9)), 1)
@@ -38,7 +38,7 @@ def test_what_is_forced_from_the_start_comes_with_the_prompts_scores(overlap, cu
 
 @OVERLAP
 def test_a_stop_token_is_told_together_with_the_end(overlap: bool) -> None:
-    """Who shows text leaves it out, and knows it by that."""
+    """Readers that show text leave out the stop token, which they know by the end."""
     world = World(overlap=overlap)
     seed = forcing_at_once(3, 10)
     tokens = world.run([1, 2], 9, constrain=lambda: Script(seed, 3, 100, 10)).output

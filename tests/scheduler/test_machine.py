@@ -42,11 +42,11 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 class Machine(RuleBasedStateMachine):
-    """`stored` lists, per namespace, what must be cached while nothing was lost (`lossless`).
+    """State machine of a scheduler.
 
-    `partial` lists what may be cached beside: requests that were preempted and then aborted.
-
-    With `overlap`, steps are planned while others are under way, in every interleaving.
+    `stored` lists, per namespace, the prefixes that must be cached while nothing was lost
+    (`lossless`). `partial` lists prefixes that may also be cached: requests that were preempted and
+    then aborted. With `overlap`, steps are planned while others run, in every interleaving.
     """
 
     block_size = 4
@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
     # ------------------------------------------------------------ requests
 
     def submit(self, prompt: list[int], namespace: str, program: str, **params: object) -> None:
-        """How often it is told must make no difference to what."""
+        """Submit a request. The intervals of its updates must not change its output."""
         every, seconds = self.telling.choice([(1, 0.0), (3, 0.0), (1, 0.02), (1, 1e9)])
         priority = self.telling.choice([0, 0, 1, -2])
         cache = params.pop("cache", Cache())
@@ -262,7 +262,7 @@ class Machine(RuleBasedStateMachine):
         scores=st.booleans(),
     )
     def fork(self, data, suffixes, program, max_tokens, scores) -> None:
-        """Several requests that continue, or branch off, one that came before (turns and forks)."""
+        """Submit requests that continue an earlier one, or branch off it (turns and forks)."""
         job = self.world.jobs[data.draw(st.sampled_from(sorted(self.world.jobs)))]
         whole = job.prompt + job.output
         cut = data.draw(st.integers(1, len(whole)))
@@ -345,7 +345,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.world.scheduler.has_work)
     @rule(data=st.data(), suffix=SUFFIX.filter(len), namespace=NAMESPACES)
     def solo(self, data, suffix, namespace) -> None:
-        """Alone, a request finds exactly what the model says is cached."""
+        """Run a request alone: it finds exactly the cached tokens of the model."""
         known = [tokens for where, tokens in self.stored if where == namespace] or [[]]
         base = data.draw(st.sampled_from(known))
         prompt = base[: data.draw(st.integers(0, len(base)))] + suffix
@@ -364,7 +364,7 @@ class Machine(RuleBasedStateMachine):
             self.stored.append((namespace, tokens))
 
     def bounds(self, tokens: list[int], namespace: str) -> tuple[int, int]:
-        """How many tokens are cached at least, if nothing was lost, and at most."""
+        """Return the least number of cached tokens, if nothing was lost, and the largest."""
 
         def longest(lists: list[tuple[str, list[int]]]) -> int:
             mine = [stored for where, stored in lists if where == namespace]

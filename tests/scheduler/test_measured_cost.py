@@ -1,4 +1,4 @@
-"""What steps cost, found again from steps whose cost is known."""
+"""Cost of steps, recovered from steps of known cost."""
 
 import random
 
@@ -26,7 +26,7 @@ def note(measured: MeasuredCost, done: StepPlan, seconds: float) -> None:
 
 
 def seconds(cost: StepCost, chunks: list[tuple[int, int]], contexts: list[int]) -> float:
-    """By the simulator's formula."""
+    """Return the seconds of a step by the simulator's formula."""
     counts = np.array([count for count, _ in chunks], np.int64)
     ends = np.array([end for _, end in chunks], np.int64)
     ones = np.ones(len(contexts), np.int64)
@@ -71,7 +71,7 @@ def test_steps_of_one_kind_give_a_cost_that_can_be_used() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_requests_without_outputs_are_no_measure_of_others(whole: bool) -> None:
-    """As one that is cancelled before its first token, or that asks for scores alone."""
+    """Such requests were cancelled before the first token, or ask for scores alone."""
     pace = ServicePace()
     pace.note(0.001, 1, 0, whole=whole)
     pace.note(10.0, 1, 500, whole=True)

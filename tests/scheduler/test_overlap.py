@@ -1,4 +1,4 @@
-"""Steps planned while others are under way, one promise per test."""
+"""Steps planned while others run, one promise per test."""
 
 import contextlib
 import random
@@ -143,7 +143,7 @@ def test_an_automaton_that_appears_is_taken_up_and_one_that_raises_is_not_missed
 
 
 class Lazy:
-    """Fills masks when they are waited for, and no sooner."""
+    """Filler that fills masks during the wait for them, and no sooner."""
 
     def start(self, jobs: Sequence[MaskingJob]) -> Callable[[], None]:
         for job in jobs:

@@ -1,4 +1,4 @@
-"""With and without steps planned ahead the same comes out, sooner."""
+"""Steps planned ahead give the same outputs, sooner."""
 
 import contextlib
 import random
@@ -18,7 +18,7 @@ from tests.simulated_executor import BadPlan, CostModel, SimulatedExecutor
 
 
 def load(world: World, seed: int) -> list[Job]:
-    """Requests of every kind, some of them while others run."""
+    """Return requests of every kind, some of them submitted while others run."""
     dice = random.Random(seed)
     vocab = world.executor.vocab_size
     stems = [ids(dice.randrange(1, 20), i, vocab) for i in range(3)]

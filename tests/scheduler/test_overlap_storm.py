@@ -36,7 +36,7 @@ SIZES: list[dict[str, Any]] = [
 
 
 class Storm:
-    """One world, and what may happen to it next."""
+    """World with its possible next events."""
 
     def __init__(self, seed: int, automata: bool, **sizes: Any) -> None:
         self.dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Where an output stands in what was predicted of it."""
+"""Places of an output in its prediction."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the scheduler promises, one promise per test."""
+"""Promises of the scheduler, one per test."""
 
 import dataclasses
 import itertools
@@ -150,7 +150,7 @@ def test_rows_that_share_a_node_are_neighbours() -> None:
 
 
 def overtakings(admitted: list[int], everyone: int) -> list[int]:
-    """For each arrival number, how many later ones were admitted before it."""
+    """Count, for each arrival number, the later requests admitted before it."""
     place = {number: at for at, number in enumerate(admitted)}
     return [sum(place[j] < place[i] for j in range(i + 1, everyone)) for i in range(everyone)]
 

@@ -1,7 +1,5 @@
-"""Steps are bounded by what they cost: nobody waits long for a long prompt, or for many requests.
-
-Time is that of the simulated executor, so that a slow machine changes nothing.
-"""
+"""Bounds on the cost of steps: no request waits long for a long prompt, or for many requests. Time
+is that of the simulated executor, so that a slow machine changes nothing."""
 
 import random
 import statistics
@@ -26,7 +24,7 @@ from tests.simulated_executor import CostModel, SimulatedExecutor
 
 BOUND = 0.25
 SLOW = CostModel(step=8e-3, token=1.5e-3, context=2e-7)
-"""Of a small model on two cores."""
+"""Cost of a small model on two cores."""
 VOCABULARY = 1000
 
 
@@ -79,7 +77,7 @@ LOADS = ("prompt", "prompts", "select", "echo", "vectors", "samples")
 
 
 class Run:
-    """A load, and single tokens asked for beside it at random moments, one after another."""
+    """Load, with single tokens requested beside it at random moments, one after another."""
 
     def __init__(
         self, load: Load, bound: float, cost: CostModel, *, beside: bool = True, before: int = 0
@@ -145,12 +143,9 @@ class Run:
 def test_a_single_token_waits_for_no_load(
     load: str, slower: int, before: int, sample: float
 ) -> None:
-    """Where all else is ten times slower, the bound is, too. To sample costs nothing, or two
-    thirds of a token.
-
-    Behind many single tokens, which tell nothing of prompts, those are soon known to cost five
-    times what they would cost on other machines beside such tokens.
-    """
+    """With ten times slower steps the bound is ten times larger. Sampling costs nothing, or two
+    thirds of a token. Many single tokens say nothing of prompts; prompt tokens behind them soon
+    prove five times as expensive as on other machines."""
     cost = replace(
         SLOW,
         step=SLOW.step * slower,
@@ -173,7 +168,7 @@ def test_a_single_token_waits_for_no_load(
 @pytest.mark.parametrize("before", [0, 200])
 @pytest.mark.parametrize("tokens", [2, 3, 10, 40])
 def test_nothing_is_known_of_prompts_at_first(load: str, before: int, tokens: int) -> None:
-    """To read the weights takes as long as to compute so many tokens, unlike the prior's 5."""
+    """Reading the weights takes as long as computing `tokens` tokens, unlike the prior's 5."""
     cost = replace(SLOW, token=SLOW.step / tokens)
     run = Run(_load(load), BOUND, cost, before=before)
     assert max(run.steps) <= 1.5 * BOUND, run.steps[:8]
@@ -181,7 +176,7 @@ def test_nothing_is_known_of_prompts_at_first(load: str, before: int, tokens: in
 
 
 def test_rows_take_turns_only_where_that_costs_little() -> None:
-    """As many rows as make a step's own cost small go on together, however long that takes."""
+    """Enough rows to make a step's own cost small continue together, for any time."""
     dice = random.Random(5)
     requests = [([dice.randrange(VOCABULARY)], 20, None) for _ in range(128)]
     rows: dict[float, float] = {}
@@ -281,8 +276,8 @@ def test_kept_rows_are_not_kept_twice() -> None:
 
 
 def test_short_requests_before_their_turn_take_nobodys_share() -> None:
-    """A key with fifty connections, on each one short request after the other, and a key with one
-    that sends all it has at once: both have half."""
+    """A key with fifty connections, each with one short request after another, and a key that sends
+    all requests at once: both get half."""
     executor = SimulatedExecutor(8192, 16, 1 << 16, VOCABULARY, SLOW)
     scheduler = Scheduler(
         SchedulerConfig(step_seconds=BOUND, policy="fcfs"),
@@ -360,7 +355,8 @@ def test_a_long_prompt_waits_for_no_end_of_short_ones(rows: int, blocks: int, le
 
 
 def test_few_are_looked_at_for_a_short_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many clients wait, all with prompts that no step ends."""
+    """The number of inspected requests is bounded, with any number of clients whose prompts no step
+    ends."""
     executor = SimulatedExecutor(8192, 16, 1 << 15, VOCABULARY, SLOW)
     scheduler = Scheduler(
         SchedulerConfig(step_seconds=BOUND),
@@ -392,7 +388,7 @@ def test_few_are_looked_at_for_a_short_request(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("length", [60, 120, 500, 900])
 def test_a_short_prompt_goes_beside_two_long_ones(length: int) -> None:
-    """Of three keys, two of which send one long prompt after the other."""
+    """Of three keys, two send one long prompt after another."""
     executor = SimulatedExecutor(8192, 16, 1 << 16, VOCABULARY, SLOW)
     scheduler = Scheduler(
         SchedulerConfig(step_seconds=BOUND),
@@ -436,7 +432,7 @@ def test_a_short_prompt_goes_beside_two_long_ones(length: int) -> None:
 
 @pytest.mark.parametrize("step", [0.1, 0.3, 1.5])
 def test_a_large_model_spends_little_on_steps_themselves(step: float) -> None:
-    """Whose steps cost more than the bound whatever they compute: as much as 5 tokens."""
+    """A model whose steps exceed the bound with any work spends as much on steps as on 5 tokens."""
     cost = replace(SLOW, step=step, token=step / 5)
     ends = [Run(_load("prompt"), bound, cost, beside=False).end for bound in (BOUND, 0.0)]
     assert ends[1] / ends[0] >= 0.8, ends
@@ -457,7 +453,7 @@ def test_the_load_gets_as_much_as_in_long_steps_and_the_same_tokens(load: str) -
 def test_a_machine_that_stood_still_changes_no_step_for_long(
     pauses: int, seconds: float, rows: int
 ) -> None:
-    """However often in a row, and beside decode rows or not."""
+    """The machine may stand still repeatedly, with and without decode rows."""
     executor = SimulatedExecutor(8192, 16, 1 << 17, VOCABULARY, SLOW)
     held = 0.0
     scheduler = Scheduler(

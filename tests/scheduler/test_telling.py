@@ -1,4 +1,4 @@
-"""Tokens are told in pieces where nobody waits for single ones."""
+"""Updates in pieces, for requests that need no single tokens."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_the_first_at_once_then_so_many_at_a_time_then_all(overlap, max_tokens) 
 
 
 def rest(max_tokens: int) -> list[int]:
-    """What is left for the end, which comes with the last token."""
+    """Return the tokens left for the end, which come with the last token."""
     return [(max_tokens - 2) % 4 + 1] if max_tokens > 1 else []
 
 

@@ -1,4 +1,4 @@
-"""The scheduler over a pool with stores below it: what comes back is what was computed."""
+"""Scheduler over a pool with stores below it: restored blocks are the computed ones."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ def test_a_restart_begins_as_warm_as_it_ended() -> None:
     dice = random.Random(4)
 
     def hit_rate(world: World) -> float:
-        """Of sixty prompts, some more popular than others. The pool has room for four."""
+        """Return the hit rate of sixty prompts, some more popular than others. The pool holds four
+        prompts."""
         jobs = [
             world.run(
                 [*prompt(min(int(dice.expovariate(0.2)), 30), 32), dice.randrange(50, 100)], 1

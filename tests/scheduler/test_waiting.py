@@ -32,7 +32,7 @@ def _queue(policy: str, most: int, delay: float, estimate) -> ClientQueue:
 
 
 def _play(dice: random.Random, policy: str, most: int, delay: float) -> None:
-    """A queue whose estimates change at random; the bounds are recomputed from scratch."""
+    """Play a queue whose estimates change at random; the bounds are recomputed from scratch."""
     cached: dict[int, int] = {}
     queue = _queue(policy, most, delay, lambda sequence: cached[sequence.number])
     waiting: list[RequestState] = []
@@ -231,7 +231,7 @@ def test_offering_deferred_requests_again_takes_no_memory(policy: str) -> None:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=60)
 def test_whose_turn_it_is_follows_from_arrivals_and_clocks(dice: random.Random) -> None:
-    """The heaps say what a look at all queues does."""
+    """The heaps agree with a look at all queues."""
     queue = WaitingQueue(SchedulerConfig(priority_seconds=3.0), lambda sequence: 0)
     waiting: list[RequestState] = []
     for number in range(120):

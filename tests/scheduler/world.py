@@ -1,4 +1,4 @@
-"""A scheduler over the simulated executor whose memory is verified, and what should come out."""
+"""Scheduler over the simulated executor with verified memory, and the expected outputs."""
 
 import math
 from collections import deque
@@ -83,7 +83,7 @@ class Job:
         return [score.token_id for score in scores]
 
     def fails(self) -> bool:
-        """Whether it ended with an error of its own, not one injected."""
+        """Return whether the job ended with an error of its own, not an injected one."""
         return self.finish == "error" and self.updates[-1].error != "injected"
 
 
@@ -122,7 +122,7 @@ class World:
         draft_seconds: float = math.inf,
         **config: Any,
     ) -> None:
-        """`stores` are below the pool, blocks of one byte in them."""
+        """Build the world. `stores` are below the pool, with blocks of one byte."""
         self.overlap = overlap
         self.flights: deque[SimulatedStep] = deque()
         self.late_rows = 0
@@ -159,7 +159,8 @@ class World:
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
         self.released: list[tuple[Hashable, list[int]]] = []
-        """Per namespace what sequences had computed when they let go of it: it is cached then."""
+        """Tokens that sequences had computed at their release, by namespace: these are cached then.
+        """
         self._release = self.scheduler.kv.release
         self.scheduler.kv.release = self._note_release  # type: ignore[method-assign]
 
@@ -191,7 +192,7 @@ class World:
         predict: Callable[[list[int]], list[int]] | None = None,
         **params: Any,
     ) -> int:
-        """`predict` makes the prediction of what will come out."""
+        """Submit a request. `predict` makes the prediction of its output."""
         rid = len(self.jobs)
         matcher = None if constrain is None else constrain()
         for token in output or () if matcher is not None else ():
@@ -322,7 +323,7 @@ class World:
         raise AssertionError("no end")
 
     def run(self, prompt: list[int], max_tokens: int = 4, **more: Any) -> Job:
-        """One request, alone or not, to its end."""
+        """Run one request, alone or not, to its end."""
         rid = self.submit(prompt, max_tokens, **more)
         while self.jobs[rid].finish is None:
             self.step()
@@ -341,7 +342,7 @@ class World:
         return self.scheduler.kv.tree.match(namespace, np.array(tokens, np.int32))
 
     def expect_cold(self, *jobs: Job) -> None:
-        """The output is what each request would have got with nobody else there, by token."""
+        """Check that each request's output is that of a run alone, token by token."""
         for job in jobs:
             self._expect_cold(job)
 
@@ -371,10 +372,10 @@ class World:
         adapter: int = -1,
         max_length: int | None = None,
     ) -> Cold:
-        """What must come out, from the definition of the simulated model alone.
+        """Return the expected output, from the definition of the simulated model alone.
 
-        Every token is sampled here, those that are forced as well. Forced is a token that is the
-        only one allowed, unless it is drawn to replace a refused one.
+        Every token is sampled here, including forced ones. A token is forced if it is the only
+        allowed token, unless it is drawn to replace a refused one.
         """
         tokens = list(prompt)
         matcher = None if constrain is None else constrain()
@@ -416,7 +417,7 @@ class World:
         return Cold(tokens[len(prompt) :], "length", forced)
 
     def expect_empty(self) -> None:
-        """With nothing running or pinned, a flush gives every block back."""
+        """Check that a flush frees every block if nothing runs or is pinned."""
         self.land_all()
         assert not self.scheduler.has_work
         for pin in self.scheduler.kv.retention.pins.all():

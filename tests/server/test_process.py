@@ -57,7 +57,7 @@ async def test_spans_without_their_packages_are_refused_before_anything_is_start
 ) -> None:
     exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     monkeypatch.setitem(sys.modules, exporter, None)
-    monkeypatch.setattr("rootlace.runtime.server.app.open_room", None)
+    monkeypatch.setattr("rootlace.runtime.server.app.open_model", None)
     gateway = GatewayConfig(model="x", program_address="", otlp="http://localhost:1")
     with pytest.raises(InvalidRequest, match="--otlp needs OpenTelemetry's packages"):
         await serve([RuntimeConfig(gateway)])

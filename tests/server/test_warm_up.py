@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.server.http.app import make_runner
-from rootlace.runtime.server.open_model import close_room, open_room
+from rootlace.runtime.server.open_model import close_model, open_model
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import InvalidConstraint, Overloaded
 from tests.server.conftest import folder_of, load
@@ -25,7 +25,7 @@ def opened(
 
     model = str(folder_of("stories3M"))
     config = GatewayConfig(model=model, program_address="", warm_up=warm_up, replicas=replicas)
-    opening = open_room(config, EngineConfig(), lambda _: None, start=start)
+    opening = open_model(config, EngineConfig(), lambda _: None, start=start)
     return asyncio.create_task(opening)
 
 
@@ -52,13 +52,13 @@ async def test_a_model_is_open_once_it_has_generated(engine: FakeEngine) -> None
         assert (await client.get("/ready")).status == 200
     assert len(engine.submitted) == 2, "that it is ready had to be found out"
     assert gateway.session_count == 0
-    await close_room(gateway)
+    await close_model(gateway)
 
 
 async def test_nothing_is_generated_where_nobody_asked_for_it(engine: FakeEngine) -> None:
     gateway = await opened(engine, warm_up=False)
     assert not engine.submitted
-    await close_room(gateway)
+    await close_model(gateway)
 
 
 async def test_a_model_that_cannot_generate_is_not_opened(engine: FakeEngine) -> None:
@@ -86,11 +86,11 @@ async def test_a_model_without_constraints_is_opened(
     with caplog.at_level(logging.WARNING):
         gateway = await opened(engine)
     assert "cannot be constrained: " in caplog.text and "no vocabulary" in caplog.text
-    await close_room(gateway)
+    await close_model(gateway)
 
 
 async def test_each_replica_has_something_to_do(engine: FakeEngine) -> None:
     gateway = await opened(engine, replicas=3)
     prompts = [request.token_ids.tolist() for request in engine.submitted]
     assert prompts == [[0], [1], [2]] * 2, "equal prompts would all go to one"
-    await close_room(gateway)
+    await close_model(gateway)

@@ -1,4 +1,4 @@
-"""The canonical tokens of a text, as llguidance finds them by the tokenizer itself."""
+"""Canonical tokens of a text, as llguidance finds them with the tokenizer itself."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Walks complete texts of a constraint and checks what is forced at every token of them."""
+"""Walks of a constraint's complete texts, which check the forced tokens at every token."""
 
 import random
 from collections import Counter
@@ -46,8 +46,8 @@ def random_text(
 def check_canonical(
     grammar: Grammar, vocabulary: Vocabulary, text: bytes, counts: Counter[str]
 ) -> list[str]:
-    """What is wrong with what is forced along the canonical tokens of a complete text; counts
-    positions, tokens, and those of them that were forced as jump-forward would meet them."""
+    """Return the faults of forced tokens along the canonical tokens of a complete text. Counts
+    positions, tokens, and the tokens forced as jump-forward would meet them."""
     tokens = encode(vocabulary, text)
     spelled = b"".join(vocabulary.token_bytes[i] for i in tokens)
     if spelled != text:
@@ -84,8 +84,8 @@ def check_canonical(
 def check_any(
     grammar: Grammar, vocabulary: Vocabulary, tokens: list[int], counts: Counter[str]
 ) -> list[str]:
-    """What is wrong with what is forced along any tokens of a complete text: forced tokens are
-    allowed, spell forced text, and stand at their bytes in the canonical tokens of the text."""
+    """Return the faults of forced tokens along any tokens of a complete text. Forced tokens must be
+    allowed, spell forced text, and have their bytes in the text's canonical tokens."""
     text = b"".join(vocabulary.token_bytes[i] for i in tokens)
     canonical = encode(vocabulary, text)
     places: set[tuple[int, int]] = set()
@@ -117,7 +117,7 @@ def check_any(
 
 
 def _refused(matcher: Matcher, tokens: list[int]) -> list[str]:
-    """Takes forced tokens in, as the mask allows them, and back."""
+    """Return refused forced tokens: accepts the tokens by the mask, and takes them back."""
     wrong: list[str] = []
     taken = 0
     for token in tokens:

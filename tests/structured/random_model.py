@@ -25,7 +25,7 @@ def byte_vocabulary(special: Sequence[str] = ()) -> Vocabulary:
 
 @dataclass
 class Generated:
-    """`text` is None where it came to no end; then `reason` says why."""
+    """Generated text; `text` is None without an end, and `reason` says why."""
 
     text: bytes | None
     reason: str = ""

@@ -233,7 +233,7 @@ class Fallback:
 
 
 def test_the_fallback_takes_over_unnoticed() -> None:
-    """Whatever is asked for first when the automaton gets too large."""
+    """Any question may come first when the automaton gets too large."""
     plain = grammar(EXPLOSIVE, max_states=5000).matcher()
     for ask in ("advance", "allowed_mask", "prepare_mask", "is_finished", "forced_text", "forced"):
         fallback = Fallback()
@@ -314,7 +314,8 @@ def test_no_fallback_fails_the_request_alone() -> None:
 
 
 def test_a_mask_that_fails_in_the_fallback_fails_one_request_alone() -> None:
-    """As where llguidance exceeds its bounds at one request's mask: nobody else inherits that."""
+    """The mask fails as if llguidance exceeded its bounds at one request; no other request inherits
+    the failure."""
 
     class Failing:
         """Makes no mask, as long as there is something to fail with."""
@@ -347,7 +348,7 @@ def test_a_mask_that_fails_in_the_fallback_fails_one_request_alone() -> None:
 
 
 def test_threads_on_one_grammar() -> None:
-    """Masks on some threads while others step, as the engine does."""
+    """Some threads make masks while others step, as in the engine."""
     made = grammar(r"(?:[ab]{0,40}c|[01]{1,30}:)*")
     start = threading.Barrier(6)
 
@@ -376,7 +377,7 @@ def test_threads_on_one_grammar() -> None:
 
 
 def test_too_large_is_an_invalid_constraint() -> None:
-    """What `fallback` may raise covers an automaton that is too large itself."""
+    """The exceptions of `fallback` include those of an automaton that is too large itself."""
     assert issubclass(TooLarge, InvalidConstraint)
     assert isinstance(VOCABULARY, TinyVocabulary)
 

@@ -74,7 +74,7 @@ def packed(matcher: Matcher, size: int) -> np.ndarray:
 
 
 def walk_together(vocabulary: Vocabulary, matchers: list[Matcher], rng: random.Random) -> bytes:
-    """A random walk of all of them; the text it ended with."""
+    """Walk all matchers together at random; return the text at the end."""
     taken: list[int] = []
     while True:
         masks = [packed(matcher, vocabulary.size) for matcher in matchers]
@@ -279,7 +279,7 @@ def test_outlines_core_is_bounded_before_it_builds(vocabulary: Vocabulary) -> No
 
 
 def test_a_mask_beyond_its_bounds_ends_the_text(vocabulary: Vocabulary) -> None:
-    """llguidance counts what a mask costs; here every mask costs too much once `x` came."""
+    """llguidance counts the cost of a mask; here every mask costs too much after `x`."""
     compiler = GrammarCompiler(vocabulary, config=ConstraintConfig(backend="llguidance"))
     matcher = compiler.compile(regex="x(([a-z]{1,100000}y){1,1000}z){1,100}").matcher()
     assert matcher.advance(encode(vocabulary, b"x")[0])
@@ -329,7 +329,7 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 
 def check_api(tokenizer: Any, **options: Any) -> None:
-    """Item by item what stands in the documentation, on one tokenizer."""
+    """Check the documentation item by item, on one tokenizer."""
     compiler = GrammarCompiler(tokenizer, **options)
     vocabulary = compiler.vocabulary
     rng = np.random.default_rng(1)

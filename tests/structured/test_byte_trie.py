@@ -9,7 +9,7 @@ from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, TokenOrd
 
 
 def words_of(trie: ByteTrie) -> list[bytes]:
-    """What each node stands for."""
+    """Return the bytes of each node."""
     words = [b""]
     for start, stop, above in zip(trie.levels[1:-1], trie.levels[2:], trie.levels, strict=False):
         for node in range(start, stop):

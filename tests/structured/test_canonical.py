@@ -49,7 +49,7 @@ def sample_text(rng: random.Random, at_most: int) -> str:
 
 
 def trained(pattern: str, *, ignore_merges: bool = False) -> Tokenizer:
-    """A byte-level tokenizer of 600 tokens whose words are those of the samples."""
+    """Train a byte-level tokenizer of 600 tokens on the samples' words."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -69,8 +69,8 @@ def trained(pattern: str, *, ignore_merges: bool = False) -> Tokenizer:
 
 
 def in_pieces(split: bool) -> Tokenizer:
-    """As SentencePiece: spaces are letters, words are cut before them (`split`) or not at all, rare
-    bytes fall back."""
+    """Make a tokenizer like SentencePiece: spaces are letters, rare bytes fall back. Words are cut
+    before spaces (`split`) or not at all."""
     rng = random.Random(6)
     texts = [sample_text(rng, 12).replace("中文", "") for _ in range(400)]
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
@@ -134,7 +134,7 @@ class Finite:
         self.texts = texts
 
     def forced(self, before: bytes) -> bytes:
-        """What all texts that begin so go on with."""
+        """Return the common continuation of all texts that begin with `before`."""
         rest = [text[len(before) :] for text in self.texts if text.startswith(before)]
         least, most = min(rest), max(rest)
         same = (n for n, byte in enumerate(least) if n == len(most) or byte != most[n])
@@ -171,7 +171,7 @@ def forced_tokens(
 
 @cache
 def places(vocabulary: Vocabulary, text: bytes) -> set[tuple[int, int]] | None:
-    """The canonical tokens of a text and where they begin; None where they spell another text."""
+    """Return the canonical tokens of a text with their starts; None if they spell another text."""
     tokens = encode(vocabulary, text)
     if spell(vocabulary, tokens) != text:
         return None
@@ -242,7 +242,7 @@ def test_the_whole_text_is_forced_where_there_is_only_one(vocabulary: Vocabulary
 
 
 def test_text_around_an_added_token_that_nothing_cuts() -> None:
-    """Of a tokenizer that has no pre-tokenizer."""
+    """This tokenizer has no pre-tokenizer."""
     tokenizer = in_pieces(split=False)
     tokenizer.pre_tokenizer = None
     tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
@@ -270,7 +270,8 @@ def stories(shared_dir: Path) -> Vocabulary:
 
 
 def forced_words(vocabulary: Vocabulary, texts: list[str], before: str = "") -> list[str]:
-    """What is forced in a language of these texts behind the canonical tokens of `before`."""
+    """Return the forced text in a language of these texts, behind the canonical tokens of
+    `before`."""
     language = Finite([text.encode() for text in texts])
     context = encode(vocabulary, before.encode())
     forced = language.forced(before.encode())

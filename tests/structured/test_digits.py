@@ -1,4 +1,4 @@
-"""How long a number may get: one bound, whichever machine holds the text and whoever asks."""
+"""Bound of a number's digits: the same with every backend and for every kind of request."""
 
 import json
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_digits_that_a_schema_needs() -> None:
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
 def test_a_number_that_has_to_be_a_multiple_ends_as_one(kind: str) -> None:
-    """Where no multiple is left within the digits, some of them are taken back."""
+    """If no multiple is left within the digits, some digits are taken back."""
     vocabulary = byte_vocabulary()
     number = {"type": kind, "minimum": 1, "multipleOf": 264}
     schema = {"type": "object", "properties": {"x": number}, "additionalProperties": number}

@@ -54,7 +54,7 @@ def literals(tree: ast.AST) -> Iterator[Any]:
 
 
 def defined(tree: ast.Module) -> Iterator[Any]:
-    """The schemas of types that a module defines, and of functions that it makes tools of."""
+    """Yield the schemas of a module's types, and of functions that it makes into tools."""
     names: dict[str, Any] = {"__name__": __name__}
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef):
@@ -93,7 +93,7 @@ def test_there_are_some_of_each() -> None:
 
 @pytest.mark.parametrize("text", FOUND, ids=list(FOUND.values()))
 def test_the_automaton_and_llguidance_agree(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    """As they stand, and with keys that they do not name, for which llguidance is needed."""
+    """Schemas are taken unchanged, and with unnamed keys, which need llguidance."""
     opened = re.sub(r'(, )?"additionalProperties": false(?(1)|, )', "", text)
     for schema, whitespace in itertools.product((text, opened), ("flexible", "compact")):
         grammar = COMPILER.compile(json_schema=schema, whitespace=whitespace)

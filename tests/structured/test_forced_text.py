@@ -71,7 +71,7 @@ NOTHING_FORCED = {"any object", "marks"}
 TEXTS = 3
 MAX_WALKS = 60
 TOKENIZERS = ("demo", "qwen3", "stories3M")
-"""What words GPT-2's pattern cuts is test_canonical.py's business."""
+"""Names of tokenizers. test_canonical.py tests the cuts of GPT-2's pattern."""
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_nothing_unsound_is_forced(
 
 @pytest.mark.slow
 def test_special_tokens_are_forced_with_the_text_around_them(folders: dict[str, Path]) -> None:
-    """As the tokenizer itself finds them in the text."""
+    """The tokenizer itself finds the special tokens in the text."""
     compiler = compiler_of("qwen3", folders, "auto")
     tokenizer = Tokenizer.from_file(str(folders["qwen3"] / "tokenizer.json"))
     begin = '<|box_start|>[{"name": "it\'s", "arguments": '

@@ -42,7 +42,7 @@ def test_failures_are_not_cached_as_grammars() -> None:
 
 
 def test_a_failing_build_fails_once_for_all_that_wait() -> None:
-    """Builds of one key never overlap, and who comes after the failure builds anew."""
+    """Builds of one key never overlap, and a caller after the failure builds again."""
     cache = GrammarCache(3, 100)
     asked, gate = threading.Semaphore(0), threading.Event()
     builds: list[int] = []

@@ -115,7 +115,7 @@ def compilers(demo_model: Path) -> tuple[GrammarCompiler, GrammarCompiler]:
 
 
 def mask_of(grammar: Grammar) -> Grammar:
-    """Without what keeps keys from coming twice, where any may come."""
+    """Return the grammar without its check of distinct keys."""
     return grammar.inner if isinstance(grammar, CheckedGrammar) else grammar
 
 
@@ -132,7 +132,7 @@ class Walker:
         self._bytes = vocabulary.token_bytes
         self._random = np.random.default_rng(seed)
         self.left = 0
-        """How many tokens left the declared part."""
+        """Count of tokens that left the declared part."""
 
     def walk(self, ours: Matcher, other: Matcher, steps: int) -> None:
         random = self._random
@@ -160,7 +160,7 @@ class Walker:
                     matcher.reset() if count == 3 else matcher.rollback(min(count, 1))
 
     def _choice(self, ids: np.ndarray) -> int:
-        """Mostly what JSON is made of, so that texts get far."""
+        """Choose mostly characters of JSON, so that texts get far."""
         structure = [i for i in ids.tolist() if self._bytes[i][:1] in b'",:}]{[012-']
         likely = structure if structure and self._random.random() < 0.7 else ids
         return int(self._random.choice(likely))
@@ -264,7 +264,7 @@ def text_of(grammar: Grammar, pick: random.Random) -> list[int]:
 def test_tokens_that_cross_the_border_are_allowed(
     compilers: tuple[GrammarCompiler, GrammarCompiler],
 ) -> None:
-    """A token that ends the declared part and begins what is not declared."""
+    """The token ends the declared part and begins an undeclared one."""
     grammar = hybrid(compilers[0].compile(json_schema=json.dumps(SCHEMAS["required"])))
     vocabulary = grammar.vocabulary
     matcher = grammar.matcher()
@@ -300,7 +300,7 @@ def test_a_second_request_does_not_ask_llguidance(
 
 @pytest.fixture
 def wrong(compilers: tuple[GrammarCompiler, GrammarCompiler]) -> HybridGrammar:
-    """With the automaton of another schema."""
+    """Return a grammar with the automaton of another schema."""
     compiler, alone = compilers
     regex = declared_part({"type": "object", "properties": {"age": {"type": "boolean"}}}, GAP)
     inner = mask_of(alone.compile(json_schema=json.dumps(SCHEMAS["required"])))
@@ -323,7 +323,7 @@ def test_an_automaton_of_something_else_is_given_up(wrong: HybridGrammar) -> Non
 def test_trust_that_is_lost_while_a_row_is_looked_up_leaves_no_mask(
     wrong: HybridGrammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another thread may do: it forgets all masks before this one stores its row."""
+    """Another thread may forget all masks before this thread stores its row."""
     matcher = wrong.matcher()
     assert isinstance(matcher, DfaMatcher)
     matcher.prepare_mask()

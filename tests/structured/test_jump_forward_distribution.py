@@ -30,7 +30,7 @@ LANGUAGES = [
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    """Of bytes and nine tokens of several bytes."""
+    """Compile for a vocabulary of bytes and nine tokens of several bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, *(merge.replace(" ", "") for merge in MERGES)]
     merges = [tuple(merge.split()) for merge in MERGES]

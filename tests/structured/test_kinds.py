@@ -44,7 +44,8 @@ def compiler(backend: str) -> GrammarCompiler:
 
 
 def test_all_tables_have_the_kinds_of_the_protocol() -> None:
-    """The keywords of `gen`, the fields over HTTP and the documentation follow from them."""
+    """The keywords of `gen`, the fields over HTTP and the documentation follow from these
+    tables."""
     kinds = set(get_args(get_type_hints(Constraint)["kind"]))
     assert kinds == KINDS.keys() == constraint_kinds.KINDS.keys() == OF_EACH.keys()
     assert kinds == get_type_hints(constraint_kinds.ConstraintKeywords).keys()
@@ -54,7 +55,7 @@ def test_all_tables_have_the_kinds_of_the_protocol() -> None:
 
 
 def test_few_files_know_a_kind() -> None:
-    """What a new kind is added to. (Tool calls are made of structural tags, and say so.)"""
+    """List the files that a new kind changes. (Tool calls use structural tags, and name them.)"""
     of_ours = {"structural_tag.py", "tool_calls.py", "chat_request.py", "chat_pipeline.py"}
     root = Path(__file__).parents[2]
     files = [*(root / "frontend").rglob("*.py"), *(root / "runtime").rglob("*.py")]

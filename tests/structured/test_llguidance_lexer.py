@@ -26,7 +26,7 @@ def on_llguidance(**source: Any) -> Grammar:
 
 
 def walked(grammar: Grammar, seed: int, length: int) -> str:
-    """Why it came to no further token; empty if `length` were taken."""
+    """Walk at random; return why no further token came, or "" after `length` tokens."""
     source = random.Random(seed)
     matcher = grammar.matcher()
     for _ in range(length):

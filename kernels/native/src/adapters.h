@@ -1,4 +1,4 @@
-// What LoRA adapters add to the products of some rows: (x a^T) b^T, adapter by adapter.
+// Additions of LoRA adapters to the products of some rows: (x a^T) b^T, adapter by adapter.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,26 @@
 
 namespace rootlace {
 
-// The products of a layer that an adapter may change, in the order of `RlModel.adapters`.
+// Products of a layer that an adapter may change, in the order of `RlModel.adapters`.
 enum class AdaptedPart : int32_t { QKV = 0, OUTPUT, GATE_UP, DOWN, Q_UP, COUNT };
 
-// Which rows of an x go through which adapter. Kept from step to step for its memory.
+// Rows of an x by adapter. The object is kept from step to step to reuse its memory.
 class AdapterGroups {
  public:
-  // of_tokens[token]: -1 for none; null: no token has one. Row i is token `tokens[i]`, or i where
-  // `tokens` is null.
+  // of_tokens[token]: a token's adapter, -1 for none; null: no token has one. Row i is token
+  // `tokens[i]`, or token i if `tokens` is null.
   void find(const int32_t* of_tokens, const int32_t* tokens, int rows);
 
   struct Group {
-    int adapter, begin, end;  // of `rows`
+    int adapter, begin, end;  // range of `rows`
   };
   std::vector<Group> groups;
-  std::vector<int32_t> rows;      // those that have an adapter, by adapter
-  std::vector<int32_t> places;    // [rows of x]: where each stands in `rows`; -1: nowhere
-  std::vector<int32_t> adapters;  // [rows of x]: each one's; -1: none
+  std::vector<int32_t> rows;      // rows with an adapter, by adapter
+  std::vector<int32_t> places;    // [rows of x]: index in `rows`; -1: none
+  std::vector<int32_t> adapters;  // [rows of x]: the row's adapter; -1: none
 };
 
-// Memory for what `adapt` computes, of as many rows as have an adapter.
+// Memory for the results of `adapt`, one row for each row with an adapter.
 template <class T>
 struct AdapterMemory {
   size_t rows = 0, gathered_stride = 0, inner_stride = 0;
@@ -43,9 +43,10 @@ struct AdapterMemory {
   }
 };
 
-// What the adapters add to a product of x[.., inputs], rows `ldx` elements apart, where `parts` has
-// what each does to the product: number a's at parts[a * apart]. Called by all threads of a region
-// with the same arguments. Nothing (`inner` null) where no group's adapter changes the product.
+// Computes the adapters' additions to a product of x[.., inputs], rows `ldx` elements apart.
+// `parts`: the adapters' matrices for this product, that of adapter a at parts[a * apart]. All
+// threads of a region call this with the same arguments. `inner` is null if no adapter changes the
+// product.
 //
 // A row's bits depend on the row and its adapter alone.
 template <class T>

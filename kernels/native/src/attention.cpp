@@ -14,18 +14,18 @@
 namespace rootlace {
 namespace {
 
-// While a key head of a block is computed, the one so many heads later is fetched; behind a block's
-// last head come those of the next block.
+// Key heads between the head that is computed and the head that is fetched meanwhile. The heads of
+// the next block follow a block's last head.
 constexpr int AHEAD = 2;
 
-// The online softmax of some queries; a record holds that of one.
+// Online softmax of some queries; a record holds the state of one query.
 struct State {
   float* base;    // [queries]
   float* sums;    // [queries, LANES]
-  float* values;  // [queries, columns], weighted and added up
+  float* values;  // [queries, columns], weighted sums
 };
 
-// One task: its queries are numbered key head by key head, token by token, head by head.
+// Task, whose queries are numbered key head by key head, token by token, head by head.
 template <class T>
 class Work {
  public:
@@ -94,7 +94,7 @@ class Work {
     weights_ = arena.take<T>(MOST_ROWS * KEY_BLOCK);
   }
 
-  // Whether the cache has the panels that products read.
+  // Returns whether the cache has the panels that products read.
   bool as_they_lie() const { return !codes_.bits && layout_.panels(); }
 
   void look_at_positions() {
@@ -107,7 +107,7 @@ class Work {
     keys_end_ = std::min(task_.high * KEY_BLOCK, highest_ + 1);
   }
 
-  // The first position that a token attends to.
+  // Returns the first position that a token attends to.
   int first_seen(int position) const {
     const int window = call_.window > 0 ? call_.window : 1 << 30;
     return std::max(position - window + 1, call_.unseen);
@@ -131,15 +131,15 @@ class Work {
     std::fill_n(state.values, (size_t)queries_ * columns_, 0.0f);
   }
 
-  // The slot of a position.
+  // Returns the slot of a position.
   int64_t slot(int position) const {
     const int size = plan_.shape.block_size;
     const int32_t* table = plan_.rows.block_tables + (size_t)task_.row * plan_.rows.width;
     return (int64_t)table[position / size] * size + position % size;
   }
 
-  // Where the panels of a key block lie in the cache, of head 0. The last one that is read stands
-  // for those behind it, too.
+  // Returns the addresses of a key block's panels in the cache, for head 0. Panels behind the last
+  // one that is read repeat it.
   void find_panels(int block, int64_t* at) const {
     for (int i = 0; i < PANELS; i++) {
       const int key = block * KEY_BLOCK + i * LANES;
@@ -157,7 +157,7 @@ class Work {
     return panels;
   }
 
-  // Panels made of plain rows. Behind the last key that is read stands that key again.
+  // Makes panels of plain rows. Keys behind the last one that is read repeat it.
   KeyPanels<T> pack_panels(int block, int head) {
     const int first = block * KEY_BLOCK, count = std::min(KEY_BLOCK, keys_end_ - first);
     int64_t offsets[KEY_BLOCK];
@@ -168,7 +168,8 @@ class Work {
                           static_cast<const T*>(call_.v_cache), offsets, count);
   }
 
-  // Where the codes of a key block are. The last panel that is read stands for those behind it, too.
+  // Returns the addresses of a key block's codes. Panels behind the last one that is read repeat
+  // it.
   CodePanels codes_of(int block, int head) const {
     const auto* keys = static_cast<const uint8_t*>(call_.k_cache);
     const auto* values = static_cast<const uint8_t*>(call_.v_cache);
@@ -186,7 +187,7 @@ class Work {
     return panels;
   }
 
-  // Panels made of codes.
+  // Makes panels of codes.
   KeyPanels<T> unpack_panels(int block, int head) {
     const CodePanels now = codes_of(block, head);
     CodePanels later;
@@ -197,9 +198,9 @@ class Work {
     return products_.unpack(codes_.bits, now, fetches ? &later : nullptr, count);
   }
 
-  // Key blocks of one segment. While one is computed for a key head, what comes later is fetched.
+  // Computes the key blocks of one segment, and meanwhile fetches later ones.
   void attend_all(int begin, int end) {
-    end = std::min(end, ceil_div(keys_end_, KEY_BLOCK));  // the first of a row's tokens see less
+    end = std::min(end, ceil_div(keys_end_, KEY_BLOCK));  // a row's first tokens see fewer keys
     if (begin >= end) return;
     const int parts = ceil_div(per_head_, MOST_ROWS);
     const int last_head = task_.kv_end - 1;
@@ -236,8 +237,8 @@ class Work {
     }
   }
 
-  // Queries offset + begin : offset + end, at most MOST_ROWS, and the keys from `start` on.
-  // `whole`: all of the task's queries see all of them.
+  // Computes queries offset + begin : offset + end, at most MOST_ROWS, and the keys from `start`
+  // on. `whole`: all of the task's queries see all of these keys.
   void attend(int start, bool whole, int offset, int begin, int end, const KeyPanels<T>* next) {
     const int rows = end - begin, first = offset + begin;
     const int* position = positions_ + begin;
@@ -260,7 +261,7 @@ class Work {
     products_.weigh(weights_, rows, count, now_.values + (size_t)first * columns_, keep, next);
   }
 
-  // Makes scores tanh(score / cap).
+  // Replaces scores by tanh(score / cap).
   void cap(int rows, int vecs) const {
     for (int i = 0; i < rows; i++)
       for (int j = 0; j < vecs * LANES; j += LANES) {
@@ -269,7 +270,7 @@ class Work {
       }
   }
 
-  // Of what is in `scores_`, to exponents of 2.
+  // Factor from `scores_` to exponents of 2.
   float scale() const {
     return (call_.cap > 0 ? call_.cap : call_.scale) * 1.44269504088896341f;
   }
@@ -301,7 +302,7 @@ class Work {
     });
   }
 
-  // All segments that other tasks have finished, in order. False: there are none.
+  // Adds all segments that other tasks have finished, in order. Returns false if there are none.
   bool merge_records() {
     int count = task_.low / SEGMENT_BLOCKS;
     if (task_.low == task_.high) count = ceil_div(task_.low, SEGMENT_BLOCKS);
@@ -316,7 +317,7 @@ class Work {
     return true;
   }
 
-  // Adds a segment of query i to its total. Compiled once: another copy might round in another way.
+  // Adds a segment of query i to its total. Compiled once: another copy might round differently.
   [[gnu::noinline]] void merge(int i, float base, const float* sums, const float* values) {
     if (base == NOTHING) {
       if (sum(load(sums)) == 0) return;
@@ -360,10 +361,10 @@ class Work {
   const int per_head_, queries_;
   int lowest_, highest_;  // positions
   int first_visible_;     // key block
-  int keys_end_;          // positions from here on are not read
+  int keys_end_;          // end of the positions that are read
   T* queries_at_;         // [queries, dim]
   int* positions_;        // [per_head]
-  State now_, total_;     // of the segment at hand; of those before it
+  State now_, total_;     // of the current segment; of earlier segments
   float* scores_;         // [MOST_ROWS, KEY_BLOCK]
   T* weights_;            // [MOST_ROWS, KEY_BLOCK]
 };

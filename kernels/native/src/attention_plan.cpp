@@ -7,15 +7,15 @@
 namespace rootlace {
 namespace {
 
-// The cost of a key block besides that of its queries, in queries: its layout is changed first.
+// Cost of a key block besides its queries, in queries, since its layout is changed first.
 constexpr float BLOCK_COST = 3;
-// The cost of a query's state that one task writes and another reads, in queries.
+// Cost of a query's state, written by one task and read by another, in queries.
 constexpr float STATE_COST = 0.3f;
-// A run that saves its rows fewer key blocks is not shared: its task would cost more than that.
+// Least key blocks that a run must save its rows: its task would cost more than fewer blocks.
 constexpr int LEAST_SAVED = 8;
-// Rows with more queries per key head take no part in runs: alone they use a key block well.
+// Most queries per key head of rows in runs: with more, a row alone uses a key block well.
 constexpr int MOST_SHARING = 32;
-// Tasks are not cut into ones with fewer queries as long as their keys can be cut instead.
+// Least queries of a task as long as its keys can be cut instead.
 constexpr int FEW_QUERIES = 48;
 
 int cut(int begin, int end, int part, int parts) {
@@ -41,7 +41,7 @@ void AttentionPlan::make(const AttentionShape& new_shape, const RlRows& new_rows
   place_states();
 }
 
-// Makes a job of the leading key blocks of a run's rows, without those of the runs around it.
+// Makes a job of the leading key blocks of a run's rows, without the blocks of enclosing runs.
 void AttentionPlan::share(const int32_t* run) {
   const int end = run[1];
   int first_row = -1, count = 0;
@@ -101,8 +101,8 @@ float AttentionPlan::cost(const AttentionTask& task) const {
          ((task.high - task.low) * (BLOCK_COST + queries) + states + 1);
 }
 
-// Cuts jobs into tasks that are small enough for all threads to have work to the end, and for the
-// tasks' states to stay in the cache.
+// Cuts jobs into small tasks, so that all threads have work to the end, and the tasks' states stay
+// in the cache.
 void AttentionPlan::divide() {
   float total = 0;
   for (const Job& job : jobs_) total += cost(job.task);

@@ -1,4 +1,4 @@
-// Who computes what of a step's attention: made once per step, the same for all layers.
+// Division of a step's attention into tasks, made once per step, the same for all layers.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace rootlace {
 
-constexpr int KEY_BLOCK = 64;              // keys that are scored at a time
+constexpr int KEY_BLOCK = 64;              // keys scored at a time
 constexpr int SEGMENT = 1024;              // keys after which softmax starts anew
 constexpr int SEGMENT_BLOCKS = SEGMENT / KEY_BLOCK;
 constexpr int MOST_QUERIES = 192;          // (token, head) pairs of a task, of all its key heads
 
-// `value_dim`: how many numbers of a value count, at most head_dim. `plain`: see KvLayout.
+// `value_dim`: used numbers of a value, at most head_dim. `plain`: see KvLayout.
 struct AttentionShape {
   int heads, kv_heads, head_dim, block_size, value_dim;
   bool plain = false;
@@ -21,18 +21,18 @@ struct AttentionShape {
 
 // Attention of some tokens over some key blocks, for some key heads.
 struct AttentionTask {
-  int first, last;       // of AttentionPlan::tokens
-  int row;               // whose block table says where the keys are
+  int first, last;       // range of AttentionPlan::tokens
+  int row;               // row whose block table has the keys
   int kv_begin, kv_end;  // key heads
   int low, high;         // key blocks
-  bool finish;           // these are the tokens' last keys: write the output; else keep the state
+  bool finish;           // true at the tokens' last keys: write the output; else keep the state
   float cost;
 };
 
-// Reusable: making a plan again allocates only what does not fit into the memory it has.
+// Plan, reusable: making it again allocates memory only if the present memory is too small.
 class AttentionPlan {
  public:
-  // For `threads` threads. `rows` is copied, its arrays must outlive the plan's use.
+  // Makes the plan for `threads` threads. `rows` is copied; its arrays must outlive the plan's use.
   void make(const AttentionShape& shape, const RlRows& rows, int threads);
 
   struct Token {
@@ -42,11 +42,11 @@ class AttentionPlan {
   AttentionShape shape;
   RlRows rows;
   std::vector<Token> tokens;
-  std::vector<AttentionTask> tasks;  // phase by phase, the biggest of a phase first
-  std::vector<int> phase_end;        // a phase needs what those before it computed
+  std::vector<AttentionTask> tasks;  // phase by phase, the largest of a phase first
+  std::vector<int> phase_end;        // a phase needs the results of earlier phases
 
-  // States that tasks hand on: that of token t, head h and segment s is record
-  // first_record[t] + h * segments[t] + s, of `record_size` floats.
+  // States passed between tasks. Token t, head h and segment s have record first_record[t] + h *
+  // segments[t] + s, of `record_size` floats.
   std::vector<int> first_record, segments;
   std::vector<float> records;
   int record_size;

@@ -1,8 +1,8 @@
 // Online softmax of one query's scores, a key block at a time.
 //
-// Exponents are to base 2. Weights are 2^(score - base), where `base` follows the largest score so
-// far only when that has outgrown it by SLACK. Sums and weighted values are scaled down then, which
-// happens seldom.
+// Exponents are to base 2. Weights are 2^(score - base). `base` moves to the largest score so far
+// only if that exceeds it by SLACK. Then sums and weighted values are scaled down, which happens
+// seldom.
 #pragma once
 
 #include <cfloat>
@@ -53,9 +53,9 @@ inline Native largest(const Native (&x)[SCORES]) {
   return top;
 }
 
-// scores [KEY_BLOCK], still to be multiplied by `scale` > 0, of which keys low : high count, all in
-// the first `vecs` vectors -> weights [KEY_BLOCK]. `sums` [LANES]: of the weights as rounded, to be
-// added up. Returns what the weighted values so far are to be multiplied by.
+// Turns scores [KEY_BLOCK], before their factor `scale` > 0, into weights [KEY_BLOCK]. Only keys
+// low : high count, all in the first `vecs` vectors. `sums` [LANES]: sums of the rounded weights.
+// Returns the factor for the weighted values so far.
 template <class T>
 [[gnu::always_inline]] inline float soften(const float* scores, int vecs, int low, int high,
                                            float scale, float& base, float* sums,

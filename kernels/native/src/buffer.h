@@ -9,8 +9,8 @@
 
 namespace rootlace {
 
-// Memory that grows and stays. Each size is the system's own mapping: what malloc would have for
-// larger and larger steps leaves holes, each too small for the next, that nothing else fills.
+// Memory that grows and stays. Each size is its own mapping of the system. With malloc, larger and
+// larger steps would leave holes, each too small for the next step, that nothing else fills.
 class Buffer {
  public:
   Buffer() = default;
@@ -18,7 +18,7 @@ class Buffer {
       : memory_(std::exchange(other.memory_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   ~Buffer() { release(); }
 
-  // Aligned to a page; what was there before is gone where it grows.
+  // Returns memory aligned to a page; growth loses the earlier contents.
   char* take(size_t bytes) {
     if (size_ < bytes) {
       release();

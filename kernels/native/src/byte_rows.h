@@ -1,15 +1,16 @@
 // Activations as integers, for products with weights that are integers of eight bits.
 //
-// A number x of a row becomes n = 256 high + low, both integers of eight bits, |n| <= LARGEST, and
-// stands for n * scale, with scale = (the row's largest magnitude) / LARGEST. So the error of each
-// number is at most that magnitude / 65,278 (and float32's rounding), and the length of a row's error,
-// as a vector of `inputs` numbers, at most sqrt(inputs) * 2^-15.99 of the row's: up to 16,384 inputs
-// that is no more than rounding to bfloat16 allows, 2^-9, and 1.4 times as much with the most inputs
-// (MOST_BYTE_INPUTS). With usual rows, of which no number is far above all others, it is a thirtieth.
+// A number x of a row becomes n = 256 high + low, both integers of eight bits, |n| <= LARGEST. Its
+// value is n * scale, with scale = (the row's largest magnitude) / LARGEST. So the error of each
+// number is at most this magnitude / 65,278 (and float32's rounding). As a vector of `inputs`
+// numbers, a row's error has at most sqrt(inputs) * 2^-15.99 of the row's length. Up to 16,384
+// inputs that is no more than the bound for rounding to bfloat16, 2^-9; with the most inputs
+// (MOST_BYTE_INPUTS) it is 1.4 times as much. For usual rows, without a number far above all
+// others, it is a thirtieth.
 //
-// Sums of products of integers are exact, in any order. Of those with high and with low numbers comes
-// y = (256 sum_high + sum_low) * row's scale * output's scale, in float32, step by step: the same bits
-// with every set of instructions.
+// Sums of products of integers are exact, in any order. The sums over high and low numbers give y =
+// (256 sum_high + sum_low) * row's scale * output's scale, in float32, step by step. So all
+// instruction sets give the same bits.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +23,9 @@
 
 namespace rootlace {
 
-// What a row's numbers are multiplied by to become integers, and what these stand for.
+// Factor from a row's numbers to integers, and the scale of the integers.
 struct RowScale {
-  static constexpr int LARGEST = 127 * 256 + 127;  // of the integers, in magnitude
+  static constexpr int LARGEST = 127 * 256 + 127;  // largest magnitude of the integers
 
   float steps, scale;
 
@@ -32,14 +33,14 @@ struct RowScale {
     constexpr uint32_t LEAST = 0x0d80, INFINITE = 0x7f80;  // 2^-100
     const uint32_t most = largest_of(x, inputs);
     const float largest = to_float(bf16{static_cast<uint16_t>(most)});
-    // Rows that are next to nothing are zero; all sums of one that is not finite are no numbers.
+    // Rows of tiny numbers become zero; all sums of a row that is not finite are NaN.
     const bool usual = most >= LEAST && most < INFINITE;
     return {usual ? LARGEST / largest : 0.0f,
             usual ? largest / LARGEST : most < LEAST ? 0.0f : NAN};
   }
 
  private:
-  // The largest magnitude, as bits: those of larger numbers are larger, too.
+  // Largest magnitude, as bits, which are in the order of the numbers.
   static uint32_t largest_of(const bf16* x, int inputs) {
     typedef uint16_t Many __attribute__((vector_size(64)));
     constexpr int COUNT = 2 * LANES;
@@ -56,7 +57,7 @@ struct RowScale {
   }
 };
 
-// Row i's high numbers are at at + 2 i stride, its low ones `stride` bytes behind them. Behind the
+// Row i's high numbers begin at at + 2 i stride, its low numbers `stride` bytes behind. After the
 // last input both are zero, up to whole tiles.
 class ByteRows {
  public:
@@ -73,14 +74,14 @@ class ByteRows {
     return rows * (2 * spread<int8_t>(inputs) + sizeof(Head));
   }
 
-  // Those from row `row` on.
+  // Returns the rows from `row` on.
   ByteRows from(int row) const {
     ByteRows rest = *this;
     rest.at += 2 * stride * row, rest.heads_ += row;
     return rest;
   }
 
-  // What the sums of a row's high and of its low numbers stand for, but for the outputs' scales.
+  // Joins the sums of a row's high and low numbers, without the outputs' scales.
   Vec joined(int row, const float* high, const float* low) const {
     const Head& head = heads_[row];
     const Vec upper = __builtin_convertvector(load_as<Ints>(high) - head.high, Vec);
@@ -88,7 +89,7 @@ class ByteRows {
     return (upper * 256.0f + lower) * head.scale;
   }
 
-  // `shift`: how much more than itself each weight is taken for in products (Isa::BYTE_SHIFT).
+  // `shift`: value added to each weight in products (Isa::BYTE_SHIFT).
   void put(int row, const bf16* x, int inputs, int shift) const {
     const RowScale scale = RowScale::of(x, inputs);
     const float steps = scale.steps;
@@ -110,7 +111,7 @@ class ByteRows {
   }
 
  private:
-  // Of a row: its scale, and by how much its sums come out too large.
+  // Scale of a row, and the excess of its sums.
   struct Head {
     float scale;
     int32_t high, low;

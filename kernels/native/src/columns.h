@@ -1,7 +1,7 @@
 // Numbers per row that Python hands over by name. A source lists them once, as
 //   #define PARAMS(EACH) EACH(double, temperature) EACH(int32_t, top_k)
-// `struct Params { PARAMS(RL_FIELD) };` are those of one row, `PARAMS(RL_NAME)` is what Python reads,
-// and `Params{PARAMS(RL_NUMBER)}` takes them out of `columns` for `row`.
+// `struct Params { PARAMS(RL_FIELD) };` holds the numbers of one row, `PARAMS(RL_NAME)` is the text
+// for Python, and `Params{PARAMS(RL_NUMBER)}` reads the numbers of `row` from `columns`.
 #pragma once
 
 #include <cstring>

@@ -1,9 +1,9 @@
-// Tokens picked, a row at a time: the rule is that of kernels/reference/sampling.py.
+// Picking of tokens, a row at a time, by the rule of kernels/reference/sampling.py.
 //
-// Where top-k and top-p cut is found without ranking the vocabulary. As many tokens as there are
-// peaks (maxima of some tokens each) above one are above it, so only those from the k-th highest peak
-// on are ranked for top-k. For top-p, tokens are weighed in narrow buckets by their distance from the
-// best one, and only the bucket that the cut falls into is searched. Weights and sums are float64.
+// The cuts of top-k and top-p are found without ranking the vocabulary. A peak is the maximum of
+// some tokens. At least k tokens reach the k-th highest peak, so only tokens that reach it are
+// ranked for top-k. For top-p, tokens are weighed in narrow buckets by their distance from the best
+// token, and only the bucket with the cut is searched. Weights and sums are float64.
 #include <algorithm>
 #include <cfloat>
 #include <climits>
@@ -37,7 +37,7 @@ typedef float HalfVec __attribute__((vector_size(32)));
 constexpr int WIDE_LANES = 8;
 constexpr int BLOCK = 1024;    // tokens whose weights are summed together
 constexpr int BUCKETS = 1024;
-constexpr int FEW = 64;  // tokens that are put in order
+constexpr int FEW = 64;  // most tokens that are sorted
 constexpr double REACHES[] = {8, 40, 800};  // distances that buckets span; e^-800 is 0
 
 // e^x of x <= 0 to about one unit in the last place; 0 below -708. NaN stays NaN.
@@ -67,7 +67,7 @@ uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// In [0, 1), as kernels/reference/sampling.py says.
+// Returns the random number in [0, 1) of kernels/reference/sampling.py.
 double uniform(int64_t seed, int64_t position) {
   const uint64_t gamma = 0x9e3779b97f4a7c15;
   uint64_t stream = mix(static_cast<uint64_t>(seed) + gamma);
@@ -85,10 +85,10 @@ struct Params {
   PARAMS(RL_FIELD)
 };
 
-// How a row is sampled.
+// Sampling parameters of a row.
 struct Draw : Params {
   int64_t seed, position;
-  int64_t mask;  // where it lies, 0: none
+  int64_t mask;  // address, 0: none
 };
 
 Draw draw_of(const RlPicks& picks, int row, int vocab) {
@@ -113,18 +113,18 @@ bool better(const Token& a, const Token& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// The last token that is kept, the most probable first, the smallest id first among equals.
+// Last kept token, in order of probability, of equals by id.
 struct Cut {
   float logit = -INFINITY;
   int id = INT_MAX;
 };
 
 struct Space {
-  Vec* peaks;      // a block each: maxima of every sixteenth token
+  Vec* peaks;      // per block: maxima of every sixteenth token
   double* masses;  // [BUCKETS]
-  double* sums;    // a block each
+  double* sums;    // per block
   Token* tokens;   // [vocab]
-  float* ordered;  // peaks, to be put in order
+  float* ordered;  // peaks, to be sorted
 
   static size_t bytes(int vocab) {
     size_t blocks = ceil_div(vocab, BLOCK);
@@ -177,7 +177,7 @@ class Row {
   }
 
  private:
-  // Logits i to i + 15, minus infinity where there is none or it is not allowed.
+  // Returns logits i to i + 15; minus infinity outside the vocabulary and for forbidden tokens.
   Vec at(int i) const {
     Vec v = load_part(x_, i, size_);
     if (!mask_) return v;
@@ -201,7 +201,7 @@ class Row {
     return !bits_of(unordered) && std::isfinite(most_);
   }
 
-  // How far below the best one, in units of the temperature: monotonous in the logit.
+  // Returns the distance below the best logit, in units of the temperature: monotonic in the logit.
   Wide distance(HalfVec v) const {
     return (static_cast<double>(most_) - __builtin_convertvector(v, Wide)) * inverse_;
   }
@@ -234,7 +234,7 @@ class Row {
     return kept(v, i, cut) ? v : splat(-INFINITY);
   }
 
-  // Sums of the kept weights by blocks; returns their total.
+  // Sums the kept weights by blocks; returns their total.
   double weigh(const Cut& cut) {
     const float least = draw_.min_p > 0 ? within(-std::log(draw_.min_p)) : -INFINITY;
     return cuts(cut) || draw_.min_p > 0 ? weigh_kept<true>(cut, std::max(least, cut.logit))
@@ -252,7 +252,7 @@ class Row {
         Vec v = at(i);
         if (CUT) {
           const Ints some = kept(v, i, cut) & (v >= least);
-          if (!bits_of(some)) continue;  // most, behind a narrow cut: they would add zeros
+          if (!bits_of(some)) continue;  // with a narrow cut most vectors are zero
           v = some ? v : splat(-INFINITY);
         }
         Wide first = exp(-distance(half(v, 0))), second = exp(-distance(half(v, 1)));
@@ -283,7 +283,7 @@ class Row {
       return cut_behind(count, draw_.top_p * mass_of(space_.tokens, space_.tokens + count));
     }
     if (draw_.top_p >= 1) return {};
-    Draw plain = draw_;  // top-p refers to all tokens, also those that min-p takes away
+    Draw plain = draw_;  // top-p refers to all tokens, including those that min-p removes
     plain.min_p = 0;
     const double limit = draw_.top_p * Row(*this, plain).weigh({});
     for (double reach : REACHES) {
@@ -298,7 +298,8 @@ class Row {
     return {};
   }
 
-  // The cut among the first `count` of `tokens`, in any order, behind such a mass of the best ones.
+  // Finds the cut among the first `count` of `tokens`, in any order: where their mass, best first,
+  // reaches `limit`.
   Cut cut_behind(int count, double limit) {
     Token *first = space_.tokens, *end = first + count;
     double before = 0;
@@ -324,7 +325,7 @@ class Row {
     return mass;
   }
 
-  // The `top_k` best tokens, the last of them at the end; returns how many of them there are.
+  // Collects the `top_k` best tokens, the last one at the end; returns their number.
   int rank() {
     const int peaks = ceil_div(size_, BLOCK) * LANES, top = draw_.top_k;
     float least = within(REACHES[0]);
@@ -342,7 +343,7 @@ class Row {
     return found;
   }
 
-  // The tokens that are no worse than `least`; returns how many.
+  // Collects the tokens that are no worse than `least`; returns their number.
   int from(float least) {
     int count = 0;
     for (int i = 0; i < size_; i += LANES) {
@@ -368,7 +369,7 @@ class Row {
     return exp(-distance(all))[0];
   }
 
-  // Weighs the tokens within `reach` by buckets; returns whether there are no others.
+  // Weighs the tokens within `reach` by buckets; returns whether these are all tokens.
   bool fill(double reach) {
     std::fill(space_.masses, space_.masses + BUCKETS, 0.0);
     int count = 0;
@@ -379,13 +380,13 @@ class Row {
     return count == size_;
   }
 
-  // The lowest logit that may be less than so far below the best one.
+  // Returns a lower bound of the logits within `reach` of the best one.
   float within(double reach) const {
     const double least = most_ - 1.001 * reach / inverse_ - 1e-6 * std::fabs(most_);
     return static_cast<float>(std::max(least, -static_cast<double>(FLT_MAX)));
   }
 
-  // visit(id, logit, bucket) for the tokens within `reach`.
+  // Calls visit(id, logit, bucket) for the tokens within `reach`.
   template <class Visit>
   void each_within(double reach, Visit&& visit) const {
     const float low = within(reach);
@@ -400,7 +401,7 @@ class Row {
     }
   }
 
-  // The tokens of a bucket; returns how many.
+  // Collects the tokens of a bucket; returns their number.
   int gather(int bucket, double reach) {
     int count = 0;
     each_within(reach, [&](int id, float logit, int its) {

@@ -1,4 +1,4 @@
-// What happens to logits before sampling: the rule is that of kernels/reference/sampling.py.
+// Edits of logits before sampling, by the rule of kernels/reference/sampling.py.
 #include <cmath>
 #include <cstring>
 
@@ -38,7 +38,7 @@ void edit(const RlEdits& edits, int row, int vocab, float* x) {
     for (int i = edits.bias_start[row]; i < edits.bias_start[row + 1]; i++) {
       if (!is_token(edits.bias_token[i], vocab)) continue;
       float& logit = x[edits.bias_token[i]];
-      bool banned = edits.bias[i] == -INFINITY;  // whatever the logit is
+      bool banned = edits.bias[i] == -INFINITY;  // with any logit
       logit = banned ? -INFINITY : logit + edits.bias[i];
     }
   }

@@ -1,5 +1,5 @@
-// What happens to single rows between products: norms, rotations, sums. Everything is computed in
-// float32 and rounded to T once, where it is stored.
+// Operations on single rows between products: norms, rotations, sums. All are computed in float32
+// and rounded to T once, when stored.
 #pragma once
 
 #include <cmath>
@@ -149,7 +149,7 @@ inline int32_t argmax(const float* x, int size) {
     most = x[i] > most ? x[i] : most;
   }
   if (nan || std::isinf(most)) return -1;
-  // Reading takes most of the time: the second pass ends at the place it looks for.
+  // Reading takes most of the time, so the second pass ends at the place found.
   for (i = 0; i + LANES <= size; i += LANES)
     if (uint32_t bits = bits_of(load(x + i) == most)) return i + __builtin_ctz(bits);
   for (; i < size; i++)

@@ -1,8 +1,8 @@
 // The forward pass of a step: T flat tokens in, hidden states of the wanted tokens out.
 //
-// Transformer layers as torch_decoder.py has them; what a model has besides attention, MLP and
-// norms, its structures (api.h) say; so of a head that reads another model's states. The residual stream is float32; what products read is T. All
-// layers run in one region of the team.
+// Transformer layers are those of torch_decoder.py. The structures of api.h describe a model's
+// further parts, and a head that reads another model's states. The residual stream is float32;
+// inputs of products are T. All layers run in one region of the team.
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
@@ -25,12 +25,12 @@
 #include "runs.h"
 #include "team.h"
 
-// What is kept between steps; one per model.
+// Memory kept between steps; one per model.
 struct RlWorkspace {
   rootlace::Buffer memory;
   rootlace::SharedRuns runs, last_runs;
   rootlace::AttentionPlan plan, last_plan;
-  std::vector<int32_t> row_start, context_len, block_tables;  // of wanted tokens as rows
+  std::vector<int32_t> row_start, context_len, block_tables;  // for wanted tokens as rows
   rootlace::AdapterGroups adapted, wanted_adapted;
 };
 
@@ -110,7 +110,7 @@ class Forward {
                     shared_bytes<T>(mixture_.most_rows(), mixture_.most_inputs()));
   }
 
-  // Whether the last layer attends for the wanted tokens alone.
+  // Returns whether the last layer attends for the wanted tokens alone.
   bool few_wanted() const { return step_.wanted_tokens && 4 * step_.wanted <= step_.tokens; }
 
   void plan(int threads) {
@@ -151,7 +151,7 @@ class Forward {
     return model_.kv_bits ? codes().block() : layout().block() * static_cast<int64_t>(sizeof(T));
   }
 
-  // Vectors of a token that a key head keeps.
+  // Returns the number of vectors that a key head keeps of a token.
   int cached() const { return latent_ ? 1 : 2; }
   uint8_t* keys(int layer) const {
     return static_cast<uint8_t*>(model_.cache) + cached() * layer * model_.num_blocks * block();
@@ -205,7 +205,7 @@ class Forward {
       const T* attended = narrow_;
       size_t attended_stride = narrow_stride_;
       if (index == last && step_.wanted_tokens) {
-        // Past its keys and values the last layer only matters where logits are wanted.
+        // After its keys and values, the last layer is needed for wanted tokens only.
         if (!step_.wanted) return;
         attended = attend_to_wanted(crew, layer, index, clock);
         if (attended == wanted_q_) attended_stride = wanted_stride_;
@@ -220,7 +220,7 @@ class Forward {
         latent_.outputs(crew, layer, attended, attended_stride, tokens, wide_, wide_stride_);
         attended = wide_, attended_stride = wide_stride_;
       }
-      // Where the MLP is beside attention, it reads the residual stream before that is added.
+      // An MLP beside attention reads the residual stream before attention is added.
       T* x = model_.parallel ? beside_ : narrow_;
       if (model_.parallel) {
         each_row(crew, tokens,
@@ -253,7 +253,7 @@ class Forward {
       });
   }
 
-  // Inputs of the first layer's products that are given.
+  // Copies the given inputs of the first layer's products.
   int given_inputs() const { return step_.given_inputs ? model_.layers[0].qkv[0].inputs : 0; }
 
   void take_given(int t, float* residual) const {
@@ -263,7 +263,7 @@ class Forward {
                 narrow_ + t * narrow_stride_);
   }
 
-  // The residual stream before a layer, where that is wanted.
+  // Copies the residual stream before a layer, if wanted.
   void put_states(Crew& crew, int index) const {
     const size_t hidden = model_.hidden, count = step_.layers_wanted;
     for (size_t i = 0; i < count; i++)
@@ -274,11 +274,11 @@ class Forward {
         });
   }
 
-  // The MLP that all tokens have, if there is one, and experts, if there are any.
+  // Computes the shared MLP and the experts, if the layer has them.
   void mlp(Crew& crew, const RlLayer& layer, int index, const T* x, int tokens, float* residual,
            const AdapterGroups& groups) const {
     const bool apart = this->apart(layer.mlp_out_norm), whole = layer.gate_up.packed;
-    // What attention added beside the MLP is summed with it.
+    // The sum includes attention's part beside the MLP.
     const bool more = model_.sum && model_.parallel;
     if (whole) {
       multiply(crew, x, narrow_stride_, tokens, layer.gate_up,
@@ -309,7 +309,7 @@ class Forward {
     rootlace::add(positions + static_cast<int64_t>(step_.positions[t]) * hidden, 1, hidden, residual);
   }
 
-  // How many rows a product has at most: those of the last layer are the wanted tokens, of which one
+  // Returns the most rows of a product. Rows of the last layer are the wanted tokens, and a token
   // may be wanted several times.
   int most_rows() const {
     return std::max(step_.tokens, step_.wanted_tokens ? step_.wanted : 0);
@@ -320,11 +320,11 @@ class Forward {
                             apart(model_.layers[0].mlp_out_norm));
   }
 
-  // Whether what a branch computes, with this norm behind it, is not added to the residual stream at
+  // Returns whether the output of a branch with this norm is not added to the residual stream at
   // once: it is normed first, or summed over processes.
   bool apart(const RlNorm& own) const { return own.weight || model_.sum; }
 
-  // Of what a branch computed for the first tokens, over all processes.
+  // Sums a branch's output for the first tokens over all processes.
   void sum(Crew& crew, int tokens) const {
     if (!model_.sum) return;
     crew.each(1, [&](int) {
@@ -333,7 +333,7 @@ class Forward {
     });
   }
 
-  // A step that only copies reads no weights: there may be none.
+  // A step that only copies reads no weights, which may be absent.
   bool has_orders() const {
     const int layers = step_.tokens ? model_.num_layers : 0;
     return std::any_of(model_.layers, model_.layers + layers, [](const RlLayer& layer) {
@@ -351,8 +351,8 @@ class Forward {
     linear(crew, x, stride, rows, weights, epilogue, out, out_stride, added);
   }
 
-  // Adds the product to the residual stream; where it is kept apart, leaves that to `join`: then it is
-  // what the branch computed, or, with `more`, added to that.
+  // Adds the product to the residual stream. If the branch is kept apart, `join` adds it: then the
+  // product is the branch's output, or, with `more`, added to it.
   void add(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
            const RlNorm& own, float* residual, const Added<T>& added, bool more = false) const {
     const bool apart = this->apart(own);
@@ -360,7 +360,7 @@ class Forward {
              apart ? branch_ : residual, model_.hidden, added);
   }
 
-  // The memory that adapters need in this step, whose groups it finds.
+  // Finds this step's groups of adapters; returns the memory that they need.
   size_t adapter_bytes() {
     const int32_t* adapters = step_.tokens ? step_.adapters : nullptr;
     space_.adapted.find(adapters, nullptr, step_.tokens);
@@ -374,7 +374,7 @@ class Forward {
     return lines_.bytes();
   }
 
-  // What adapters add to a product of x, a part of a layer.
+  // Returns adapters' additions to a product of x, a part of a layer.
   Added<T> adapted(Crew& crew, const AdapterGroups& groups, int index, AdaptedPart part, const T* x,
                 size_t stride) const {
     if (groups.groups.empty()) return {};
@@ -383,7 +383,7 @@ class Forward {
     return adapt(crew, x, stride, groups, parts, apart, lines_);
   }
 
-  // Adds what a branch computed, after its `own` norm if it has one; then the norm of what follows.
+  // Adds a branch's output, after its `own` norm if it has one; then computes the next norm.
   void join(int row, const RlNorm& own, float* residual, const RlNorm& following, T* out,
             size_t stride) const {
     if (apart(own)) {
@@ -408,18 +408,18 @@ class Forward {
       rms_norm(x, norm.weight, model_.hidden, model_.eps, out);
   }
 
-  // The queries of all tokens, once they are rotated.
+  // Returns the queries of all tokens, once rotated.
   const T* queries() const { return latent_ ? latent_.queries() : wide_; }
   size_t query_stride() const { return latent_ ? latent_.query_stride() : wide_stride_; }
 
-  // A token's numbers in a layer, null where it is not rotated.
+  // Finds a token's cosines or sines in a layer; null without rotation.
   void find_rotation(const RlLayer& layer, int token, const float*& cos, const float*& sin) const {
     if (layer.rotation < 0) return;
     const int64_t at = step_.rotations[token] * model_.rotation_stride + layer.rotation;
     cos = model_.cos + at, sin = model_.sin + at;
   }
 
-  // What is cached of tokens goes to the cache; their queries are made.
+  // Writes the tokens' latents to the cache, and makes their queries.
   void write_latents(Crew& crew, const RlLayer& layer, int index) const {
     each_row(crew, step_.writes, [&](int i) {
       const int token = step_.sources ? step_.sources[i] : i;
@@ -442,7 +442,7 @@ class Forward {
         });
   }
 
-  // Rotates the queries where they are; keys and values go to the cache.
+  // Rotates the queries in place; writes keys and values to the cache.
   void write(Crew& crew, const RlLayer& layer, int index) const {
     const int dim = model_.head_dim;
     each_row(crew, step_.writes, [&](int i) {
@@ -469,7 +469,7 @@ class Forward {
     });
   }
 
-  // A head's key and value to their slot.
+  // Writes a head's key and value to their slot.
   void put(int index, int64_t slot, int head, const T* key, const T* value) const {
     uint8_t *k_cache = keys(index), *v_cache = values(index);
     if (model_.kv_bits) {
@@ -484,8 +484,8 @@ class Forward {
     }
   }
 
-  // visit(number, numbers, norm, scale) of each head: what it is to be multiplied by, where heads are
-  // normed by RMSNorm, and with LayerNorm what it has become.
+  // Calls visit(number, numbers, norm, scale) for each head. `norm` and `scale` are factors of an
+  // RMSNorm of heads; with LayerNorm the numbers are normed already.
   template <class Visit>
   void each_head(const T* x, int heads, const float* norm, Visit&& visit) const {
     const int dim = model_.head_dim;
@@ -553,15 +553,15 @@ class Forward {
   int q_size_, kv_size_, qkv_size_, attended_size_;
   size_t narrow_stride_, wide_stride_, wanted_stride_;  // elements from row to row
   float* residual_;         // [T, hidden]
-  // M, the most rows of a product: T, or N where that is more.
-  T* narrow_;               // [M, hidden or q]: what is normed, what attention finds
-  T* wide_;                 // [M, qkv or inner], or what values are made of
+  // M, the most rows of a product: the larger of T and N.
+  T* narrow_;               // [M, hidden or q]: normed rows, or attention's output
+  T* wide_;                 // [M, qkv or inner], or the latents attended to
   float* wanted_residual_;  // [N, hidden]
   T* wanted_q_;             // [N, q]
   size_t ordered_stride_;
   T* ordered_;              // [M, q, hidden or inner]: activations in the order of weights' columns
-  T* beside_;               // [M, hidden]: what the MLP reads beside attention
-  float* branch_;           // [M, hidden]: what is normed, or summed, before it is added
+  T* beside_;               // [M, hidden]: input of the MLP beside attention
+  float* branch_;           // [M, hidden]: output that is normed, or summed, before it is added
   Mixture<T> mixture_;
   Latent<T> latent_;
   AdapterMemory<T> lines_{};

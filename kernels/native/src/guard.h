@@ -1,4 +1,4 @@
-// No C++ exception leaves the library: a result tells Python, which asks `rl_error` why.
+// Guard against C++ exceptions: a status tells Python, which asks `rl_error` for the reason.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace rootlace {
 
-// The message of the error that this thread's last failed call ended with.
+// Message of this thread's last failed call.
 inline thread_local char error_words[256];
 
 inline int32_t failure(RlStatus status, const char* words) noexcept {
@@ -18,7 +18,7 @@ inline int32_t failure(RlStatus status, const char* words) noexcept {
   return status;
 }
 
-// Calls f; what it throws becomes the status.
+// Calls f; an exception becomes the status.
 template <class Function>
 int32_t guarded(Function&& f) noexcept {
   try {

@@ -1,8 +1,8 @@
-// How many threads a team's regions have: all, or fewer while other programs have the cores.
+// Number of threads of a team's regions: all, or fewer while other programs use the cores.
 //
-// Threads wait for one that has lost its core, or for a task that is longer than the others. Only the
-// first is a reason for fewer threads. What tells them apart is time in which a thread wanted to
-// compute and had no core: the longer task is computed all the while.
+// Threads wait for a thread that has lost its core, or for a task that is longer than the others.
+// Only a lost core is a reason for fewer threads. The difference is the time in which a thread
+// wanted to compute and had no core: a longer task computes all the time.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,11 @@ class Headcount {
  public:
   using Duration = std::chrono::nanoseconds;
 
-  // Threads lose time by waiting and by having no core. Where that is as much, for as long as `WINDOW`,
-  // as one thread computes in it, one thread less would do as well (short waits are not counted, so
-  // the bound is a little lower). If lost cores explain half of the waiting, regions have one thread
-  // less for a while, a longer one each time that turns out to be still so. A single region tells
-  // nothing: whoever is sent a step's tokens takes a core, too, for a moment that may be half of a
-  // step.
+  // Threads lose time by waiting and by having no core. If the loss within `WINDOW` is as much as
+  // one thread computes, one thread less would do as well (the bound is a little lower, as short
+  // waits are not counted). If lost cores explain half of the waiting, regions have one thread less
+  // for a while; the while gets longer each time this is confirmed. A single region says nothing:
+  // the receiver of a step's tokens also takes a core, for a moment of perhaps half a step.
   static constexpr Duration WINDOW = std::chrono::milliseconds(200);
   static constexpr double LOST = 0.98;
   static constexpr Duration SHORT_BREAK = std::chrono::milliseconds(50);
@@ -28,14 +27,14 @@ class Headcount {
 
   explicit Headcount(int threads) : all_(threads), now_(threads) {}
 
-  // There are fewer threads than was thought. Called before the first region.
+  // Corrects the number of threads downwards. Called before the first region.
   void have_at_most(int threads) { now_ = all_ = threads; }
 
-  // Threads of the next region. Any thread may ask.
+  // Returns the number of threads of the next region. Any thread may call this.
   int now() const { return now_.load(); }
 
-  // After a region that lasted so long, at a time of any clock: for how long its threads waited for
-  // each other, and for how long they were without a core; each sum is of all threads.
+  // Records a region: its duration and end (of any clock), and the sums over all threads of the
+  // time waiting for each other and of the time without a core.
   void after(Duration region, Duration waited, Duration robbed, Duration time) {
     if (all_ == 1) return;
     int others = now_ - 1;
@@ -44,7 +43,7 @@ class Headcount {
       waited_ += waited;
       robbed_ += robbed;
       if (lasted_ >= WINDOW) {
-        // All but one may wait for that one.
+        // All threads but one may wait for that one.
         bool crowded = (waited_ + robbed_).count() > LOST * lasted_.count() &&
                        2 * others * robbed_ > waited_;
         forget();
@@ -71,7 +70,7 @@ class Headcount {
 
   int all_;
   std::atomic<int> now_;
-  // Since this was last decided.
+  // Sums since the last decision.
   Duration lasted_{}, waited_{}, robbed_{};
   Duration try_more_ = Duration::min(), rest_ = SHORT_BREAK;
 };

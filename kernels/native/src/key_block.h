@@ -1,4 +1,4 @@
-// A key block as attention's products read it.
+// Key block in the form that attention's products read.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace rootlace {
 
 constexpr int PANELS = KEY_BLOCK / LANES;  // of a key block
 
-// Where the panels of a key block are, of one key head. The last panel with keys stands for those
-// behind it, too.
+// Addresses of a key block's panels, for one key head. Panels behind the last one with keys repeat
+// it.
 template <class T>
 struct KeyPanels {
   const T* keys[PANELS];

@@ -1,4 +1,4 @@
-// Writes to a cache for those who compute layers themselves.
+// Writes to a cache, for callers that compute layers themselves.
 #include "attention.h"
 #include "guard.h"
 #include "kv_layout.h"

@@ -1,13 +1,13 @@
-// Keys and values as integers with scales beside them: kernels/reference/kv_cache.py says which.
+// Keys and values as integers with scales: kernels/reference/kv_cache.py has the formulas.
 //
-// A block has as many bytes as rows of its slots. They lie as attention reads numbers of 16 bits, head
-// by head, `row` bytes for a slot's codes of a head, and behind them the scales and offsets:
+// A block has the bytes of its slots' rows, in the order in which attention reads numbers of 16
+// bits. Head by head, a slot has `row` bytes of codes; the scales and offsets follow all codes:
 //     keys:   [kv_heads][block_size / LANES][row / 2][LANES][2]
 //     values: [kv_heads][block_size / 2][row][2]
 //     words:  [kv_heads][groups][block_size]
-// Blocks hold whole panels of LANES keys, heads are a multiple of 2 LANES numbers: whole groups, of LANES
-// bytes with codes of 4 bits. No byte belongs to two slots, so threads may write neighbours at the same
-// time.
+// Blocks hold whole panels of LANES keys. Heads are a multiple of 2 LANES numbers, so they have
+// whole groups (of LANES bytes with codes of 4 bits). No byte belongs to two slots, so threads may
+// write neighbours at the same time.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,10 @@ namespace rootlace {
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-// The integers that one head of a token is rounded to, as a slot's row of bytes.
+// Codes of one head of a token, as a slot's row of bytes.
 struct Rounded {
   uint8_t row[MAX_HEAD_DIM];
-  uint32_t words[MAX_HEAD_DIM / (2 * LANES)];  // of groups: scale and, above it, offset, both bfloat16
+  uint32_t words[MAX_HEAD_DIM / (2 * LANES)];  // per group: scale and, above it, offset, both bfloat16
 };
 
 inline int kv_groups(int dim, int bits) { return bits == 8 ? 1 : dim / (2 * LANES); }
@@ -44,7 +44,7 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
-// Sums and differences of numbers that are so far apart.
+// Sums and differences of numbers at this distance.
 template <int DISTANCE>
 inline void mix_neighbours(float* x, int size) {
   for (int i = 0; i < size; i += 2 * DISTANCE)
@@ -55,7 +55,7 @@ inline void mix_neighbours(float* x, int size) {
     }
 }
 
-// `mixed` of the reference, in place: what queries and keys are before keys are rounded to 4 bits. A
+// Mixes queries or keys in place, as `mixed` of the reference, before keys are rounded to 4 bits. A
 // half of a head is a multiple of LANES.
 template <class T>
 inline void mix(T* x, int dim) {
@@ -83,7 +83,7 @@ inline void mix(T* x, int dim) {
 template <class T>
 inline void round_to_codes(const T* x, int dim, int bits, Rounded& out) {
   const float most = static_cast<float>((1 << bits) - 1);
-  // The places of a group's vectors.
+  // Offsets of a group's vectors.
   const int groups = kv_groups(dim, bits), apart = bits == 8 ? LANES : dim / 2;
   const int count = bits == 8 ? dim / LANES : 2;
   for (int group = 0; group < groups; group++) {
@@ -103,11 +103,12 @@ inline void round_to_codes(const T* x, int dim, int bits, Rounded& out) {
     if (scale < 0x1p-100f) scale = 0;
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (int i = 0; i < count; i++) {
-      // The bounds stand between product and sum, which else might be rounded as one.
+      // The bounds between product and sum keep the compiler from fusing them, which would round
+      // once.
       Vec scaled = (load(from + i * apart) - offset) * inverse;
       scaled = scaled < 0.0f ? Vec{} : scaled;
       scaled = scaled > most ? splat(most) : scaled;
-      const Vec whole = scaled + 12582912.0f;  // 1.5 * 2^23: the last bits are the number
+      const Vec whole = scaled + 12582912.0f;  // 1.5 * 2^23: the last bits are the rounded number
       const Words codes = reinterpret_cast<Words>(whole) & ((1u << bits) - 1);
       const Bytes bytes = __builtin_convertvector(__builtin_convertvector(codes, Halves), Bytes);
       std::memcpy(out.row + group * LANES + i * apart, &bytes, sizeof bytes);
@@ -118,11 +119,12 @@ inline void round_to_codes(const T* x, int dim, int bits, Rounded& out) {
     for (int i = 0; i < dim / 2; i++) out.row[i] |= static_cast<uint8_t>(out.row[i + dim / 2] << 4);
 }
 
-// Where a key block's codes are, of one key head: panel by panel, and the first group's words of each.
+// Addresses of a key block's codes, for one key head: each panel's codes, and its first group's
+// words.
 struct CodePanels {
   const uint8_t *keys[PANELS], *values[PANELS];
   const uint32_t *key_words[PANELS], *value_words[PANELS];
-  int apart;  // words from one group's to the next one's
+  int apart;  // distance of two groups' words, in words
 };
 
 struct KvCodes {
@@ -130,18 +132,19 @@ struct KvCodes {
 
   int row() const { return head_dim * bits / 8; }
   int groups() const { return kv_groups(head_dim, bits); }
-  // Bytes; see `slot_bytes` of the reference.
+  // Returns the bytes of a slot; see `slot_bytes` of the reference.
   int64_t block() const {
     const int slot = (kv_heads * (row() + 4 * groups()) + 15) / 16 * 16;
     return static_cast<int64_t>(block_size) * slot;
   }
 
-  // Where the codes of `slot` begin: of keys, that of a panel's first one, of values, of an even one.
+  // Returns the start of the codes of `slot`: for keys a panel's first slot, for values an even
+  // slot.
   int64_t codes(int64_t slot, int head) const {
     return slot / block_size * block() +
            (static_cast<int64_t>(head) * block_size + slot % block_size) * row();
   }
-  // Where the word of the first group is; those of others are 4 block_size bytes apart.
+  // Returns the place of the first group's word; the groups' words are 4 block_size bytes apart.
   int64_t words(int64_t slot, int head) const {
     const int64_t all = static_cast<int64_t>(block_size) * kv_heads * row();
     const int64_t before = static_cast<int64_t>(head) * groups() * block_size;
@@ -188,10 +191,10 @@ struct KvCodes {
 
 namespace detail {
 
-constexpr int LINE = 2 * LANES;  // bytes, each of a code or two
+constexpr int LINE = 2 * LANES;  // bytes, each with one or two codes
 constexpr int PARTS_OF_LINE = LINE / NATIVE;
 
-// What codes of a register stand for.
+// Scales and offsets for the codes of a register.
 struct Scaling {
   Native scale, offset;
   Scaling() = default;
@@ -204,8 +207,8 @@ struct Scaling {
 
 inline NativeInts splat_word(uint32_t word) { return static_cast<int32_t>(word) - NativeInts{}; }
 
-// bfloat16: a line becomes a line of numbers in the same order, and with codes of 4 bits another one
-// `apart` numbers behind, of the upper halves. `scalings`: of each register of a line.
+// bfloat16: unpacks a line to a line of numbers in the same order. With codes of 4 bits the upper
+// halves become another line, `apart` numbers behind. `scalings`: one for each register of a line.
 template <int BITS, class Scalings>
 [[gnu::always_inline]] inline void unpack_line(const uint8_t* from, const Scalings& scalings,
                                                bf16* to, int apart) {
@@ -220,7 +223,7 @@ template <int BITS, class Scalings>
   if (BITS == 4) Isa::narrow_row(to + apart, high);
 }
 
-// float: a line becomes two, of the even bytes and of the odd ones.
+// float: unpacks a line to two lines, of the even bytes and of the odd bytes.
 template <int BITS, class Scalings>
 [[gnu::always_inline]] inline void unpack_line(const uint8_t* from, const Scalings& even,
                                                const Scalings& odd, float* to, int odd_at,
@@ -237,12 +240,12 @@ template <int BITS, class Scalings>
   }
 }
 
-// 64 bytes are fetched at a time.
+// Fetches 64 bytes at a time.
 inline void fetch_line(const uint8_t* next, int at) {
   if (next && at % 64 == 0) __builtin_prefetch(next + at, 0, 2);
 }
 
-// A panel of keys as KvLayout has it. Lines are of two bytes of each key.
+// Unpacks a panel of keys to KvLayout. Lines have two bytes of each key.
 template <int BITS>
 inline void unpack_keys(const uint8_t* codes, const uint32_t* words, int apart, int dim, bf16* to,
                         const uint8_t* next) {
@@ -282,7 +285,8 @@ struct Repeated {
   [[gnu::always_inline]] const Scaling& operator[](int) const { return scaling; }
 };
 
-// Lines of a panel of values, of two slots: a line is LANES bytes of each, with codes of 4 bits a group.
+// Lines of a panel of values, for two slots: LANES bytes of each slot (with codes of 4 bits, a
+// group).
 template <int BITS>
 inline void unpack_values(const uint8_t* codes, const uint32_t* words, int apart, int dim, bf16* to,
                           const uint8_t* next) {
@@ -315,8 +319,8 @@ inline void unpack_values(const uint8_t* codes, const uint32_t* words, int apart
 
 }  // namespace detail
 
-// Makes panels of the first `count` keys and values. Meanwhile those of `next` are fetched, if there
-// are any. What is behind the last key in its panel, or pair, may be anything.
+// Unpacks panels of the first `count` keys and values, and meanwhile fetches the panels of `next`,
+// if any. Numbers behind the last key in its panel, or pair, are undefined.
 template <int BITS, class T>
 void unpack(const CodePanels& now, const CodePanels* next, int count, int dim, T* keys, T* values) {
   const int row = dim * BITS / 8;

@@ -1,12 +1,12 @@
-// How keys and values lie in a block of the cache.
+// Layout of keys and values in a block of the cache.
 //
-// A block is [block_size, kv_heads, head_dim] as Python sees it. Where it holds whole panels of
-// LANES keys, and heads whole vectors, it is laid out as attention's products read it, so that
-// these need nothing but the cache; head by head, with STEP numbers to a 32-bit word:
+// In Python a block is [block_size, kv_heads, head_dim]. If it holds whole panels of LANES keys,
+// and heads are whole vectors, the layout is that of attention's products, which then read the
+// cache directly. The layout is head by head, with STEP numbers in a 32-bit word:
 //     keys:   [kv_heads][block_size / LANES][head_dim / STEP][LANES][STEP]
 //     values: [kv_heads][block_size / STEP][head_dim][STEP]
-// A block's size, and where a panel of either begins, are the same as of plain rows' heads. With
-// `plain`, blocks are as Python sees them, whatever their size.
+// A block's size and the start of each panel are the same as in Python's layout. With `plain`,
+// blocks of any size have Python's layout.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct KvLayout {
   bool panels() const { return !plain && block_size % LANES == 0 && head_dim % LANES == 0; }
   int64_t block() const { return (int64_t)block_size * kv_heads * head_dim; }  // elements
 
-  // Where the panel of `slot`, a multiple of LANES, begins.
+  // Returns the start of the panel of `slot`, a multiple of LANES.
   int64_t panel(int64_t slot, int head) const {
     return slot / block_size * block() +
            ((int64_t)head * block_size + slot % block_size) * head_dim;
@@ -72,7 +72,7 @@ struct KvLayout {
     }
   }
 
-  // Copies the first `slots` slots of a block; of words that they share with others, their half.
+  // Copies the first `slots` slots of a block; of words shared with other slots, their half.
   void copy(const T* from, T* to, int slots, bool keys) const {
     if (!panels()) {
       std::memcpy(to, from, sizeof(T) * slots * kv_heads * head_dim);

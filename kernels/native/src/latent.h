@@ -1,8 +1,8 @@
-// Latent attention (DeepSeek-V2, arXiv:2405.04434): what stands before and behind attention over what
-// is cached of a token, as runtime/model/decoder/torch_decoder.py has it.
+// Latent attention (DeepSeek-V2, arXiv:2405.04434): the operations before and after attention over
+// cached latents, as in runtime/model/decoder/torch_decoder.py.
 //
-// Queries are turned into ones of latents, whether a step has one token or many, so that a token's bits
-// do not depend on how its text is cut into steps.
+// Queries become queries of latents in steps of one token and of many. So a token's bits do not
+// depend on the cuts of its text into steps.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace rootlace {
 
-constexpr int MAX_CACHED = 1024;  // numbers of a token
+constexpr int MAX_CACHED = 1024;  // most cached numbers of a token
 
 template <class T>
 class Latent {
@@ -31,7 +31,7 @@ class Latent {
         made_stride_(shape_.query_rank ? spread<T>(heads_ * (shape_.plain + rotated_)) : 0),
         query_stride_(spread<T>(heads_ * cached_)) {}
 
-  // Whether the model has it.
+  // Returns whether the model has latent attention.
   explicit operator bool() const { return shape_.rank; }
 
   // Memory that this needs, and where it is; 64-byte aligned.
@@ -41,9 +41,9 @@ class Latent {
     queries_ = made_ + tokens_ * made_stride_;
   }
 
-  // Outputs of a layer's qkv.
+  // Returns the number of outputs of a layer's qkv.
   int width() const { return first() + cached_; }
-  // The most inputs of a product here or of what is made here.
+  // Returns the most inputs of a product here, or of a product of its results.
   int most_inputs() const {
     return std::max({shape_.query_rank, shape_.plain, shape_.rank, heads_ * shape_.values});
   }
@@ -52,21 +52,21 @@ class Latent {
   const T* queries() const { return queries_; }
   size_t query_stride() const { return query_stride_; }
 
-  // What is cached of a token whose qkv are `row`: key[rank + rotated].
+  // Writes the cached vector of a token with qkv `row` to key[rank + rotated].
   void make_key(const RlLayer& layer, const T* row, const float* cos, const float* sin, T* key) const {
     row += first();
     rms_norm(row, layer.k_norm, shape_.rank, shape_.eps, key);
     norm_and_rotate(row + shape_.rank, nullptr, 1, cos, sin, rotated_, key + shape_.rank);
   }
 
-  // Norms what queries are made of, in place.
+  // Norms the input of the queries, in place.
   void norm(const RlLayer& layer, T* row) const {
     if (shape_.query_rank) rms_norm(row, layer.q_norm, shape_.query_rank, shape_.eps, row);
   }
 
-  // Makes the queries of `tokens` tokens of their qkv, once these are normed. `multiply(from, stride,
-  // weights, to, stride)` computes a product; `rotation(token, cos, sin)` finds a token's numbers.
-  // Called by all threads of a region with the same arguments.
+  // Makes the queries of `tokens` tokens from their normed qkv. `multiply(from, stride, weights,
+  // to, stride)` computes a product; `rotation(token, cos, sin)` finds a token's cosines and sines.
+  // All threads of a region call this with the same arguments.
   template <class Multiply, class Rotation>
   void make_queries(Crew& crew, const RlLayer& layer, const T* qkv, size_t stride, int tokens,
                     Multiply&& multiply, Rotation&& rotation) const {
@@ -87,7 +87,8 @@ class Latent {
     });
   }
 
-  // attended[tokens, heads, rank] -> to[tokens, heads, values]. Called as `make_queries` is.
+  // Computes attended[tokens, heads, rank] -> to[tokens, heads, values]. Called as `make_queries`
+  // is.
   void outputs(Crew& crew, const RlLayer& layer, const T* attended, size_t stride, int tokens, T* to,
                size_t to_stride) const {
     linear_by_head(crew, attended, stride, shape_.rank, tokens, layer.v_up, heads_, to, to_stride,
@@ -95,7 +96,7 @@ class Latent {
   }
 
  private:
-  // The outputs of qkv before what is cached.
+  // Returns the number of qkv's outputs before the cached vector.
   int first() const {
     return shape_.query_rank ? shape_.query_rank : heads_ * (shape_.plain + rotated_);
   }

@@ -1,8 +1,8 @@
-// A mixture of experts: each token goes through the MLPs that its router chooses.
+// Mixture of experts: the router chooses the MLPs of each token.
 //
-// Tokens of one expert are gathered and multiplied together, and all experts of a step are one
-// grouped product. A token's outputs are added up in the order in which its experts were chosen, so
-// that its bits do not depend on the other tokens.
+// Tokens of one expert are gathered and multiplied together; all experts of a step are one grouped
+// product. A token's outputs are summed in the order in which its experts were chosen, so its bits
+// do not depend on other tokens.
 #pragma once
 
 #include <algorithm>
@@ -38,12 +38,12 @@ class Mixture {
   }
   void put(char* memory) { lay(memory); }
 
-  // Rows and inputs of its largest products.
+  // Rows and inputs of the mixture's largest products.
   size_t most_rows() const { return static_cast<size_t>(rows_) * std::max(shape_.chosen, 1); }
   int most_inputs() const { return std::max(hidden_, shape_.inner); }
 
-  // out[tokens, hidden] += what the experts of layer `index` make of x[tokens, hidden], or `=` unless
-  // `add`. Called by all threads of a region with the same arguments.
+  // Adds the output of layer `index`'s experts for x[tokens, hidden] to out[tokens, hidden];
+  // without `add`, replaces out. All threads of a region call this with the same arguments.
   void run(Crew& crew, const RlLayer& layer, int index, const T* x, size_t stride, int tokens,
            float* out, bool add) const {
     for (int slice = 0, row = 0; row < tokens; slice++, row += MOST_ROWS)
@@ -52,8 +52,8 @@ class Mixture {
            out + static_cast<size_t>(row) * hidden_, add);
   }
 
-  // inner[tokens, shared] times the sigmoid of a token's product with the gate of the MLP that all
-  // tokens have.
+  // Multiplies inner[tokens, shared] by the sigmoid of a token's product with the shared MLP's
+  // gate.
   void weigh(Crew& crew, const RlLayer& layer, const T* x, size_t stride, int tokens, T* inner,
              size_t inner_stride) const {
     for (int row = 0; row < tokens; row += MOST_ROWS) {
@@ -90,9 +90,9 @@ class Mixture {
     return taken;
   }
 
-  // `run` of at most MOST_ROWS tokens. `groups` [count + 1] belong to this layer and these rows alone:
-  // threads go through the products of a region at their own pace, and one that comes late still
-  // reads the groups of a product that the others have finished.
+  // Runs at most MOST_ROWS tokens. `groups` [count + 1] belong to this layer and these rows alone.
+  // Threads go through a region's products at their own pace, so a late thread still reads the
+  // groups of a product that the others have finished.
   void some(Crew& crew, const RlLayer& layer, RowGroup* groups, const T* x, size_t stride, int rows,
             float* out, bool add) const {
     linear(crew, x, stride, rows, layer.router, Epilogue::FLOAT32, scores_, shape_.count);
@@ -115,7 +115,7 @@ class Mixture {
     });
   }
 
-  // The experts of a token, best first, the first of equals before the others, and their shares.
+  // Chooses the experts of a token with their shares: best first, of equals the first.
   void choose(const RlLayer& layer, int t) const {
     float* scores = scores_ + static_cast<size_t>(t) * shape_.count;
     float* ranked = ranked_ + static_cast<size_t>(t) * shape_.count;
@@ -133,7 +133,7 @@ class Mixture {
       shares[rank] /= shape_.normalised ? of_chosen : all;
   }
 
-  // Turns a token's scores into shares, still to be divided by what this returns.
+  // Turns a token's scores into shares; returns their divisor.
   float make_shares(float* scores) const {
     float* const end = scores + shape_.count;
     if (shape_.sigmoid) {
@@ -146,12 +146,12 @@ class Mixture {
     return all;
   }
 
-  // The place of the largest number, the first of equals, which then counts as taken.
+  // Returns the place of the largest number, the first of equals, and marks it as taken.
   static int take_best(float* numbers, int count) {
     int best = -1;
     for (int i = 0; i < count; i++)
       if (numbers[i] > (best < 0 ? TAKEN : numbers[best])) best = i;
-    // Where nothing else is left, what is no number will do.
+    // If only NaNs are left, a NaN is taken.
     for (int i = 0; best < 0 && i < count; i++)
       if (numbers[i] != TAKEN) best = i;
     best = std::max(best, 0);
@@ -159,7 +159,7 @@ class Mixture {
     return best;
   }
 
-  // Takes the experts out whose group does not count.
+  // Removes the experts whose group does not count.
   void keep_best_groups(float* ranked) const {
     const int size = shape_.count / shape_.groups;
     std::vector<float> best(shape_.groups), members(size);
@@ -175,7 +175,7 @@ class Mixture {
       if (best[group] != TAKEN) std::fill_n(ranked + group * size, size, TAKEN);
   }
 
-  // Pairs of a token and an expert, sorted by expert, then by token.
+  // Sorts the pairs of a token and an expert by expert, then by token.
   void group(const RlLayer& layer, int rows, RowGroup* groups) const {
     const int pairs = rows * shape_.chosen;
     std::fill_n(firsts_, shape_.count + 1, 0);
@@ -191,19 +191,19 @@ class Mixture {
     }
   }
 
-  static constexpr float TAKEN = -INFINITY;  // where a number was that stands for an expert
+  static constexpr float TAKEN = -INFINITY;  // replaces the number of a taken expert
 
   RlMixture shape_;
   int hidden_, slices_, rows_, layers_;
   size_t gathered_stride_, inner_stride_;
   float* scores_;      // [rows, count]: then shares
-  float* ranked_;      // [rows, count]: what experts are chosen by
-  float* shares_;      // [rows, chosen], as these:
+  float* ranked_;      // [rows, count]: numbers for the choice of experts
+  float* shares_;      // [rows, chosen]; the next two likewise
   int32_t* chosen_;    // experts
   int32_t* places_;    // among the gathered rows
-  int32_t* tokens_;    // [rows x chosen], whose the gathered rows are
+  int32_t* tokens_;    // [rows x chosen], tokens of the gathered rows
   int32_t* firsts_;    // [count + 1]
-  T* gathered_;        // [rows x chosen, hidden]: what experts read, then what they make of it
+  T* gathered_;        // [rows x chosen, hidden]: input of the experts, then their output
   T* inner_;           // [rows x chosen, inner]
   RowGroup* groups_;   // [layers, slices, count + 1]
 };

@@ -13,7 +13,7 @@
 namespace rootlace {
 namespace {
 
-// The largest number seen in each lane, the first of equals, and in which word it was.
+// Largest number in each lane, the first of equals, and the index of its word.
 struct Most {
   Vec value = splat(-INFINITY);
   Ints word = {};
@@ -27,7 +27,7 @@ struct Most {
   }
 };
 
-// As `argmax`, of the numbers whose bits are set; the others may be anything.
+// Returns `argmax` over the numbers whose bits are set; other numbers may be anything.
 int32_t argmax_among(const float* x, int size, const int32_t* mask) {
   Most halves[2];
   int whole = size / MASK_WORD;

@@ -1,4 +1,4 @@
-// The best tokens of rows, among those that a packed mask allows.
+// Best tokens of rows, among the tokens that a packed mask allows.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace rootlace {
 
-// The best token of a row, as `rl_logits` finds it; `mask` is where its mask lies.
+// Returns the best token of a row, as `rl_logits` defines it; `mask`: address of the row's mask.
 int32_t best(const float* logits, int vocab, int64_t mask);
 
-// The same of all rows, in a region; called by all threads with the same arguments.
+// The same for all rows, in a region; all threads call this with the same arguments.
 void best(Crew& crew, const float* logits, int rows, int vocab, const int64_t* masks,
           int32_t* tokens);
 

@@ -1,4 +1,4 @@
-// What a process calls before it computes, and what tells it why a call failed.
+// Functions that a process calls before computing, and for the reason of a failed call.
 #include "api.h"
 #include "guard.h"
 #include "isa/isa.h"

@@ -1,4 +1,4 @@
-// Rows of activations: how far apart they lie, and work on each of them.
+// Rows of activations: their distance in memory, and tasks over rows.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 namespace rootlace {
 
-// How far apart rows of so many elements lie: an odd number of cache lines. Rows a power of two
-// apart would share few sets of a cache, and products read many rows at a time.
+// Returns the distance of rows with this number of elements: an odd number of cache lines. Rows a
+// power of two apart would share few sets of a cache, and products read many rows at a time.
 template <class T>
 size_t spread(int elements) {
   constexpr size_t LINE = 64 / sizeof(T);
   return ((elements + LINE - 1) / LINE | 1) * LINE;
 }
 
-// task(row) for rows 0 .. rows - 1, a few rows to a task.
+// Calls task(row) for rows 0 .. rows - 1, a few rows to a task.
 template <class Task>
 void each_row(Crew& crew, int rows, Task&& task) {
   int size = std::max(1, std::min(rows / (4 * crew.size()), 32));

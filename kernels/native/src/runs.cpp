@@ -5,13 +5,13 @@
 namespace rootlace {
 namespace {
 
-// Blocks of row r that others may share.
+// Returns the number of blocks of row r that other rows may share.
 int whole_blocks(const RlRows& rows, int row, int block_size) {
   int own = rows.row_start[row + 1] - rows.row_start[row];
   return (rows.context_len[row] - own) / block_size;
 }
 
-// Leading blocks that row r and the next one have in common.
+// Returns the number of leading blocks that row r and the next row have in common.
 int common_blocks(const RlRows& rows, int row, int block_size) {
   int most = std::min(whole_blocks(rows, row, block_size), whole_blocks(rows, row + 1, block_size));
   const int32_t* first = rows.block_tables + static_cast<int64_t>(row) * rows.width;
@@ -38,7 +38,7 @@ void SharedRuns::find(const RlRows& rows, int block_size, int least) {
   std::sort(found_.begin(), found_.end(), [](const Run& a, const Run& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.blocks < b.blocks;
   });
-  // What a run that is not worth it has in common is left to the runs inside it.
+  // The common blocks of a run that is not worth its task are left to the runs inside it.
   runs_.clear();
   open_.clear();
   for (const Run& run : found_) {

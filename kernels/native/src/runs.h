@@ -1,4 +1,4 @@
-// Which neighbouring rows have leading blocks in common.
+// Runs of neighbouring rows with leading blocks in common.
 #pragma once
 
 #include <vector>
@@ -7,17 +7,17 @@
 
 namespace rootlace {
 
-constexpr int LEAST_SAVED = 256;  // slots that sharing must save a run to be worth its tasks
+constexpr int LEAST_SAVED = 256;  // least slots that a run must save to be worth its tasks
 
-// Runs as `RlRows` wants them. Using it again allocates only what does not fit into its memory.
+// Runs in the form of `RlRows`. Reuse allocates memory only if the present memory is too small.
 class SharedRuns {
  public:
-  // Finds every run that saves reading at least `least` slots. Only whole blocks count, and a row
-  // keeps the positions of its new tokens to itself. Rows that share are neighbours: the scheduler
-  // lists them in depth-first order of the prefix tree.
+  // Finds every run that saves reading at least `least` slots. Only whole blocks count, without the
+  // positions of a row's new tokens. Rows that share blocks are neighbours: the scheduler lists
+  // rows in depth-first order of the prefix tree.
   void find(const RlRows& rows, int block_size, int least);
 
-  // Rows with their runs: those found here where it is not said which there are.
+  // Returns the rows with their runs, found here unless the rows name them.
   RlRows added_to(RlRows rows, int block_size) {
     if (rows.num_runs < 0) {
       find(rows, block_size, LEAST_SAVED);

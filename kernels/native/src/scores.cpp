@@ -1,8 +1,8 @@
-// Log-probabilities of tokens, and the best tokens of a row: the rule is that of
+// Log-probabilities of tokens, and the best tokens of a row, by the rule of
 // kernels/reference/sampling.py.
 //
-// A row is cut into pieces of the same length whoever computes them, and sums have one order: a
-// row's bits depend neither on the other rows nor on the team. Sums are float64.
+// A row is cut into pieces of a fixed length, and sums have one order. So a row's bits depend
+// neither on other rows nor on the team. Sums are float64.
 #include <algorithm>
 #include <climits>
 #include <cmath>
@@ -24,11 +24,11 @@ constexpr int BLOCK = 1024;   // tokens whose weights are summed in float32
 constexpr float NONE = std::numeric_limits<float>::quiet_NaN();
 
 struct Ranked {
-  int32_t key;  // orders as the logit does; NaN is the largest
+  int32_t key;  // in the order of logits; NaN is the largest
   int32_t id;
 
   Ranked(float logit, int32_t id) : id(id) {
-    logit += 0.0f;  // -0 becomes 0, which it equals
+    logit += 0.0f;  // -0 becomes 0
     std::memcpy(&key, &logit, sizeof key);
     key = logit != logit ? INT32_MAX : key ^ ((key >> 31) & INT32_MAX);
   }
@@ -39,11 +39,11 @@ inline bool before(const Ranked& a, const Ranked& b) {
   return a.key != b.key ? a.key > b.key : a.id < b.id;
 }
 
-// What a piece of a row adds to the row.
+// Contribution of a piece to its row.
 struct Piece {
   float most = -INFINITY;  // NaN if a logit is
   double sum = 0;          // of e^(x - most)
-  std::vector<Ranked> best;  // in no order
+  std::vector<Ranked> best;  // unordered
 };
 
 float largest(const float* x, int size) {
@@ -72,11 +72,11 @@ double sum_of_weights(const float* x, int size, float most) {
   return total;
 }
 
-// The `count` best of x[size], whose first is token `first`.
+// Returns the `count` best of x[size]; x[0] belongs to token `first`.
 void find_best(const float* x, int size, int first, int count, std::vector<Ranked>& best) {
   best.clear();
   best.reserve(count);
-  float least = -INFINITY;  // of a full heap, its worst: what comes later must be larger
+  float least = -INFINITY;  // worst of a full heap, which later logits must exceed
   for (int i = 0; i < size; i += LANES) {
     int end = std::min(i + LANES, size);
     bool full = static_cast<int>(best.size()) == count;
@@ -99,7 +99,7 @@ void find_best(const float* x, int size, int first, int count, std::vector<Ranke
   }
 }
 
-// log sum_i e^x[i] of a row.
+// Returns log sum_i e^x[i] of a row.
 double log_sum(const Piece* pieces, int count) {
   float most = -INFINITY;
   for (int i = 0; i < count; i++) {

@@ -26,28 +26,29 @@
 namespace rootlace {
 namespace {
 
-// How long a waiting thread looks before it sleeps. Sleeping and waking take about as long; a
-// thread that looks much longer takes its core from the one it waits for, or from other programs.
+// Time that a waiting thread spins before it sleeps. Sleeping and waking take about as long. A
+// thread that spins much longer takes its core from the thread it waits for, or from other
+// programs.
 constexpr int PAUSES = 256;
 constexpr std::chrono::microseconds LOOK{50};
 
-// A wait this long is for a thread that has lost its core, or for a task longer than the others.
+// Least wait for a thread that has lost its core, or for a task longer than the others.
 constexpr std::chrono::microseconds STALL{300};
 
 using Clock = std::chrono::steady_clock;
 using Duration = Headcount::Duration;
 
-// How long this thread has computed.
+// Returns the time that this thread has computed.
 inline Duration computed() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// Where threads wait for a condition on atomics that other threads change.
+// Place where threads wait for a condition on atomics that other threads change.
 class Place {
  public:
-  // Returns for how long the thread slept.
+  // Returns the time that the thread slept.
   template <class Ready>
   Duration wait(Ready ready) {
     if (look(ready)) return {};
@@ -61,7 +62,7 @@ class Place {
     return Clock::now() - began;
   }
 
-  // To be called after the change. Either this sees the sleeper or the sleeper sees the change.
+  // Call this after the change. Either this call sees the sleeper, or the sleeper sees the change.
   void wake() {
     if (sleepers_.load() == 0) return;
     { std::lock_guard<std::mutex> lock(mutex_); }
@@ -77,7 +78,7 @@ class Place {
     }
     auto until = Clock::now() + LOOK;
     do {
-      sched_yield();  // whoever has something to do goes first
+      sched_yield();  // threads with work go first
       if (ready()) return true;
     } while (Clock::now() < until);
     return false;
@@ -106,30 +107,30 @@ struct Team::State {
   Place inside;               // threads that wait for tasks or for workers to leave
   const std::function<void(Crew&)>* region = nullptr;
   std::atomic<bool> stop{false};
-  // Whether a thread of this region threw, and what the first one did.
+  // Whether a thread of this region threw, and the first exception.
   std::atomic<bool> failed{false};
   std::mutex failing;
   std::exception_ptr error;
-  // Nanoseconds of this region, of all threads together: of stalls, and without a core.
+  // Nanoseconds of this region, over all threads: of stalls, and without a core.
   std::atomic<int64_t> stalled{0}, robbed{0};
   Headcount headcount;
 
-  std::mutex turn;  // of those who call `run`
+  std::mutex turn;  // of the callers of `run`
   std::vector<std::thread> workers;
-  std::vector<Buffer> scratch;  // of each thread
+  std::vector<Buffer> scratch;  // per thread
   Buffer buffer;
-  void* shared = nullptr;  // by the threads of this region
+  void* shared = nullptr;  // memory shared by the threads of this region
   pid_t owner = getpid();
 
   State(Team& team, int threads) : headcount(threads), scratch(threads) {
-    // Signals are the program's: its own threads take them.
+    // The program's own threads handle signals.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (int rank = 1; rank < threads; rank++)
         workers.emplace_back([this, &team, rank] { work(team, rank); });
-    } catch (...) {  // no more threads to be had: those there are do it
+    } catch (...) {  // the system gives no more threads: use the existing ones
       scratch.resize(workers.size() + 1);
       headcount.have_at_most(static_cast<int>(scratch.size()));
     }
@@ -197,7 +198,7 @@ struct Team::State {
 Team::Team(int threads) : state_(new State(*this, threads < 1 ? 1 : threads)) {}
 
 Team::~Team() {
-  // In a child the threads are not there to be joined; what they had is given up with the child.
+  // A forked child has no threads to join; their memory is lost until the child ends.
   if (state_->owner == getpid()) delete state_;
 }
 

@@ -1,14 +1,15 @@
-// A team of threads of our own: no OpenMP, which would be a second pool beside torch's.
+// Team of Rootlace's own threads, without OpenMP, which would be a second pool beside torch's.
 //
 // Code runs in *regions*: every thread of the team executes the same function, and shares work by
-// `each`. Tasks are taken from a counter, not dealt out: a thread that loses its core to another
-// program delays the rest by one task, not by its whole share. A thread that comes late, even after
-// all tasks of several `each`, walks through the function and finds them done. So outside of tasks
-// a region's function may only compute values of its own: it may run before, after or at the same
-// time as the tasks around it. Where a task throws, no thread goes on behind its `each`: all leave
-// the region, `run` throws that exception, and the team is as good as before. Where threads keep
-// waiting for one that has no core, regions have fewer threads for a while (headcount.h); `size` stays
-// what it is.
+// `each`. Threads take tasks from a counter, without fixed shares. So a thread that loses its core
+// to another program delays the rest by one task, not by its whole share. A late thread, even after
+// all tasks of several `each`, walks through the function and finds the tasks done. So code outside
+// of tasks may only compute values of its own thread: it may run before, after or at the same time
+// as the tasks around it.
+//
+// If a task throws, no thread continues behind its `each`: all leave the region, `run` throws the
+// exception, and the team stays usable. If threads keep waiting for a thread without a core,
+// regions have fewer threads for a while (headcount.h); `size` does not change.
 #pragma once
 
 #include <chrono>
@@ -20,7 +21,7 @@ namespace rootlace {
 
 class Team;
 
-// One thread's view of a region.
+// View of a region by one thread.
 class Crew {
  public:
   Crew(Team& team, int rank) : team_(team), rank_(rank) {}
@@ -28,9 +29,9 @@ class Crew {
   int rank() const { return rank_; }
   int size() const;
 
-  // Run task(0) .. task(tasks - 1), each once on some thread. All threads of the region call it
-  // with the same count; returns when all tasks are done and their writes are seen by all. Leaves
-  // the region by an exception if one of them threw.
+  // Runs task(0) .. task(tasks - 1), each once on some thread. All threads of the region call this
+  // with the same count. Returns when all tasks are done and every thread sees their writes. Leaves
+  // the region by an exception if a task threw.
   template <class Task>
   void each(int tasks, Task&& task) {
     int64_t first = begin(tasks);
@@ -38,12 +39,12 @@ class Crew {
     end();
   }
 
-  // At least `bytes` of this thread's own memory, 64-byte aligned, kept from region to region; the
-  // next call may move it. Contents are undefined. Throws std::bad_alloc.
+  // Returns at least `bytes` of this thread's own memory, 64-byte aligned, kept from region to
+  // region. The next call may move the memory. Contents are undefined. Throws std::bad_alloc.
   void* scratch(size_t bytes);
 
-  // The memory that all threads of the region share: as much as `Team::run` was told, 64-byte aligned.
-  // What one task writes there is seen by those of later `each`.
+  // Returns the memory that all threads of the region share, with the size given to `Team::run`,
+  // 64-byte aligned. Tasks of later `each` see a task's writes there.
   void* shared() const;
 
  private:
@@ -59,8 +60,8 @@ class Crew {
   std::chrono::nanoseconds slept_{};
 };
 
-// `threads` includes the calling one. One region at a time: callers take turns. Regions do not
-// nest. In a child made by fork the team gets new threads.
+// `threads` includes the calling thread. One region runs at a time: callers take turns. Regions do
+// not nest. In a forked child the team gets new threads.
 class Team {
  public:
   explicit Team(int threads);
@@ -69,7 +70,7 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const;
-  // Throws what a task threw first. `shared`: bytes that the region's threads share, which are kept
+  // Rethrows the first exception of a task. `shared`: bytes that the region's threads share, kept
   // from region to region; contents are undefined.
   void run(const std::function<void(Crew&)>& region) { run(0, region); }
   void run(size_t shared, const std::function<void(Crew&)>& region);

@@ -30,10 +30,8 @@ from rootlace.wire.sampling import PIN_SECONDS, PRIORITIES, Cache, Handling
 
 
 class ForgetFile:
-    """Forgets on disk, beside the blocks to forget; each is a message in a line of JSON.
-
-    This process alone uses the file, and the next server of the same model reads it.
-    """
+    """File of forgets on disk, beside the blocks to forget; each line is a message in JSON. This
+    process alone uses the file, and the next server of the same model reads it."""
 
     def __init__(self, root: Path, model: str) -> None:
         """Open the file in folder `root`, created if missing. Raises OSError."""
@@ -51,7 +49,8 @@ class ForgetFile:
         self.lines = 0
 
     def read(self) -> list[Flush | ForgetNamespace]:
-        """Forgets that the server before may not have completed; an unreadable line is a flush."""
+        """Return forgets that the server before may not have completed; an unreadable line is a
+        flush."""
         data = os.pread(self._file, os.fstat(self._file).st_size, 0).splitlines()
         self.lines = len(data)
         return [_message(line) for line in data]
@@ -94,23 +93,21 @@ def _message(line: bytes) -> Flush | ForgetNamespace:
 
 
 FORGET_SECONDS = 60.0
-"""Seconds after which every engine has completed a forget.
-
-Until then an engine may be in a step, or hang, and erases its disk only after its writes.
-"""
+"""Seconds after which every engine has completed a forget. Until then an engine may be in a step,
+or hang. An engine erases its disk only after its writes."""
 MAX_FORGETS = 65536
-"""Forgets remembered at most; beyond that everything is forgotten."""
+"""Most forgets remembered; beyond that number everything is forgotten."""
 SPARE_LINES = 64
-"""Useless lines in the file at most, beside an equal number of needed lines."""
+"""Most useless lines in the file, beside an equal number of needed lines."""
 
 
 class Forgets:
     """Forgets to repeat to engines that start.
 
     A dead engine leaves blocks on disk, for itself or for the sibling that starts first. So each
-    engine is told at its start what was to be forgotten since shortly before an engine died. With a
-    `file` the engines of the next server are told, too. `keep`: repeat all forgets ever, to engines
-    of machines that were away for a while, with disks of their own.
+    engine gets at its start all forgets since shortly before an engine died. With a `file` the
+    engines of the next server get the forgets, too. `keep`: repeat all forgets ever, to engines of
+    machines that were away for a while, with disks of their own.
     """
 
     def __init__(
@@ -123,14 +120,14 @@ class Forgets:
         self._file = file
         self._keep = keep
         self._told: dict[Flush | ForgetNamespace, float] = {}
-        """Forget -> time when sent, the oldest first."""
+        """Map from forget to the time when it was sent, the oldest first."""
         self._down = 0
         for message in [] if file is None else file.read():
             self._told[message] = clock()
 
     @classmethod
     def of(cls, config: EngineConfig) -> Forgets:
-        """Forgets for this configuration, in a file if the engines of this machine save blocks on
+        """Return the forgets of a configuration, in a file if this machine's engines save blocks on
         disk."""
         if not config.cache.disk:
             return cls()
@@ -158,7 +155,7 @@ class Forgets:
         self._down += 1
 
     def to_started(self, returned: bool) -> list[Flush | ForgetNamespace]:
-        """Forgets to send first to a started engine; `returned`: the engine was down before."""
+        """Return forgets to send first to a started engine; `returned`: it was down before."""
         self._down -= returned
         self._told = dict.fromkeys(self._told, self._clock())
         return list(self._told)
@@ -174,7 +171,7 @@ class Forgets:
             self._write(None)
 
     def close(self) -> None:
-        """Leave the rest to the next server. Idempotent."""
+        """Leave the remaining forgets to the next server. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -200,10 +197,8 @@ log = logging.getLogger(__name__)
 _COMPUTED = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 MAX_PINNED_TOKENS = 16 * 2**20
-"""Tokens of remembered prompts, four bytes each.
-
-Beyond that the oldest prompts are not pinned again, but count as lost if their engine dies.
-"""
+"""Tokens of remembered prompts, four bytes each. Beyond this bound the oldest prompts are not
+pinned again. Their pins are lost if their engine dies."""
 
 
 @dataclass
@@ -212,27 +207,25 @@ class _Pinned:
     until: float
     tokens: int
     again: int | None = None
-    """The id of the request that pins the prompt again."""
+    """Id of the request that pins the prompt again."""
 
     @property
     def remembered(self) -> bool:
-        """Whether the tokens are still remembered."""
+        """Return whether the tokens are still remembered."""
         return len(self.request.token_ids) == self.tokens
 
 
 class PinnedPrompts:
-    """Pins to restore after an engine died, or lost its KV in a failed step.
-
-    The prompts are computed again behind all other work, and pinned for the time left to each.
-    """
+    """Pins to restore after an engine died, or lost its KV in a failed step. The prompts are
+    computed again behind all other work, and pinned for each pin's remaining time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pinned: dict[str, _Pinned] = {}
         self._tokens = 0
         self._released: set[int] = set()
-        """Requests for released pins, until their last update: such a request may pin before its
-        abort."""
+        """Requests for released pins, until their last update: a request may pin before its abort.
+        """
         self.restored = self.lost = 0
 
     def note(self, pin: str, request: EngineRequest) -> None:
@@ -261,8 +254,8 @@ class PinnedPrompts:
     ) -> bool:
         """Drop a pin of this namespace (None: any), not to be restored; return whether it existed.
 
-        A request that would restore the pin is aborted. An `Unpin` sent to the engine afterwards
-        finds a pin that the request made before.
+        A request that would restore the pin is aborted. If the request has already pinned, the
+        `Unpin` sent to the engine afterwards releases that pin.
         """
         self._drop_old()
         known = self._pinned.get(pin)
@@ -283,10 +276,8 @@ class PinnedPrompts:
                 self.lose(pin, str(error))
 
     def again(self, next_rid: Callable[[], int]) -> Iterator[tuple[str, EngineRequest]]:
-        """Requests that restore pins at the next engine, or after a loss of KV, each with its pin.
-
-        Requests that are already waiting to restore a pin are not repeated.
-        """
+        """Yield requests that restore pins at the next engine, or after a loss of KV, each with its
+        pin. Requests that are already waiting to restore a pin are not repeated."""
         self._drop_old()
         for pin, known in list(self._pinned.items()):
             if known.again is not None:

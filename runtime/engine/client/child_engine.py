@@ -36,7 +36,7 @@ STOP_GRACE_SECONDS = 5.0
 
 
 class Children:
-    """An `EngineLauncher` for child processes, one after another."""
+    """Launcher (`EngineLauncher`) of child processes, one after another."""
 
     patient = False
 
@@ -48,7 +48,7 @@ class Children:
         digest_key: bytes = b"",
         transfer: TransferConfig | None = None,
     ) -> None:
-        """See `EngineProcessConfig`."""
+        """Make a launcher; parameters as in `EngineProcessConfig`."""
         # First: if it fails, no folder stays behind.
         host = processes.new_memory() if config.cache.enabled and config.cache.host_gb else -1
         self._folder = processes.SocketFolder()
@@ -95,7 +95,7 @@ class ChildEngine:
         pull.bind(config.outbox)
         self._pipes = Pipes(push, pull, self._await_ready, encode, decode_from_engine)
         self.send: Callable[[ToEngine], None] = self._pipes.send
-        """Queues a message, also for an engine that is starting."""
+        """Function that queues a message, also for an engine that is starting."""
 
     async def ready(self) -> Ready:
         """Start the process and wait until the model is loaded.
@@ -137,7 +137,7 @@ class ChildEngine:
             self._process.kill()
 
     def in_step(self) -> dict[int, int]:
-        """Requests in the steps in which the engine died -> planned context lengths."""
+        """Return requests of the steps in which the engine died, with planned lengths."""
         return read_step_record(Path(self._config.record))
 
     async def end(self, patience: float = 0.0) -> None:
@@ -172,7 +172,7 @@ class ChildEngine:
 
 
 class DiedAtStart(ServerUnavailable):
-    """Raised when the engine's process ended before `Ready`, without a reason."""
+    """Error of an engine process that ended before `Ready`, without a reason."""
 
     def __init__(self, code: int | None) -> None:
         super().__init__(f"the engine ended with code {code} before it was ready")
@@ -190,7 +190,7 @@ async def _output_of(process: Process) -> bytes:
 def _reason(output: bytes, code: int | None) -> Exception:
     """Return the typed error that an engine printed as its last line before a failed start."""
     try:
-        said = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
-        return from_code(said["error"], said["message"])
+        report = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
+        return from_code(report["error"], report["message"])
     except (IndexError, KeyError, msgspec.DecodeError):
         return DiedAtStart(code)

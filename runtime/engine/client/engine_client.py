@@ -55,7 +55,7 @@ from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 
 class EngineDied(ServerUnavailable):
-    """Raised when the asked engine died; the next engine may answer."""
+    """Error of a question whose engine died; the next engine may answer."""
 
 
 class Questions:
@@ -65,7 +65,7 @@ class Questions:
         self._open: dict[int, asyncio.Future[Any]] = {}
         self._last = 0
         self._settled = asyncio.Event()
-        """Set while an engine is up, or none will come any more."""
+        """Event that is set while an engine is up, or after the last engine."""
         self._gone: ServerUnavailable | None = None
 
     def resume(self) -> None:
@@ -122,10 +122,10 @@ STALL_SECONDS = 30.0
 SILENCE_SECONDS = 20.0
 """Seconds without a message, even a heartbeat, after which the process hangs."""
 STUCK_SECONDS = 600.0
-"""Seconds without a turn of the loop after which the engine hangs despite heartbeats, while nothing
-says how long its steps take; less after a start that took less than a `LATE_LOADS`th of them."""
+"""Seconds without a turn of the loop after which the engine hangs despite heartbeats, without a
+forecast of its steps. The bound is lower after a start of less than a `LATE_LOADS`th of it."""
 LATE_LOADS = 20.0
-"""Bound of a step's time before any forecast, in times of the engine's start; at least
+"""Bound of a step's time before any forecast, in multiples of the engine's start time; at least
 `LATE_SECONDS` or `LATE_ALONE_SECONDS`.
 
 A start reads all weights and runs steps of its own; a slow machine is slow at both.
@@ -133,13 +133,13 @@ A start reads all weights and runs steps of its own; a slow machine is slow at b
 LATE_LOADS_OF_RANKS = 4.0
 """`LATE_LOADS` where a step waits for other ranks."""
 LATE_STEPS = 20.0
-"""Bound of a step's time in times of its forecast, beyond which the engine hangs; at least
+"""Bound of a step's time in multiples of its forecast; an engine beyond the bound hangs. At least
 `LATE_SECONDS` or `LATE_ALONE_SECONDS`.
 
 A forecast comes from steps on this machine, so a slow machine has longer forecasts.
 """
 LATE_SECONDS = 20.0
-"""Least bound in seconds where a step waits for other ranks, one of which may hang."""
+"""Least bound in seconds with other ranks, one of which may hang."""
 LATE_ALONE_SECONDS = 120.0
 """Least bound in seconds without other ranks: a step may wait for weights read from a slow disk."""
 LOADING_SECONDS = 100.0
@@ -151,10 +151,8 @@ class Pulse:
     """Liveness of one engine process, from `Ready` on."""
 
     def __init__(self, ranks: bool = False, start_seconds: float = math.inf) -> None:
-        """`ranks`: whether a step waits for other ranks.
-
-        `start_seconds`: how long the engine took to start.
-        """
+        """Begin the pulse. `ranks`: whether a step waits for other ranks. `start_seconds`: the
+        duration of the engine's start."""
         self._late_seconds = LATE_SECONDS if ranks else LATE_ALONE_SECONDS
         unknown = (LATE_LOADS_OF_RANKS if ranks else LATE_LOADS) * start_seconds
         self._unknown_seconds = min(max(unknown, self._late_seconds), STUCK_SECONDS)
@@ -166,7 +164,7 @@ class Pulse:
 
     @property
     def steady(self) -> bool:
-        """Whether the loop turned lately."""
+        """Return whether the loop turned lately."""
         return time.monotonic() - self._moved < STALL_SECONDS
 
     def note(self, message: FromEngine) -> None:
@@ -181,10 +179,8 @@ class Pulse:
         self._moved = time.monotonic()
 
     async def lost(self, loading: bool = False) -> str:
-        """Return the reason once the process hangs; a loading process turns no loop.
-
-        Time is counted in naps: a pause of this process is not taken for one of the engine.
-        """
+        """Return the reason once the process hangs; a loading process turns no loop. Time is
+        counted in naps, so that a pause of this process does not count as one of the engine."""
         silence = LOADING_SECONDS if loading else SILENCE_SECONDS
         silent = stuck = 0.0
         while True:
@@ -220,10 +216,8 @@ class EngineHandle(Protocol):
     def kill(self) -> None: ...
 
     def in_step(self) -> Mapping[int, int] | None:
-        """Requests in the steps in which the engine died -> planned context lengths.
-
-        None if unknown, or if the engine ended on request.
-        """
+        """Return the requests in the steps in which the engine died, with planned context lengths.
+        None if unknown, or if the engine ended on request."""
         ...
 
     async def end(self, patience: float = 0.0) -> None:
@@ -234,11 +228,11 @@ class EngineHandle(Protocol):
 
 
 class EngineLauncher(Protocol):
-    """Starts one engine after another."""
+    """Launcher of engines, one after another."""
 
     @property
     def patient(self) -> bool:
-        """Whether engines are started elsewhere, at any time."""
+        """Return whether engines are started elsewhere, at any time."""
         ...
 
     def open(self, hear: Callable[[FromEngine], None]) -> EngineHandle:
@@ -249,13 +243,14 @@ class EngineLauncher(Protocol):
 
 
 class ReplicaContext(msgspec.Struct, frozen=True):
-    """The engine is number `replica` of `replicas`; all report their caches by digests of one key.
+    """Place of an engine, number `replica` of `replicas`; all report their caches by digests of one
+    key.
 
     `on_report` receives the engine's reports on cache and steps. `on_death` receives requests that
     other replicas may continue. `on_return` is called when the engine is back. `on_gone` is called
-    with the reason before the last requests leave, when it will not return. All replicas share
-    `forgets` and `suspensions`; `next_rid` gives unused ids. `transfer`: block transfer between
-    them, if any.
+    with the reason if the engine will not return, before the last requests leave. All replicas
+    share `forgets` and `suspensions`; `next_rid` gives unused ids. `transfer`: block transfer
+    between them, if any.
     """
 
     replica: int
@@ -290,7 +285,7 @@ ANSWERS: dict[type[FromEngine], str] = {
     Unpinned: "found",
     HandedOver: "checksums",
 }
-"""The field of a message that answers a question."""
+"""Field of a message that answers a question, by kind of message."""
 
 
 class EngineClient:
@@ -362,7 +357,7 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the loop turned lately."""
+        """Return whether the loop turned lately."""
         return self._up and self._pulse.steady
 
     def submit(
@@ -428,7 +423,7 @@ class EngineClient:
             if self._up:
                 self.send(kind(0, *fields))
             return True
-        alone, again = self._siblings is None, False  # siblings answer where there are any
+        alone, again = self._siblings is None, False  # siblings answer if there are any
         while True:
             if not self._up:
                 await self._questions.until_up(RESTART_SECONDS if alone else 0.0)

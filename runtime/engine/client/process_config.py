@@ -1,5 +1,5 @@
-"""Configuration of an engine process, in a file of its own: the starter imports asyncio, which an
-engine does not need."""
+"""Configuration of an engine process, in its own file: the starter imports asyncio, which an engine
+does not need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rootlace.runtime.contracts.block_store import TransferConfig
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True):
-    """The engine process's configuration, from its standard input."""
+    """Configuration of the engine process, read from its standard input."""
 
     engine: EngineConfig
     inbox: str

@@ -1,4 +1,4 @@
-"""Requests in flight at an engine, and which of them end when the engine dies.
+"""Requests in flight at an engine, and the requests that end when the engine dies.
 
 engine dies --> died: end aborted requests, and requests that kill engines
                   |--> leave: replicas continue requests
@@ -32,7 +32,8 @@ MAX_RESTARTS = 3
 RESTART_WINDOW_SECONDS = 300.0
 """Seconds within which more than `MAX_RESTARTS` unexplained deaths keep the engine down."""
 MAX_LOST = 8
-"""Most engines per request whose machines were lost without a report of their last step."""
+"""Most engines of a request that were lost with their machines, without a report of their last
+step."""
 
 
 class Suspensions:
@@ -42,7 +43,7 @@ class Suspensions:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._times: dict[str, list[float]] = {}
-        """Client -> times when its guilty requests were found."""
+        """Map from client to the times when its guilty requests were found."""
 
     def note(self, client: str) -> None:
         """Note one or more guilty requests of a client, found at once."""
@@ -78,7 +79,7 @@ class Death:
 
 @dataclass
 class PendingRequest:
-    """An unfinished request, with the state that the next engine needs."""
+    """Unfinished request, with the state that the next engine needs."""
 
     request: EngineRequest
     on_update: Callable[[EngineOutput], None]
@@ -108,20 +109,21 @@ class RestartPolicy:
     """Unfinished requests of one engine client, across the deaths of its engines.
 
     Every request continues at the next engine. Requests of the dying step are computed alone there,
-    up to the length that the step planned. So a request that kills engines is alone in the step
-    that the second engine dies in, and that request fails. A failure that needs several requests
-    together ends those that were in three dying steps.
+    up to the length that the step planned. So a request that kills engines is alone in the step in
+    which the second engine dies, and fails. A failure that needs several requests together ends the
+    requests that were in three dying steps.
     """
 
     def __init__(self, suspensions: Suspensions | None = None, max_waiting: int = 1 << 60) -> None:
-        """With `max_waiting` requests waiting for the next engine, further ones are refused."""
+        """Make a policy. With `max_waiting` requests waiting for the next engine, further ones are
+        refused."""
         self._suspensions = Suspensions() if suspensions is None else suspensions
         self._max_waiting = max_waiting
         self._unexplained: list[Death] = []
         self.deaths = 0
         """Count of engines that died."""
         self.requests: dict[int, PendingRequest] = {}
-        """Unfinished requests by number; the client notes in them what the engine says."""
+        """Unfinished requests by number; the client notes the engine's messages in them."""
 
     def add(
         self,
@@ -155,8 +157,8 @@ class RestartPolicy:
         """Note the engine's death, and end requests that will not continue.
 
         `in_step` maps the requests of the dying steps to their planned context lengths. None: the
-        machine was lost, and nothing is known of its last step. An engine that died in no step may
-        have died of any request that was not heard of yet.
+        machine was lost, without knowledge of its last step. If an engine died in no step, any
+        request without an update may be the cause.
         """
         death = self.note_death()
         if in_step is not None and not in_step:
@@ -200,7 +202,7 @@ class RestartPolicy:
             raise ServerUnavailable(f"the engine died {count} times, last code {code}")
 
     def resume(self) -> list[EngineRequest]:
-        """Requests to send to the engine that has just started, the first in `soonest`'s order."""
+        """Return the requests to send to the engine that has just started, in `soonest`'s order."""
         sent = [self._sent(rid) for rid in list(self.requests) if not self._end_suspended(rid)]
         return soonest(sent[:MOST_ORDERED]) + sent[MOST_ORDERED:]
 
@@ -212,7 +214,8 @@ class RestartPolicy:
         return left
 
     def adopt(self, pending: PendingRequest, up: bool) -> EngineRequest | None:
-        """Continue a request of another replica; return what to send to the engine if it is up."""
+        """Continue a request of another replica; return the request to send to the engine if it is
+        up."""
         rid = pending.request.rid
         self.requests[rid] = pending
         return None if self._end_suspended(rid) or not up else self._sent(rid)
@@ -247,17 +250,18 @@ class RestartPolicy:
 
 
 MOST_ORDERED = 1024
-"""Requests ordered at most: each may begin with the one before it, which takes quadratic time."""
+"""Most requests ordered: each may begin with the one before it, which takes quadratic time."""
 
 
 def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
-    """Return the order in which requests, computed one after another, begin soonest in the mean.
+    """Return an order with the least mean time until requests begin, if computed one after another.
 
-    A prefix that several share is computed once, by the first of these. So the tokens between two
-    branching points of the prompts are a job, which must follow the job before it; its weight is
-    the number of requests that end with it. The order of least weighted completion time is that of
-    Horn ("Single-machine job sequencing with treelike precedence ordering and linear delay
-    penalties", 1972): a job that costs more per request than what follows it is joined with it.
+    The first of several requests computes their shared prefix for all. So the tokens between two
+    branching points of the prompts are a job, which must follow the job before it. The job's weight
+    is the number of requests that end with it. The order of least weighted completion time is that
+    of Horn ("Single-machine job sequencing with treelike precedence ordering and linear delay
+    penalties", 1972): a job that costs more per request than the job behind it is joined with that
+    job.
     """
     texts = [np.concatenate((one.token_ids, one.output_ids)).astype(">i4") for one in requests]
     keys = [
@@ -266,7 +270,8 @@ def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
     ]
     order = sorted(range(len(requests)), key=lambda at: (keys[at], at))
     path: list[tuple[int, list[_Part]]] = [(0, [])]
-    """Branching points on the way to the last request: tokens before each, and what follows."""
+    """Branching points on the way to the last request: tokens before each, and the parts behind it.
+    """
     for place, at in enumerate(order):
         length = len(texts[at])
         following = order[place + 1] if place + 1 < len(order) else None
@@ -292,7 +297,7 @@ class _Part(msgspec.Struct, frozen=True):
 
     @property
     def price(self) -> float:
-        """Tokens per request; what costs least comes first."""
+        """Return the tokens per request; the cheapest part comes first."""
         return self.tokens / self.weight if self.weight else float("inf")
 
 
@@ -300,7 +305,8 @@ _PRICE = attrgetter("price")
 
 
 def _joined(tokens: int, behind: list[_Part]) -> list[_Part]:
-    """Parts in order of their price: those of `behind`, in this order, after `tokens` more."""
+    """Return parts in order of their price: the parts of `behind`, in this order, after `tokens`
+    more."""
     first = _Part(tokens, 0, [])
     for at, part in enumerate(behind):
         if first.price <= part.price:
@@ -314,7 +320,7 @@ def _joined(tokens: int, behind: list[_Part]) -> list[_Part]:
 def _shared(
     keys: list[tuple[str, str, bytes]], texts: list[np.ndarray], one: int, other: int
 ) -> int:
-    """Leading tokens that two requests share."""
+    """Count the leading tokens that two requests share."""
     if keys[one][:2] != keys[other][:2]:
         return 0
     length = min(len(texts[one]), len(texts[other]))

@@ -77,7 +77,7 @@ def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
     return None
 
 
-class Given(msgspec.Struct, frozen=True):
+class DraftInput(msgspec.Struct, frozen=True):
     """Input of a draft head's step in place of embeddings: `residual`, float32 [T, H], and the
     `inputs` of the first layer's products, of the decoder's dtype. The step writes `wanted`,
     float32 [N, H]: the residual stream of the wanted tokens behind the last layer."""
@@ -151,7 +151,7 @@ class NativeDecoder:
         """Have no token attend to the first slot of its row."""
         self._model.unseen = 1
 
-    def run(self, plan: StepPlan, given: Given | None = None) -> np.ndarray:
+    def run(self, plan: StepPlan, given: DraftInput | None = None) -> np.ndarray:
         """Copy blocks, run all layers and return the hidden states of the wanted tokens [N, H].
 
         Raises ValueError for tokens, positions, slots or copied blocks that do not exist. Block

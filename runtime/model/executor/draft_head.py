@@ -39,7 +39,7 @@ from rootlace.runtime.model.checkpoint.eagle_head import (
 from rootlace.runtime.model.checkpoint.files import Checkpoint, Progress
 from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.decoder.interface import copied_slots, wanted_tokens
-from rootlace.runtime.model.decoder.native_decoder import Given, NativeDecoder
+from rootlace.runtime.model.decoder.native_decoder import DraftInput, NativeDecoder
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu, packer_of
 from rootlace.runtime.model.executor.draft_model import DraftDecoder, check_drafted_for
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
@@ -213,15 +213,15 @@ class HeadForward:
         beside = _normed(self.embeddings(plan.token_ids), embedded, eps)
         inputs = np.concatenate((beside, normed), axis=1).astype(self.decoder.dtype)
         wanted = plan.slots[wanted_tokens(plan)]
-        given = Given(
+        draft_input = DraftInput(
             normed if self.config.norm_before_residual else residual,
             inputs,
             np.empty((len(wanted), residual.shape[1]), np.float32),
         )
         # The head's positions are the features' positions.
         moved = replace(plan, positions=plan.positions - 1)
-        hidden = self.decoder.run(moved, given)
-        self.features[wanted] = hidden if self.config.norm_output else given.wanted
+        hidden = self.decoder.run(moved, draft_input)
+        self.features[wanted] = hidden if self.config.norm_output else draft_input.wanted
         return hidden
 
     def _slots_before(self, plan: StepPlan) -> np.ndarray:

@@ -35,9 +35,9 @@ from rootlace.runtime.model.decoder.interface import (
 # CUDA: its stream, events and pinned memory, and captured graphs.
 #
 # Launching the few hundred kernels of a decode step one by one takes the host longer than the
-# device needs to run them; a graph is one launch. Capturing one takes as long as several steps, so
-# a server does not start with that. Work without a graph is launched kernel by kernel, with the
-# same results; it is captured after it was needed a few times, or while the server is idle.
+# device needs to run the kernels; a graph is one launch. Capturing a graph takes as long as several
+# steps, so a server captures none at its start. Work without a graph is launched kernel by kernel,
+# with the same results. Such work is captured after a few uses, or while the server is idle.
 
 # Device -------------------------------------------------------------------------------------------
 #
@@ -118,8 +118,8 @@ class CudaDevice:
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 2
-"""Runs of a piece of work kernel by kernel before its capture. At least one: what is compiled or
-set up at first use cannot be captured."""
+"""Runs of a piece of work kernel by kernel before its capture. At least one: compilation and set-up
+at the first use cannot be captured."""
 CAPTURE_SHARE = 0.2
 """Largest share of a busy server's time spent on capturing."""
 MOST_FAILURES = 3
@@ -423,15 +423,16 @@ def bucket_of(count: int, buckets: list[int]) -> int | None:
 #
 # Stage a decode step's inputs at fixed places, padded to one of a few numbers of rows.
 #
-# Every row has one new token. Padding rows follow the real ones: token 0 at position 0, no context,
-# and slots of a scratch block that no sequence has. What is computed for them is ignored.
+# Every row has one new token. Padding rows follow the real rows: token 0 at position 0, no context,
+# and slots of a scratch block that no sequence has. Results of padding rows are ignored.
 
 
 SAMPLING_BYTES = 16384
 SAMPLING_BYTES_PER_ROW = 128
-"""Room for the sampler's arrays before the other arrays; larger ones are sent separately."""
+"""Bytes per row for the sampler's arrays before the other arrays; larger ones are sent separately.
+"""
 PLAN_NUMBERS_PER_ROW = 4096
-"""Room for an attention plan's numbers of a row besides its blocks."""
+"""Numbers per row for an attention plan, besides the row's blocks."""
 
 
 class Bucket(msgspec.Struct, frozen=True):

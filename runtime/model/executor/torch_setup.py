@@ -97,14 +97,13 @@ def _tensors(argument: Any) -> Any:
 #
 # Find the scales of each layer's stored keys and values, for caches in few bits.
 #
-# Integers have their scales beside them. The scales of an fp8 cache are those of a layer's KV
-# heads: e4m3 holds magnitudes up to 448 and is a floating-point format: from 2^-6 on every number
-# has the same relative precision. So a scale need not fit tightly, it must only keep values below
-# 448 (they are cut off there) and most of them far above 2^-6. Taken from the checkpoint where it
-# has scales, else found by running the model once over random tokens: the largest magnitude of each
-# head's keys (normed and rotated, as they are stored) and values, times `HEADROOM`, is to become
-# 448. The result is rounded up to a power of two, so that multiplying by it is exact in every
-# format.
+# A cache of integers stores scales with its blocks. An fp8 cache has one scale for each KV head of
+# a layer. e4m3 is a floating-point format with magnitudes up to 448; from 2^-6 on every number has
+# the same relative precision. So a scale need not fit tightly. It must keep values below 448, where
+# they are cut off, and most values far above 2^-6. Scales come from the checkpoint if it has any.
+# Otherwise the model runs once over random tokens. The largest magnitude of each head's keys
+# (normed and rotated, as stored) and values, times `HEADROOM`, becomes 448. The result is rounded
+# up to a power of two, so that multiplying by it is exact in every format.
 
 E4M3_MAX = 448.0
 HEADROOM = 2.0

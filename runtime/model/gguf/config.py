@@ -37,7 +37,7 @@ from rootlace.runtime.model.gguf.tokenizer import (
     chat_templates,
     tokenizer_json,
 )
-from rootlace.runtime.model.gguf.tokenizer_cache import KeptTokenizer, TokenizerFacts
+from rootlace.runtime.model.gguf.tokenizer_cache import TokenizerCache, TokenizerFacts
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.sampling import PARAMETERS
 
@@ -314,10 +314,10 @@ class GgufSource(msgspec.Struct, frozen=True, dict=True, weakref=True):
         """Return `tokenizer.json`, and log the vocabulary's remarks: a server calls this once."""
         for remark in self._facts.remarks:
             log.warning("%s: %s", self.path, remark)
-        found = self._kept.json()
+        found = self._cache.json()
         if found is None:
             found = tokenizer_json(self._vocabulary)
-            self._kept.keep(self._facts, found)
+            self._cache.keep(self._facts, found)
         return found
 
     def tokenizer_config(self) -> dict[str, Any]:
@@ -355,12 +355,12 @@ class GgufSource(msgspec.Struct, frozen=True, dict=True, weakref=True):
         return Vocabulary.read(self.file)
 
     @cached_property
-    def _kept(self) -> KeptTokenizer:
-        return KeptTokenizer(self.file.metadata)
+    def _cache(self) -> TokenizerCache:
+        return TokenizerCache(self.file.metadata)
 
     @cached_property
     def _facts(self) -> TokenizerFacts:
-        return self._kept.facts() or TokenizerFacts.of(self._vocabulary)
+        return self._cache.facts() or TokenizerFacts.of(self._vocabulary)
 
 
 _READ: WeakValueDictionary[int, GgufSource] = WeakValueDictionary()

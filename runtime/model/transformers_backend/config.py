@@ -175,7 +175,7 @@ class Head:
     gets the states in place of its layers' output. Takes the layers away from the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._layers = _GivenHidden()
+        self._layers = _FixedHidden()
         setattr(model, model.base_model_prefix, self._layers)
         self._model = model
 
@@ -202,7 +202,7 @@ class _Output:
             raise AttributeError(name)
 
 
-class _GivenHidden(torch.nn.Module):
+class _FixedHidden(torch.nn.Module):
     hidden: torch.Tensor
 
     def forward(self, *args: Any, **kwargs: Any) -> _Output:

@@ -1,4 +1,4 @@
-"""Reads blocks of offload levels back into the pool and the tree, for prompts that match."""
+"""Fetching of blocks from offload levels into the pool and the tree, for prompts that match."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rootlace.runtime.scheduler.request import RequestState
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Blocks from number `first` on of a sequence, being read from `slots`: pairs of (level, slot).
+    """Read of a sequence's blocks from number `first` on, from `slots`: pairs of (level, slot).
 
     The handle `node` holds the tree blocks before `first` and each fetched block once inserted.
     `stop`: blocks from this number on cannot be read. `over`: no request waits for the fetch.
@@ -45,7 +45,7 @@ class Fetch:
         return self.over or self.landed >= self.stop
 
     def next(self) -> int:
-        """Blocks read behind the inserted ones, without a gap."""
+        """Count the blocks read behind the inserted ones, without a gap."""
         at = self.landed
         while at < self.stop and at in self.read:
             at += 1
@@ -56,13 +56,13 @@ class Fetch:
 
 
 MOST_FETCHES = 8
-"""Concurrent fetches; a further request asks again when the queue offers the request."""
+"""Most concurrent fetches; a further request asks again when the queue offers it."""
 
 Sought = Literal["nothing", "begun", "busy"]
 
 
 class Fetching:
-    """Reads the blocks that prompts match, if reading takes less time than computing.
+    """Fetching of the blocks that prompts match, if reading takes less time than computing.
 
     A request whose blocks are being read waits until the blocks are in the tree. Each block enters
     the tree when read; a handle holds the block there for the request.
@@ -84,7 +84,7 @@ class Fetching:
         self._make_room = make_room
         self._fetches: dict[int, Fetch] = {}
         self._reading: dict[tuple[int, int], tuple[Fetch, int]] = {}
-        """(level, slot) -> the fetch that reads the slot, and the block number there."""
+        """Map from (level, slot) to the fetch that reads the slot, and the block number there."""
         self.restored = np.zeros(self._pool.num_blocks, bool)
         """Blocks of the pool that were read back."""
         self.restored_tokens = 0
@@ -119,16 +119,17 @@ class Fetching:
             self._end(fetch)
 
     def nodes(self) -> list[Node]:
-        """Nodes at which handles of fetches end."""
+        """Return the nodes at which handles of fetches end."""
         return [fetch.node for fetch in self._fetches.values() if fetch.node is not None]
 
     @property
     def waiting(self) -> bool:
-        """Whether a request may wait for blocks being read, for itself or for an ended request."""
+        """Return whether a request may wait for blocks being read, for itself or for an ended
+        request."""
         return bool(self._reading) or any(not one.finished for one in self._fetches.values())
 
     def reach(self, namespace: Hashable, tokens: np.ndarray, matched: int, limit: int) -> int:
-        """Tokens behind the `matched` ones of `tokens[:limit]` (int32) that can be read."""
+        """Count tokens behind the `matched` ones of `tokens[:limit]` (int32) that can be read."""
         first, last = matched // self._size, limit // self._size
         if first >= last or not any(len(level.tier) for level in self._levels):
             return 0
@@ -276,7 +277,7 @@ class Fetching:
         self.restored[:] = False
 
     def readers(self) -> set[tuple[int, int]]:
-        """(level, slot) of blocks being read, and of blocks read but not yet in the pool."""
+        """Return (level, slot) of blocks being read, and of blocks read but not yet in the pool."""
         reading = {*self._reading, *self._moves.loads, *self._moves.taken}
         for fetch in self._fetches.values():
             reading |= {fetch.slots[number] for number in fetch.read}

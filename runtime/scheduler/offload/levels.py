@@ -25,7 +25,7 @@ from rootlace.runtime.scheduler.request import RequestState
 
 
 class Level(msgspec.Struct, frozen=True):
-    """An offload tier and the place of its blocks; `wear` bounds the writes of `block_bytes`."""
+    """Offload tier and the place of its blocks; `wear` bounds the writes of `block_bytes`."""
 
     name: str
     tier: Tier
@@ -35,11 +35,11 @@ class Level(msgspec.Struct, frozen=True):
     outlives: bool = False
     """Whether its blocks outlive the engine's process."""
     eager: bool = False
-    """Whether copies are so cheap that blocks are saved as soon as the blocks are computed."""
+    """Whether copies are so cheap that blocks are saved as soon as they are computed."""
 
     @property
     def block_seconds(self) -> float:
-        """Seconds added by one more block to a read of several."""
+        """Return the seconds added by one more block to a read of several."""
         return self.store.seconds(1) - self.store.seconds(0)
 
     def publish(self, entry: Entry) -> None:
@@ -59,23 +59,23 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class HandedLevel(Level, frozen=True):
-    """The level of blocks that engines transfer to each other; evicted blocks never go there."""
+    """Level of blocks that engines transfer to each other; evicted blocks never go there."""
 
     store: HandedState
 
 
 def as_measured(tokens: int) -> float:
-    """Placeholder for the prefill time that the scheduler measures on its own steps."""
+    """Stand in for the prefill time that the scheduler measures on its own steps."""
     raise NotImplementedError
 
 
 class Tiers(msgspec.Struct, frozen=True):
-    """The offload levels, the fastest first.
+    """Offload levels, the fastest first.
 
     `space_of`: at most 64 bytes, distinct for each namespace of the tree and each content of an
     adapter (the store knows the model). `prefill_seconds`: the time to compute a number of tokens.
-    `handed`: the level of blocks transferred by other engines. `failed`: names of levels that were
-    asked for and could not be opened.
+    `handed`: the level of blocks transferred by other engines. `failed`: names of requested levels
+    that could not be opened.
     """
 
     levels: tuple[Level, ...] = ()
@@ -86,7 +86,7 @@ class Tiers(msgspec.Struct, frozen=True):
 
     @property
     def readable(self) -> tuple[Level, ...]:
-        """All levels that blocks are read from."""
+        """Return all levels that blocks are read from."""
         return self.levels if self.handed is None else (*self.levels, self.handed)
 
     @property
@@ -107,7 +107,7 @@ class Tiers(msgspec.Struct, frozen=True):
 
 
 def owner_of(kv: Hashable) -> bytes:
-    """Label of a namespace, with any adapter."""
+    """Return the label of a namespace, with any adapter."""
     return _digest(adapter_and_namespace(kv)[1])
 
 
@@ -117,16 +117,16 @@ def _digest(text: str) -> bytes:
 
 @dataclass
 class Moves:
-    """Moves planned and not yet made, in the order in which blocks changed owners."""
+    """Planned moves that were not made yet, in the order in which blocks changed owners."""
 
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     loads: list[tuple[int, int]] = field(default_factory=list)
-    """(level, slot) of planned loads."""
+    """Planned loads: (level, slot)."""
     taken: list[tuple[int, int]] = field(default_factory=list)
-    """The part of `loads` handed to the executor."""
+    """Part of `loads` handed to the executor."""
 
     def take(self) -> np.ndarray:
-        """Moves before the next step, int32 [M, 4]: see `contracts.block_store`."""
+        """Return the moves before the next step, int32 [M, 4]: see `contracts.block_store`."""
         if not self.rows:
             return NO_MOVES
         rows, self.rows = self.rows, []
@@ -139,7 +139,7 @@ class Moves:
 
 
 class Saving:
-    """Plans the moves that save evicted blocks; only full blocks are saved.
+    """Planner of the moves that save evicted blocks; only full blocks are saved.
 
     A block is published once written, and once all steps in flight at its save ended well: a failed
     step may have left anything in the block.
@@ -152,16 +152,14 @@ class Saving:
         self._levels = tiers.levels
         self._moves = moves
         self._unproven: deque[tuple[int, int, Entry]] = deque()
-        """(steps launched at the time of the save, level, entry)."""
+        """Unproven saves: (steps launched at the time of the save, level, entry)."""
         self.mortal: Counter[bytes] = Counter()
-        """Keys of blocks with a time to live -> count of requests that set one.
-
-        Such blocks are not saved: after a kill nothing would expire them on disk.
-        """
+        """Count of requests that set a time to live, by key of the block. Such blocks are not
+        saved: after a kill nothing would expire them on disk."""
         self._launched = self._committed = 0
 
     def losing(self, leaf: Node, end: int) -> None:
-        """Save the blocks of `leaf` from position `end` on, which eviction is about to drop."""
+        """Save the blocks of `leaf` from position `end` on, before eviction drops them."""
         for label, block in self._whole_blocks(leaf, max(end, leaf.start)):
             if not any(level.tier.keep_longer(label.key) for level in self._levels):
                 self._save(0, label, (SAVE, block))
@@ -221,7 +219,7 @@ class Saving:
         dropped = tier.next_dropped()
         if dropped is not None and at + 1 < len(self._levels):
             self._pass_on(at, dropped)
-        if dropped is not None:  # also if the move is not made in the end
+        if dropped is not None:  # even if the move is never made
             store.erase([dropped.slot])
         entry = tier.add(label)
         assert entry is not None
@@ -235,7 +233,7 @@ class Saving:
         return True
 
     def _pass_on(self, at: int, entry: Entry) -> None:
-        """Save a block that a level drops in the next level, unless present there."""
+        """Save a block dropped by a level in the next level, unless present there."""
         if not self._levels[at + 1].tier.keep_longer(entry.label.key):
             self._save(at + 1, entry.label, (PASS, entry.slot))
 
@@ -279,7 +277,7 @@ class Saving:
 
     @property
     def now(self) -> int:
-        """Count of launched steps."""
+        """Return the count of launched steps."""
         return self._launched
 
     def has_ended(self, launched: int) -> bool:
@@ -292,7 +290,7 @@ class Saving:
         """Plan moves that save the tree, the most recently used first, then faster levels, to the
         last.
 
-        No step may be in flight. Yields where room runs out: the caller makes the moves and waits
+        No step may be in flight. Yields when space runs out: the caller makes the moves and waits
         for the writes before the generator continues.
         """
         last = len(self._levels) - 1

@@ -15,7 +15,7 @@ from rootlace.runtime.scheduler.request import RequestState
 
 
 class Tiering:
-    """Joins saving of evicted blocks, fetching for prompts, and transfer between engines.
+    """Join of saving evicted blocks, fetching for prompts, and transfer between engines.
 
     Blocks move by an ordered list of *moves*, made before the next step is launched. So each move
     sees the pool of its planning time. Without tiers every method does nothing.
@@ -35,10 +35,10 @@ class Tiering:
         self.fetching = Fetching(tree, tiers, self.moves, make_room)
         self.handing = Handing(tree, tiers, self.moves, self.saving)
         self._shared: list[RequestState] = []
-        """Admitted since the last `poll`."""
+        """Requests admitted since the last `poll`."""
         self._eager = next((at for at, one in enumerate(self.levels) if one.eager), None)
         self._growing: dict[RequestState, int] = {}
-        """Running sequences with blocks in an eager level -> number of the blocks."""
+        """Map from running sequence with blocks in an eager level to the number of these blocks."""
         if tiers.levels:
             tree.losing = self.saving.losing
         if tiers.readable:
@@ -73,10 +73,10 @@ class Tiering:
         self.fetching.land_all()
 
     def spill(self) -> Iterator[np.ndarray]:
-        """Moves that save worthwhile blocks to the last level before a stop, without a step in
-        flight.
+        """Yield moves that save worthwhile blocks to the last level before a stop, without a step
+        in flight.
 
-        The caller makes each batch and waits for the writes before asking for more.
+        The caller makes each batch and waits for the writes before requesting more.
         """
         for _ in self.saving.spill():
             yield self.moves.take()
@@ -112,14 +112,14 @@ class Tiering:
 
     @property
     def waiting(self) -> bool:
-        """Whether the loop waits for reads or writes of a store."""
+        """Return whether the loop waits for reads or writes of a store."""
         return self.fetching.waiting or self.handing.busy
 
     def expire_later(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
         """Exclude the blocks of `tokens` (int32) from position `start` on from saving, until
         `forget`.
 
-        Levels that outlive the process lose the blocks: another request may have saved them.
+        Levels that outlive the process lose the blocks, since another request may have saved them.
         """
         keys = self._keys(namespace, tokens, start)
         self.saving.mortal.update(keys)
@@ -152,13 +152,13 @@ class Tiering:
             level.tier.unwanted.clear()
 
     def wanted_slots(self) -> dict[int, bool]:
-        """Readable slots of the last level in order of eviction -> whether a request asked for the
-        block."""
+        """Return readable slots of the last level in order of eviction, with whether a request
+        asked for the block."""
         entries = [one for level in self.levels[-1:] for one in level.tier.entries()]
         return {entry.slot: entry.wanted for entry in entries if entry.whole}
 
     def stats(self) -> dict[str, int | float]:
-        """Statistics of the offload levels; empty where none were asked for."""
+        """Return the statistics of the offload levels; empty without levels."""
         found: dict[str, int | float] = {}
         for name in self._tiers.failed:
             found |= {f"{name}_working": 0, f"{name}_failed": 1}

@@ -16,12 +16,12 @@ from rootlace.runtime.contracts.block_store import SAVE
 from rootlace.runtime.scheduler.offload.levels import Moves, Saving, Tiers, owner_of
 
 _MOST_OFFERS = 4096
-"""Offers kept for requests that never arrived."""
+"""Most offers kept for requests that never arrived."""
 
 
 @dataclass(eq=False)
 class _Giving:
-    """A prompt's blocks being written into slots that a receiver reserved.
+    """Write of a prompt's blocks into slots that a receiver reserved.
 
     `blocks`: blocks of the pool with their keys; blocks before `planned` are being written. The
     handle `node` holds the blocks. `void`: the contents of the blocks are unknown after a failure.
@@ -42,7 +42,7 @@ class _Giving:
         return self.planned == len(self.blocks) == len(self.checksums)
 
     def leading(self) -> tuple[int, ...]:
-        """Checksums of the blocks before the first unwritten one."""
+        """Return the checksums of the blocks before the first unwritten one."""
         found: list[int] = []
         for slot in () if self.void else self.slots[: self.planned]:
             crc = self.checksums.get(slot)
@@ -53,7 +53,7 @@ class _Giving:
 
 
 class Handing:
-    """Transfers blocks to and from other engines, through `Tiers.handed`.
+    """Transfer of blocks to and from other engines, through `Tiers.handed`.
 
     A transferred block is read like a block on disk (`Fetching`): by the key, which identifies the
     namespace and all tokens before. The checksum, which covers the key, must be right. An offer for
@@ -130,7 +130,7 @@ class Handing:
             giving.checksums[slot] = handed.store.checksum(slot) if ok else None
 
     def take_answers(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Tickets with the checksums of the blocks in the leading slots."""
+        """Return tickets with the checksums of the blocks in the leading slots."""
         if not self._answers:
             return []
         answers, self._answers = self._answers, []
@@ -144,11 +144,11 @@ class Handing:
 
     @property
     def busy(self) -> bool:
-        """Whether a gift is being written or unanswered."""
+        """Return whether a gift is being written or unanswered."""
         return bool(self._givings or self._answers)
 
     def nodes(self) -> list[Node]:
-        """Nodes at which handles of gifts end."""
+        """Return the nodes at which handles of gifts end."""
         return [giving.node for giving in self._givings if giving.node is not None]
 
     def reset(self) -> None:

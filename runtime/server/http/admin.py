@@ -87,7 +87,7 @@ class TreeQuery(CacheQuery):
     limit: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = 200
 
 
-class _Given(msgspec.Struct):
+class _ChatMark(msgspec.Struct):
     """Field that tells a chat completion from a completion; the rest stays undecoded."""
 
     messages: msgspec.Raw = msgspec.Raw()
@@ -191,7 +191,7 @@ class Cache:
     async def explain(self, request: web.Request) -> ReportReply:
         """Explain how far a prompt is cached now, without computing anything."""
         # The body is read as the endpoint of completions or chat completions would.
-        if (await read_body(request, _Given)).messages:
+        if (await read_body(request, _ChatMark)).messages:
             jobs = await self._chat.jobs(await read_body(request, ChatBody))
         else:
             jobs = self._completions.jobs(await read_body(request, CompletionBody))
@@ -362,7 +362,7 @@ class Health:
     async def _look(self) -> None:
         with suppress(RootlaceError):
             status = await self._gateway.status()
-            said = {
+            faults = {
                 "the disk of --cache-disk is full: blocks there are read, and none are written": (
                     status.get("disk_full")
                 ),
@@ -370,7 +370,7 @@ class Health:
                     status.get("disk_failed")
                 ),
             }
-            self._degraded = tuple(text for text, holds in said.items() if holds)
+            self._degraded = tuple(text for text, holds in faults.items() if holds)
 
     async def metrics(self) -> web.Response:
         """Return the metrics for Prometheus."""

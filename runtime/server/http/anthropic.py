@@ -207,7 +207,7 @@ def chat_request(gateway: ServedModel, body: CountBody) -> ChatRequest:
 def _pinned(body: CountBody) -> tuple[Pinned, ...]:
     """Return the pins at `cache_control` marks. Raises InvalidParameter for too many marks."""
     marks = sum(control is not None for control in _controls(body))
-    if marks > MAX_PINS:  # said before any is looked at: each costs as much as the prompt is long
+    if marks > MAX_PINS:  # checked first: each mark costs time in proportion to the prompt
         raise InvalidParameter(
             "cache_control", f"at most {MAX_PINS} places can be marked, not {marks}"
         )

@@ -458,8 +458,8 @@ def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
                     break
                 id_ = custom_id_of(line)
                 if id_ is not None and (other := lines.setdefault(id_, number)) != number:
-                    said = f"line {number}: its custom_id {id_!r} is that of line {other}, too"
-                    raise InvalidLine(number, "custom_id", said)
+                    reason = f"line {number}: its custom_id {id_!r} is that of line {other}, too"
+                    raise InvalidLine(number, "custom_id", reason)
                 if number not in done:
                     places.append(_Place(number, offset, len(line)))
             offset += len(line)

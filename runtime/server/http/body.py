@@ -279,8 +279,8 @@ def choices_at(kind: type, path: str) -> str:
             why = why or getattr(struct.cls, "ONLY", "")
     if not known:
         return ""
-    said = f"there is {known[0]}" if len(known) == 1 else f"there are {', '.join(known)}"
-    return f" ({said}{': ' if why else ''}{why})"
+    listed = f"there is {known[0]}" if len(known) == 1 else f"there are {', '.join(known)}"
+    return f" ({listed}{': ' if why else ''}{why})"
 
 
 # Json weight --------------------------------------------------------------------------------------

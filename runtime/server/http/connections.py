@@ -38,7 +38,7 @@ LOOK_SECONDS = 0.1
 """Time between searches for an idle connection when the last search found none."""
 FIRST_SECONDS = 1.0
 """Time that a new connection has for its first request before it counts as idle."""
-_SAID = 200
+_SHOWN_CHARACTERS = 200
 """Most characters logged of data that is not HTTP."""
 
 _BODY = (
@@ -83,8 +83,10 @@ class ServerLog(logging.LoggerAdapter[logging.Logger]):
         if not isinstance(exc_info, HttpProcessingError):
             super().exception(msg, *args, exc_info=exc_info, **more)
             return
-        said = (exc_info.message.splitlines() or [type(exc_info).__name__])[0][:_SAID]
-        self._rare.warn("a request that is not HTTP was refused: %s", said)
+        message = (exc_info.message.splitlines() or [type(exc_info).__name__])[0][
+            :_SHOWN_CHARACTERS
+        ]
+        self._rare.warn("a request that is not HTTP was refused: %s", message)
 
 
 class Connections:

@@ -226,7 +226,7 @@ _VLLM: Mapping[str, ConstraintKind] = {
     "structural_tag": "structural_tag",
 }
 """Kinds of vLLM's fields, by their names behind `guided_` and `structured_outputs.`."""
-_given = attrgetter(*_FIELDS)
+_values = attrgetter(*_FIELDS)
 _NOTHING = (None,) * len(_FIELDS)
 
 
@@ -238,7 +238,7 @@ def openai_constraint(
     Raises InvalidParameter if there are several, or for an option that cannot be applied.
     """
     options = openai_options(body) if options is None else options
-    if _given(body) == _NOTHING:
+    if _values(body) == _NOTHING:
         return None
     outputs = body.structured_outputs or StructuredOutputs()
     found: dict[str, tuple[ConstraintKind, Source | None]] = {

@@ -153,9 +153,9 @@ def _note_source(request: web.Request, front_secret: str) -> None:
     """Note the caller for the handler's tasks: the client's address and, behind `#`, the
     connection. With its secret, a front names the address ("": unknown). Of IPv6, a /64 counts."""
     if front_secret:
-        secret, _, said = request.headers.get(SOURCE_HEADER, "").partition(" ")
+        secret, _, address = request.headers.get(SOURCE_HEADER, "").partition(" ")
         if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), front_secret.encode()):
-            request[_ADDRESS] = said
+            request[_ADDRESS] = address
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     connection = (str(peer[1]),) if isinstance(peer, tuple) else ()
     address = owner_of(address_of(request))
@@ -321,7 +321,7 @@ class Pages(msgspec.Struct, frozen=True):
         if not is_browser(request):
             return
         origin = request.headers.get("Origin", "")
-        if not self.may_read(origin) and self._is_foreign(request, origin):
+        if not self.may_read(origin) and self._is_cross_origin(request, origin):
             raise Forbidden(
                 f"pages of {origin or 'other origins'} may not ask: start the server with "
                 f"--cors-origins {origin or 'ORIGIN'}"
@@ -348,7 +348,7 @@ class Pages(msgspec.Struct, frozen=True):
             },
         )
 
-    def _is_foreign(self, request: web.Request, origin: str) -> bool:
+    def _is_cross_origin(self, request: web.Request, origin: str) -> bool:
         """Return whether a page of another origin asks, each port of this machine being an origin.
 
         Browsers send Sec-Fetch-Site with every request, but Origin not with that of an image or a

@@ -90,12 +90,12 @@ class _Model(msgspec.Struct, frozen=True):
 class ModelRoutes:
     """Routes of several models. `all` lists the endpoints for documents and routing."""
 
-    def __init__(self, rooms: ModelRegistry) -> None:
-        self._rooms = rooms
+    def __init__(self, registry: ModelRegistry) -> None:
+        self._registry = registry
         self._started = int(time.time())
-        self.shared = Shared(BatchService(rooms))
+        self.shared = Shared(BatchService(registry))
         self.all: list[Endpoint] = []
-        reference = Reference(lambda: rooms.names[0], self.all)
+        reference = Reference(lambda: registry.names[0], self.all)
         own: dict[str, Callable[..., Awaitable[Any]]] = {
             "/v1/models": self.models,
             "/v1/models/{name:.+}": self.model,
@@ -126,18 +126,18 @@ class ModelRoutes:
 
     def _dispatch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            asked, timeout, said = await _asked(request)
-            leaves = path in _KEEPING_ALIVE and unloads(self._rooms.config.load, said.keep_alive)
+            asked, timeout, body = await _asked(request)
+            leaves = path in _KEEPING_ALIVE and unloads(self._registry.config.load, body.keep_alive)
             chat = path == "/api/chat"
-            text = said.messages if chat else said.prompt
+            text = body.messages if chat else body.prompt
             if leaves and path in _STOPPING and bytes(text) in _EMPTY:
-                room = self._rooms.room(asked)
-                if room.gateway is None and room.loading is None:
-                    return json_response(without_text(asked or room.name, chat, "unload"))
+                slot = self._registry.slot(asked)
+                if slot.model is None and slot.loading is None:
+                    return json_response(without_text(asked or slot.name, chat, "unload"))
             async with self._use(asked, timeout) as model:
                 reply = await model.endpoints[method, path].handle(request)
             if leaves and reply.status < 400:
-                self._rooms.unload(asked)
+                self._registry.unload(asked)
             return reply
 
         return handle
@@ -145,8 +145,8 @@ class ModelRoutes:
     def _watch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             asked, *_ = await _asked(request)
-            gateway = _loaded(self._rooms.room(asked))
-            return await self._of(gateway).endpoints[method, path].handle(request)
+            model = _loaded(self._registry.slot(asked))
+            return await self._of(model).endpoints[method, path].handle(request)
 
         return handle
 
@@ -161,132 +161,132 @@ class ModelRoutes:
     async def _use(self, asked: str | None, timeout: float | None) -> AsyncIterator[_Model]:
         """Load the model if necessary; the time that takes counts towards the `timeout`."""
         begun = time.monotonic()
-        async with self._rooms.use(asked, timeout) as gateway:
+        async with self._registry.use(asked, timeout) as model:
             with waited(time.monotonic() - begun):
-                yield self._of(gateway)
+                yield self._of(model)
 
-    def _of(self, gateway: ServedModel) -> _Model:
-        found = gateway.answering
+    def _of(self, model: ServedModel) -> _Model:
+        found = model.answering
         if not isinstance(found, _Model):
-            listed = endpoints(gateway, self.shared)
+            listed = endpoints(model, self.shared)
             by_path = {(one.method, one.path): one for one in listed}
-            found = gateway.answering = _Model(by_path, Info(gateway))
+            found = model.answering = _Model(by_path, Info(model))
         return found
 
     # ------------------------------------------------------------ of all models
 
     async def models(self) -> ModelList:
-        return model_list([card for room in self._rooms.all for card in self._cards(room)])
+        return model_list([card for slot in self._registry.all for card in self._cards(slot)])
 
     async def model(self, name: str) -> ModelCard:
-        cards = self._cards(self._rooms.room(name))
+        cards = self._cards(self._registry.slot(name))
         return next((one for one in cards if one.id == name), cards[0])
 
-    def _cards(self, room: ModelSlot) -> list[ModelCard]:
+    def _cards(self, slot: ModelSlot) -> list[ModelCard]:
         """Return the model's cards of `/v1/models`; with fewer facts if it is not loaded."""
-        if room.gateway is not None:
-            return self._of(room.gateway).info.cards()
+        if slot.model is not None:
+            return self._of(slot.model).info.cards()
         return [
             ModelCard(
-                id=room.name,
-                display_name=room.name,
+                id=slot.name,
+                display_name=slot.name,
                 created=self._started,
                 created_at=_written(self._started),
-                root=room.config.gateway.model if caller() is None else room.name,
+                root=slot.config.gateway.model if caller() is None else slot.name,
                 parent=None,
             )
         ]
 
     async def tags(self) -> Entries:
         found: list[Entry] = []
-        for room in self._rooms.all:
-            entry, gateway = await self._tag(room), room.gateway
-            found += [entry] if gateway is None else with_adapters(entry, gateway.model_info)
+        for slot in self._registry.all:
+            entry, model = await self._tag(slot), slot.model
+            found += [entry] if model is None else with_adapters(entry, model.model_info)
         return Entries(models=found)
 
     async def running(self) -> Entries:
         return Entries(
             models=[
-                running_of(room.gateway, await self._tag(room), _expires(room))
-                for room in self._rooms.all
-                if room.gateway is not None
+                running_of(slot.model, await self._tag(slot), _expires(slot))
+                for slot in self._registry.all
+                if slot.model is not None
             ]
         )
 
-    async def _tag(self, room: ModelSlot) -> Entry:
-        path = room.config.gateway.model
-        return await asyncio.to_thread(entry_of, room.name, path, _written(self._started))
+    async def _tag(self, slot: ModelSlot) -> Entry:
+        path = slot.config.gateway.model
+        return await asyncio.to_thread(entry_of, slot.name, path, _written(self._started))
 
     async def model_info(self, request: web.Request) -> ModelEntry | dict[str, Any]:
         """Return facts without loading the model: programs ask here where to connect."""
-        room = self._rooms.room(request.query.get("model"))
-        if room.gateway is not None:
-            return await self._of(room.gateway).info.model_info()
-        path = room.config.gateway.model if caller() is None else room.name
+        slot = self._registry.slot(request.query.get("model"))
+        if slot.model is not None:
+            return await self._of(slot.model).info.model_info()
+        path = slot.config.gateway.model if caller() is None else slot.name
         return {
             "model_path": path,
             "tokenizer_path": path,
-            "served_model_name": room.name,
-            "program_address": self._rooms.program_address,
+            "served_model_name": slot.name,
+            "program_address": self._registry.program_address,
         }
 
     async def health(self, request: web.Request) -> Status:
         """Answer 200 while the engines of all loaded models (or of `?model=`) answer."""
-        for room in self._asked_rooms(request):
-            if room.gateway is not None and not room.gateway.healthy:
-                raise ServerUnavailable(f"the engine of {room.name} does not answer")
+        for slot in self._requested_slots(request):
+            if slot.model is not None and not slot.model.healthy:
+                raise ServerUnavailable(f"the engine of {slot.name} does not answer")
         return Status("ok")
 
     async def ready(self, request: web.Request) -> Ready:
         """Answer 200 if a token went through the engine of all loaded models (or of `?model=`)."""
         degraded: list[str] = []
-        for room in self._asked_rooms(request):
-            if room.gateway is not None:
-                found = await self._of(room.gateway).endpoints["GET", "/ready"].call(request)
+        for slot in self._requested_slots(request):
+            if slot.model is not None:
+                found = await self._of(slot.model).endpoints["GET", "/ready"].call(request)
                 degraded += [one for one in found.degraded if one not in degraded]
             elif "model" in request.query:
-                _loaded(room)
+                _loaded(slot)
         return Ready("ready", tuple(degraded))
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """Evict unused prefixes of the named model; a model that is not loaded has none."""
         asked, _, _ = await _asked(request)
-        room = self._rooms.room(asked)
-        if room.gateway is None:
-            return web.Response(text=f"The model {room.name} is not loaded.\n")
-        return await self._of(room.gateway).info.flush_cache()
+        slot = self._registry.slot(asked)
+        if slot.model is None:
+            return web.Response(text=f"The model {slot.name} is not loaded.\n")
+        return await self._of(slot.model).info.flush_cache()
 
     async def metrics(self) -> web.Response:
         """Return the metrics for Prometheus, by model."""
         found: dict[str, Model] = {}
-        for room in self._rooms.all:
-            gateway, status = room.gateway, None
-            if gateway is not None:  # the model may be unloaded meanwhile
+        for slot in self._registry.all:
+            model, status = slot.model, None
+            if model is not None:  # the model may be unloaded meanwhile
                 with suppress(RootlaceError):
-                    status = await gateway.status()
-            found[room.name] = None if gateway is None else gateway.metrics, status
-        body = text_of_all(self._rooms.metrics, found)
+                    status = await model.status()
+            found[slot.name] = None if model is None else model.metrics, status
+        body = text_of_all(self._registry.metrics, found)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
-    def _asked_rooms(self, request: web.Request) -> list[ModelSlot]:
+    def _requested_slots(self, request: web.Request) -> list[ModelSlot]:
         asked = request.query.get("model")
-        return self._rooms.all if asked is None else [self._rooms.room(asked)]
+        return self._registry.all if asked is None else [self._registry.slot(asked)]
 
 
-def _loaded(room: ModelSlot) -> ServedModel:
+def _loaded(slot: ModelSlot) -> ServedModel:
     """Return the loaded model. Raises ServerUnavailable if it is not loaded."""
-    if room.gateway is None:
-        raise ServerUnavailable(f"the model {room.name} is not loaded")
-    return room.gateway
+    if slot.model is None:
+        raise ServerUnavailable(f"the model {slot.name} is not loaded")
+    return slot.model
 
 
-def _expires(room: ModelSlot) -> str:
+def _expires(slot: ModelSlot) -> str:
     """Return when an unused model is unloaded. A key gets `NEVER`: the time would reveal when
     another key used the model last."""
-    after = room.config.gateway.idle_unload
+    after = slot.config.gateway.idle_unload
     if after is None or caller() is not None:
         return NEVER
-    left = after if room.users else after - (time.monotonic() - room.used)
+    left = after if slot.users else after - (time.monotonic() - slot.used)
     return (datetime.now(UTC) + timedelta(seconds=left)).isoformat()
 
 

@@ -301,14 +301,14 @@ class ToolCall(TypedDict):
     function: CalledTool
 
 
-class Said(TypedDict, total=False):
+class AnswerParts(TypedDict, total=False):
     """Parts of an answer beside its text."""
 
     thinking: str
     tool_calls: list[ToolCall]
 
 
-class Message(Said):
+class Message(AnswerParts):
     """Answer of a chat, or a piece of it."""
 
     role: Literal["assistant"]
@@ -338,7 +338,7 @@ class ChatLine(Line):
     message: Message
 
 
-class GenerateLine(Line, Said):
+class GenerateLine(Line, AnswerParts):
     """Line of an answer to a prompt."""
 
     response: str

@@ -576,20 +576,20 @@ class _Writer:
         usual = self._event({"content": _ANY_TEXT})
         self._before, _, self._behind = usual.rpartition(msgspec.json.encode(_ANY_TEXT))
 
-    def write(self, said: AnswerDelta) -> bytes:
+    def write(self, answer: AnswerDelta) -> bytes:
         """Return the events of new pieces of the answer."""
         top, so_far = self._asked.top, self._so_far
         if so_far is not None:
-            prompt_tokens = None if said.begun is None else said.begun.prompt_tokens
-            self._head["usage"] = so_far.add(self._index, said.tokens, prompt_tokens)
+            prompt_tokens = None if answer.begun is None else answer.begun.prompt_tokens
+            self._head["usage"] = so_far.add(self._index, answer.tokens, prompt_tokens)
         begin = b"" if self._begun else self._event(_ROLE)
         self._begun = True
-        if len(said.deltas) == 1 and so_far is None and top is None:
-            (delta,) = said.deltas
+        if len(answer.deltas) == 1 and so_far is None and top is None:
+            (delta,) = answer.deltas
             if isinstance(delta, Content):
                 return begin + self._before + one_line(_encode_text(delta.text)) + self._behind
         written: list[dict[str, Any]] = []
-        for delta in said.deltas:
+        for delta in answer.deltas:
             match delta:
                 case Content():
                     written.append({"content": delta.text})
@@ -602,9 +602,9 @@ class _Writer:
                 case CallArguments():
                     call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
                     written.append({"tool_calls": [call]})
-        if top is not None and said.logprobs:
+        if top is not None and answer.logprobs:
             last = written.pop() if written else {}
-            logprobs = chat_logprobs(self._gateway.tokenizer, said.logprobs, top)
+            logprobs = chat_logprobs(self._gateway.tokenizer, answer.logprobs, top)
             begin += b"".join(map(self._event, written))
             return begin + self._event(last, logprobs=logprobs)
         return begin + b"".join(map(self._event, written))

@@ -217,15 +217,15 @@ def messages_of(
         if item.type == "reasoning":
             thoughts += text_of(item.content or [], f"{param}.content")
         elif item.type == "function_call_output":
-            content = text_of(_given(item, "output", param), f"{param}.output")
-            call_id = _given(item, "call_id", param)
+            content = text_of(_required(item, "output", param), f"{param}.output")
+            call_id = _required(item, "call_id", param)
             if call_id not in calls:
                 raise InvalidParameter(
                     f"{param}.call_id", f"{param}.call_id: there is no call {call_id!r} before it"
                 )
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         elif item.type == "function_call":
-            name, call_id = _given(item, "name", param), _given(item, "call_id", param)
+            name, call_id = _required(item, "name", param), _required(item, "call_id", param)
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             call = call_of(call_id, qualified(item.namespace, name), item.arguments)
@@ -233,8 +233,8 @@ def messages_of(
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
             # "developer" is OpenAI's newer name of the system role; templates know the old one.
-            role = _given(item, "role", param).replace("developer", "system")
-            content = text_of(_given(item, "content", param), f"{param}.content")
+            role = _required(item, "role", param).replace("developer", "system")
+            content = text_of(_required(item, "content", param), f"{param}.content")
             messages.append({"role": role, "content": content})
         if thoughts and messages and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thoughts
@@ -265,10 +265,10 @@ def offered(tools: Sequence[ResponseTool]) -> Iterator[Tool]:
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
         if tool.type == "web_search":
-            said = "there is no web search"
+            reason = "there is no web search"
             if tool.external_web_access is not False:
-                raise InvalidParameter(f"{param}.type", f"{param}.type: {said}: {CLIENTS_RUN}")
-            note_warning(f"{param}: {said}, so the tool is left out")
+                raise InvalidParameter(f"{param}.type", f"{param}.type: {reason}: {CLIENTS_RUN}")
+            note_warning(f"{param}: {reason}, so the tool is left out")
             continue
         if not tool.name:
             raise InvalidParameter(f"{param}.name", f"{param}.name is missing")
@@ -316,7 +316,7 @@ def constraint_of(body: ResponsesBody) -> Asked | None:
     return schema_constraint(schema, "text.format", form.strict is True)
 
 
-def _given(item: Item, field: str, param: str) -> Any:
+def _required(item: Item, field: str, param: str) -> Any:
     value = getattr(item, field)
     if value is None:
         raise InvalidParameter(f"{param}.{field}", f"{param}.{field} is missing")
@@ -437,8 +437,8 @@ class Responses:
 
     async def inputs(self, id: str, query: InputQuery) -> Listing[InputItem]:
         """Return a response's input: all of its conversation but the answer."""
-        kept = self._store.get(id, owner=owner())
-        items = input_items(id, kept.messages[:-1], kept.response["tools"])
+        stored = self._store.get(id, owner=owner())
+        items = input_items(id, stored.messages[:-1], stored.response["tools"])
         return page(query, items, PAGE)
 
     async def delete(self, id: str) -> Deleted:

@@ -150,10 +150,10 @@ class Stream(msgspec.Struct, frozen=True):
                     raise
                 if not isinstance(error, RootlaceError):
                     log.exception("%s %s failed while streaming", request.method, request.path)
-                said = dialect.encode(error_body(error, request.path))
+                data = dialect.encode(error_body(error, request.path))
                 if direct is not None:
-                    said, direct.last = direct.last + said, b""
-                await response.write(said)
+                    data, direct.last = direct.last + data, b""
+                await response.write(data)
             finally:
                 if direct is not None:
                     direct.end()

@@ -51,7 +51,7 @@ pragma user_version = {VERSION};
 """
 
 
-class Kept(msgspec.Struct, frozen=True):
+class ResponseRow(msgspec.Struct, frozen=True):
     """Row of a kept response, oldest first. Messages have numbers, which conversations share."""
 
     id: str
@@ -100,21 +100,21 @@ class ResponseDisk:
         elif version != VERSION:
             raise InvalidRequest(f"{self._path} has version {version} of the format, not {VERSION}")
 
-    def read(self) -> tuple[dict[int, dict[str, Any]], list[Kept]]:
+    def read(self) -> tuple[dict[int, dict[str, Any]], list[ResponseRow]]:
         """Return the messages by number, and the responses with all of their messages. Raises
         InvalidRequest."""
         try:
             with file_to_read(self._path, self._file) as file:
-                messages, kept = ({}, []) if file is None else _read(file)
+                messages, row = ({}, []) if file is None else _read(file)
         except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"{self._path} cannot be read: {error}") from error
-        return messages, [one for one in kept if messages.keys() >= set(one.numbers)]
+        return messages, [one for one in row if messages.keys() >= set(one.numbers)]
 
-    def put(self, kept: Kept, new: dict[int, dict[str, Any]]) -> None:
+    def put(self, row: ResponseRow, new: dict[int, dict[str, Any]]) -> None:
         """Keep a response, and the messages that no other response has."""
         rows: _Rows = {(number,): (number, _json(message)) for number, message in new.items()}
-        lists = _json(kept.response), _json(list(kept.numbers))
-        rows[kept.owner, kept.id] = (kept.id, kept.owner, kept.salt, *lists)
+        lists = _json(row.response), _json(list(row.numbers))
+        rows[row.owner, row.id] = (row.id, row.owner, row.salt, *lists)
         self._change(rows)
 
     def remove(self, response_id: str, owner: str, unused: Sequence[int]) -> None:
@@ -169,12 +169,12 @@ class ResponseDisk:
             self._thread.submit(self._commit)
 
 
-def _read(file: sqlite3.Connection) -> tuple[dict[int, dict[str, Any]], list[Kept]]:
+def _read(file: sqlite3.Connection) -> tuple[dict[int, dict[str, Any]], list[ResponseRow]]:
     columns = "id, owner, salt, response, messages"
     rows = file.execute("select number, message from messages")
     messages = {number: msgspec.json.decode(message) for number, message in rows}
     found = file.execute(f"select {columns} from responses order by place")
-    return messages, [Kept(*row[:3], *map(msgspec.json.decode, row[3:])) for row in found]
+    return messages, [ResponseRow(*row[:3], *map(msgspec.json.decode, row[3:])) for row in found]
 
 
 _MESSAGES = "messages", "number = ?", "(?, ?)"
@@ -293,7 +293,7 @@ class Items:
             return OutputCall(item_id, status, call_id, name, arguments, namespace)
         if block.kind == "thoughts":
             return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
-        return OutputMessage(item_id, status, [_said(block)] if written else [])
+        return OutputMessage(item_id, status, [_output_text(block)] if written else [])
 
     def events(self, change: BlockEvent, status: str = "completed") -> list[dict[str, Any]]:
         """Return the events of a change, without their numbers. `status` applies to an item that
@@ -341,12 +341,12 @@ def _item_event(kind: str, block: Block, item: OutputItem) -> dict[str, Any]:
     return {"type": kind, "output_index": block.index, "item": item}
 
 
-def _said(block: Block) -> OutputText:
+def _output_text(block: Block) -> OutputText:
     return OutputText(block.text, logprobs=in_parts(block.logprobs))
 
 
 def _part(block: Block) -> OutputText | ReasoningText:
-    return _said(block) if block.kind == "text" else ReasoningText(block.text)
+    return _output_text(block) if block.kind == "text" else ReasoningText(block.text)
 
 
 # Response inputs ----------------------------------------------------------------------------------
@@ -472,9 +472,9 @@ class ResponseStore:
         """Take responses of an earlier server from the disk, and keep new ones there."""
         messages, responses = disk.read()
         self._numbers = count(max(messages, default=0) + 1)
-        for kept in responses:
-            conversation = [(number, messages[number]) for number in kept.numbers]
-            self._add(kept.response, conversation, kept.owner, kept.salt)
+        for row in responses:
+            conversation = [(number, messages[number]) for number in row.numbers]
+            self._add(row.response, conversation, row.owner, row.salt)
         self._disk = disk
         self._shorten_all()
 
@@ -512,8 +512,10 @@ class ResponseStore:
         self._add(response, messages, owner, salt, held, let_go)
         if self._disk is not None:
             unknown = set(fresh.values())
-            kept = Kept(response["id"], owner, salt, response, [number for number, _ in messages])
-            self._disk.put(kept, {n: message for n, message in messages if n in unknown})
+            row = ResponseRow(
+                response["id"], owner, salt, response, [number for number, _ in messages]
+            )
+            self._disk.put(row, {n: message for n, message in messages if n in unknown})
         self._shorten_all()
 
     def _add(

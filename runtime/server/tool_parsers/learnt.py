@@ -73,7 +73,7 @@ def _known(source: str) -> Calls | None:
 
 NAME, _OTHER_NAME = "probe_the_name", "probe_another"
 ASKED = {"role": "user", "content": "?"}
-_THOUGHT, _SAID, _ID = "probe the thought", "probe the answer", "probe0000"
+_THOUGHT, _ANSWER, _ID = "probe the thought", "probe the answer", "probe0000"
 
 Message = dict[str, Any]
 
@@ -134,9 +134,9 @@ def _whole_tags(text: str, at: int) -> int:
 
 def _thoughts(template: ChatTemplate) -> tuple[str, str] | None:
     """Return the tags around thoughts, where only such tags separate thoughts and answer."""
-    said = {"content": _SAID, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
-    text = rendered(template, [ASKED, {"role": "assistant", **said}], generate=False)
-    found = re.search(rf"(<[^<>/]+>)\s*{_THOUGHT}\s*(</[^<>]+>)\s*{_SAID}", text)
+    message = {"content": _ANSWER, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
+    text = rendered(template, [ASKED, {"role": "assistant", **message}], generate=False)
+    found = re.search(rf"(<[^<>/]+>)\s*{_THOUGHT}\s*(</[^<>]+>)\s*{_ANSWER}", text)
     return (found[1], found[2]) if found is not None else None
 
 
@@ -170,8 +170,8 @@ class _Parts(NamedTuple):
 
 def _learnt(template: ChatTemplate, think: tuple[str, str] | None) -> Tagged | None:
     """Return the format that parses the template's own calls; None if no format does."""
-    said = {"role": "assistant", "content": _SAID}
-    before, found, after = rendered(template, [ASKED, said], generate=False).partition(_SAID)
+    message = {"role": "assistant", "content": _ANSWER}
+    before, found, after = rendered(template, [ASKED, message], generate=False).partition(_ANSWER)
     arguments: Any = _ARGUMENTS
     one = _answer(template, calling(arguments, NAME), (before, after), think) if found else ""
     if found and NAME not in one:

@@ -125,9 +125,9 @@ class ToolPrompt:
             begin = form.begin(call["function"]["name"]).removeprefix(first)
             written.append(f"{begin}{source}{form.end.removesuffix(behind)}")
         text = f"{first}{between.join(written)}{behind}"
-        said = _content(message).rstrip()
+        content = _content(message).rstrip()
         other = {name: value for name, value in message.items() if name != "tool_calls"}
-        return {**other, "content": f"{said}\n{text}" if said else text}
+        return {**other, "content": f"{content}\n{text}" if content else text}
 
     def _with_results(self, messages: Sequence[Message]) -> list[Message]:
         """Turn results behind a message into a turn of the user, in the order of its calls."""

@@ -46,9 +46,9 @@ class Tagged(Format):
         return self.think is not None
 
     def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> TaggedParser:
-        return TaggedParser(*self._given(prompt_end, tools, reasoning))
+        return TaggedParser(*self._parser_arguments(prompt_end, tools, reasoning))
 
-    def _given(
+    def _parser_arguments(
         self, prompt_end: str, tools: Schemas, reasoning: bool
     ) -> tuple[Calls | None, Schemas, tuple[str, str] | None, bool]:
         """Return the arguments of a parser."""
@@ -101,7 +101,7 @@ class TaggedParser:
         self._buffer = ""
         self._out: list[Delta] = []
         self._state = State.THOUGHT if thinking else State.TEXT
-        self._said = False  # the answer has begun: thoughts come before it
+        self._answering = False  # the answer has begun: thoughts come before it
         self._spaces: list[str] = []  # white space, dropped unless thoughts follow
         self._trim = thinking  # white space before the next text says nothing
         self._opened = ""  # text before a supposed call's object
@@ -162,10 +162,10 @@ class TaggedParser:
 
     def _text(self) -> bool:
         calls, tags = self._calls, []
-        if self._think is not None and not self._said:
+        if self._think is not None and not self._answering:
             tags.append(self._think[0])
         if calls is not None:
-            if calls.bare and not self._said:
+            if calls.bare and not self._answering:
                 ahead = self._buffer.lstrip()
                 self._say(self._buffer[: len(self._buffer) - len(ahead)])
                 self._buffer = ahead
@@ -184,7 +184,7 @@ class TaggedParser:
         self._say(self._buffer[:at])
         self._buffer = self._buffer[at + len(tag) :]
         if self._think is not None and tag == self._think[0]:
-            if self._said:
+            if self._answering:
                 self._say(tag)
             else:
                 self._state, self._trim, self._spaces = State.THOUGHT, True, []
@@ -249,7 +249,7 @@ class TaggedParser:
             return False
         self._out.append(CallBegin(name))
         self._buffer = self._buffer[found.end() :]
-        self._said, self._json = True, JsonEnd(stops=calls.stops)
+        self._answering, self._json = True, JsonEnd(stops=calls.stops)
         self._state = State.ARGUMENTS
         self._closers = [*([] if is_object else [calls.fence]), *calls.ends]
         self._object = is_object
@@ -326,7 +326,7 @@ class TaggedParser:
         if call is not None:
             offered = call.name in self._tools
             if (offered or self._tagged) if call.has_arguments else (offered and self._tagged):
-                self._said, self._closers = True, list(calls.ends)
+                self._answering, self._closers = True, list(calls.ends)
                 self._out += [CallBegin(call.name), CallArguments(call.arguments)]
                 self._state = State.TAIL
                 return
@@ -339,7 +339,7 @@ class TaggedParser:
         if not text:
             return
         self._trim = False
-        self._said = self._said or bool(text.strip())
+        self._answering = self._answering or bool(text.strip())
         self._out.append(Content(text))
 
     def _reason(self, text: str) -> None:

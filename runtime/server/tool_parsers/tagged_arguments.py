@@ -59,7 +59,9 @@ class TaggedArguments(Tagged):
         return False
 
     def parser(self, prompt_end: str, tools: Schemas, reasoning: bool) -> TaggedArgumentsParser:
-        return TaggedArgumentsParser(self.argument, *self._given(prompt_end, tools, reasoning))
+        return TaggedArgumentsParser(
+            self.argument, *self._parser_arguments(prompt_end, tools, reasoning)
+        )
 
     def content(self, content: Content) -> Content:
         return held(self.argument, content)

@@ -1,8 +1,8 @@
-"""Schemas that apply together, taken apart into cases without `anyOf`, `not`, `if` and the like.
+"""Schemas that apply together, as cases without `anyOf`, `not`, `if` and similar keywords.
 
-A conjunction is a list of schemas, each as it is or negated, that one value must satisfy. `Cases`
-rewrites it as a union of cases; in a case there are only the keywords of the types themselves. The
-union allows what the conjunction allows, and more only where a note says which keyword was lost.
+A conjunction is a list of schemas, each plain or negated, that one value must satisfy. `Cases`
+rewrites a conjunction as a union of cases. A case has only the keywords of the types themselves.
+The union allows what the conjunction allows, and more only if a note names a lost keyword.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 ALL_TYPES = frozenset(TYPES)
 MAX_CASES = 96
 MAX_OPTIONS = 4096
-"""Options of a choice that is the only one, and so multiplies with no other."""
+"""Most options of a choice that is the only one, so that it multiplies with no other choice."""
 MAX_ONE_OF = 12
 """Most options of a `oneOf` for which each option negates the others."""
 MAX_COMPARED = 64
-"""Which options of a `oneOf` exclude each other is found out up to this many of them."""
+"""Most options of a `oneOf` that are compared with each other for exclusion."""
 
 
 class Atom(msgspec.Struct, frozen=True):
@@ -46,12 +46,12 @@ class Atom(msgspec.Struct, frozen=True):
 
 Conjunction = tuple[Atom, ...]
 _Rank = tuple[int, ...]
-"""The rank of a schema among schemas that apply together: the indices of keywords and list items on
-the way to the schema. Properties are written in the order of ranks."""
+"""Rank of a schema among schemas that apply together: the indices of keywords and list items on the
+way to the schema. Properties are written in the order of ranks."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One case of a conjunction.
+    """Case of a conjunction.
 
     With `values` the case is exactly these values, which `source` lists. Otherwise the case is the
     values of `types` (only whole numbers if `integer`) that satisfy `leaves`: schemas, each with
@@ -97,13 +97,13 @@ class _Partial(msgspec.Struct):
         )
 
     def in_order(self) -> tuple[tuple[Located, dict[str, Any]], ...]:
-        """The leaves in the order of the user's schema."""
+        """Leaves in the order of the user's schema."""
         ranked = sorted(range(len(self.leaves)), key=self.ranks.__getitem__)
         return tuple(self.leaves[index] for index in ranked)
 
 
 class _Dead(Exception):
-    """Nothing satisfies the case; `pointer` is the place that makes it so."""
+    """Proof that nothing satisfies a case; `pointer` is the place of the cause."""
 
     def __init__(self, pointer: str) -> None:
         super().__init__(pointer)
@@ -111,7 +111,7 @@ class _Dead(Exception):
 
 
 class Cases:
-    """Rewrites the conjunctions of one schema as cases.
+    """Rewriting of the conjunctions of one schema as cases.
 
     `satisfies(located, value, holds)` is the full check of a value. `disjoint(conjunction)` returns
     whether two options of a `oneOf` exclude each other.
@@ -122,7 +122,7 @@ class Cases:
         self._satisfies = satisfies
         self._disjoint = disjoint
         self.dead: dict[Conjunction, str] = {}
-        """Conjunctions without cases, and the place that makes them so."""
+        """Map from conjunction without cases to the place of the cause."""
 
     def of(self, conjunction: Conjunction) -> list[Case]:
         cases: list[Case] = []
@@ -206,7 +206,7 @@ class Cases:
         self, partial: _Partial, conjunction: Conjunction, cases: list[Case]
     ) -> None:
         """Add the case of the listed values that satisfy the whole conjunction. The case is exact,
-        so choices are not needed."""
+        so it needs no choices."""
         listed = [
             (leaf["!values"], one.pointer) for one, leaf in partial.leaves if "!values" in leaf
         ]
@@ -214,7 +214,7 @@ class Cases:
         wanted = [(atom.located, not atom.negated) for atom in conjunction]
         wanted += [(located, True) for located, _ in partial.leaves]
         if len(smallest) > MAX_COMPARED:
-            # Membership is given; to look every value up again would take the square of the time.
+            # Membership is certain here; looking up every value again would take quadratic time.
             wanted = [(_without_values(one, smallest), holds) for one, holds in wanted]
         found = [
             value
@@ -230,7 +230,7 @@ class Cases:
     def _positive(
         self, partial: _Partial, located: Located, rank: _Rank
     ) -> list[tuple[list[_Option], _Rank]]:
-        """Take in the keywords of a schema. Returns the choices that are left."""
+        """Take in the keywords of a schema; return the remaining choices."""
         schema = located.keywords
         leaf: dict[str, Any] = {}
         choices: list[tuple[list[_Option], _Rank]] = []
@@ -258,7 +258,7 @@ class Cases:
                 leaf["!values"] = list(value)
                 partial.valued = True
             elif key == "pattern" and schema.get("type") == "string" and _LITERALS.match(value):
-                # A discriminator often; as values, it is known which of them exclude each other.
+                # Often a discriminator; its values are known to exclude each other.
                 leaf["!values"] = value.strip("^()$").split("|")
                 partial.valued = True
             elif key == "allOf":
@@ -439,7 +439,7 @@ class Cases:
                 yield _Option((atom, below(f"/{key}/{part}", other)))
 
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
-        """Return an atom of a schema of our own, located below `parent`."""
+        """Return an atom of a generated schema, located below `parent`."""
         return Atom(Located(schema, parent.resolver, OURS, parent.pointer + path))
 
 
@@ -498,11 +498,11 @@ def _lost(options: list[_Option], conjunction: Conjunction) -> Residual:
 
 
 _ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
-"""Keywords that mean the same whatever stands beside them."""
+"""Keywords that mean the same beside any other keywords."""
 
 
 def _contradiction(leaves: Sequence[tuple[Located, dict[str, Any]]]) -> str:
-    """Return the place of a keyword that one leaf requires and another one negates; "" if none is
+    """Return the place of a keyword that one leaf requires and another negates; "" if none is
     found."""
     for located, leaf in leaves:
         keyword, value = leaf.get(UNMET, ("", None))
@@ -524,11 +524,11 @@ def _implies(keyword: str, given: Any, value: Any) -> bool:
 
 # Keys ---------------------------------------------------------------------------------------------
 #
-# What the schemas of a case say of an object's keys and their values.
+# Conditions of a case's schemas on an object's keys and their values.
 
 
 class Keys:
-    """The conditions of one schema on the values of an object's keys."""
+    """Conditions of one schema on the values of an object's keys."""
 
     def __init__(
         self,
@@ -538,7 +538,7 @@ class Keys:
         leaf: dict[str, Any],
         notes: set[Residual],
     ) -> None:
-        """`satisfies` as in `Cases`; keywords that are not held are added to `notes`."""
+        """Collect the conditions. `satisfies` as in `Cases`; lost keywords are added to `notes`."""
         self._checked = checked
         self._satisfies = satisfies
         self._located = located
@@ -576,7 +576,7 @@ class Keys:
         return atoms
 
     def others(self) -> list[Atom]:
-        """Conditions on keys that no schema of the case names and no pattern matches."""
+        """Return the conditions on keys that no schema of the case names and no pattern matches."""
         atoms: list[Atom] = []
         if "additionalProperties" in self._leaf:
             atoms.append(self._atom("additionalProperties"))

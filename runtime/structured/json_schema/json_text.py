@@ -57,13 +57,15 @@ WHITESPACE = either(
     ),
 )
 """White space between two tokens of flexible JSON, at most once: a space, or a line break and an
-indentation of up to six levels (four spaces or one tab each). A weak model may never end a run
-without a bound."""
+indentation of up to six levels (four spaces or one tab each).
+
+Without a bound a weak model may never end a run.
+"""
 WHITESPACES = (
     *(" ", *("\n" + " " * n for n in range(_SPACES + 1))),
     *("\n" + "\t" * n for n in range(1, _TABS + 1)),
 )
-"""All texts of `WHITESPACE`."""
+"""Texts of `WHITESPACE`."""
 
 
 def gap_of(flexible: bool) -> Regex:
@@ -80,9 +82,8 @@ def separated(separator: str, gap: Regex) -> Regex:
 
 
 class Escapes(msgspec.Struct, frozen=True, eq=False):
-    """The spellings of characters in a string: characters of `plain` as they are, of `letters` as a
-    backslash and a letter, of `coded` as `\\u` and four digits (`capitals`: A to F in either
-    case)."""
+    """Spellings of characters in a string: `plain` ones unescaped, `letters` as a backslash and a
+    letter, `coded` ones as `\\u` and four digits (`capitals`: A to F in either case)."""
 
     plain: Ranges
     letters: tuple[tuple[str, str], ...]
@@ -222,12 +223,12 @@ def digits(least: int, most: int | None) -> Regex:
 
 
 def any_integer() -> Regex:
-    """Return an integer; zero without a sign, no fraction, no exponent."""
+    """Return the integers: zero without a sign, no fraction, no exponent."""
     return either(Literal("0"), concat(optional(Literal("-")), _positive()))
 
 
 def any_number(most: int | None = MAX_DIGITS, exponent: int | None = EXPONENT_DIGITS) -> Regex:
-    """Return a number with `most` digits before and behind the point, `exponent` digits."""
+    """Return the numbers with `most` digits before and behind the point, and `exponent` digits."""
     fraction = concat(Literal("."), digits(1, most))
     power = concat(one_of("eE"), optional(one_of("+-")), digits(1, exponent))
     natural = either(Literal("0"), _positive(most))
@@ -240,11 +241,11 @@ def _positive(most: int | None = MAX_DIGITS) -> Regex:
 
 # Strings and numbers ------------------------------------------------------------------------------
 #
-# How strings, numbers and given values are written: by us, and by llguidance.
+# Spellings of strings, numbers and listed values: Rootlace's, and llguidance's.
 #
-# Both take a schema of one type in the keywords of the normal form. Ours are chosen so that a model
-# comes to an end and every reader agrees: at most 20 digits, no `-0`. llguidance's have to be all
-# that its own masks allow, so that an automaton can stand in for it.
+# Both take a schema of one type in the keywords of the normal form. Rootlace's spellings make a
+# model end, and all readers agree on them: at most 20 digits, no `-0`. llguidance's spellings must
+# be all that its masks allow, so that an automaton can replace it.
 
 
 # Numeric range ------------------------------------------------------------------------------------
@@ -253,9 +254,9 @@ def _positive(most: int | None = MAX_DIGITS) -> Regex:
 #
 # Integers are exact for bounds of any size. Decimals have at most `MAX_DIGITS` digits on either
 # side of the point and no exponent. A validator compares the double nearest to a text with the
-# bound, so a decimal on the right side of the bound must stay there when it is rounded: rounding is
-# monotone, which is enough for inclusive bounds; at exclusive ones the digits after the point are
-# limited until the nearest text that is left rounds to another double than the bound.
+# bound. So a decimal on the right side of the bound must stay there when rounded. Rounding is
+# monotone, which suffices for inclusive bounds. At exclusive bounds the digits after the point are
+# limited, until the nearest remaining text rounds to another double than the bound.
 
 
 _TOP = 10**MAX_DIGITS - 1
@@ -264,7 +265,8 @@ _MAX_LISTED = 512
 
 
 class OutOfReach(ValueError):
-    """There are numbers between the bounds, but none that we would write, or too many to list."""
+    """Error of numbers between bounds: none can be written by the rules here, or too many must be
+    listed."""
 
 
 _Limit = tuple[str, bool]
@@ -272,7 +274,7 @@ _Limit = tuple[str, bool]
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A limit of a schema (int or finite float), inclusive or not."""
+    """Limit of a schema (int or finite float), inclusive or not."""
 
     value: int | float
     inclusive: bool = True
@@ -283,7 +285,7 @@ class Bound(msgspec.Struct, frozen=True):
 
     @property
     def fraction(self) -> _Limit:
-        """The digits after the point, without zeros at the end."""
+        """Return the digits after the point, without zeros at the end."""
         return format(self.decimal, "f").partition(".")[2].rstrip("0"), self.inclusive
 
     @property
@@ -295,11 +297,11 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def integers(low: int | None, high: int | None, factor: int = 1) -> Regex:
-    """Return the multiples of `factor` (positive) from `low` to `high`, both included (None: no
-    bound but that of digits).
+    """Return the multiples of `factor` (positive) from `low` to `high`, both included (None:
+    bounded by digits alone).
 
-    Few multiples are listed; otherwise `factor` must divide a small power of ten, so that the last
-    digits tell. Raises OutOfReach for other factors.
+    Few multiples are listed. Otherwise `factor` must divide a small power of ten, so that the last
+    digits decide. Raises OutOfReach for other factors.
     """
     if low is not None and high is not None:
         first, last = -(-low // factor), high // factor
@@ -338,7 +340,8 @@ def tightest_integers(low: Bound | None, high: Bound | None) -> tuple[int | None
 
 
 def _natural_multiples(factor: int, places: int, low: int, high: int) -> Regex:
-    """0 <= low. A number is a head and its last `places` digits, which decide divisibility."""
+    """Return the multiples of `factor` from `low` (0 or more) to `high`. A number is a head and its
+    last `places` digits, which decide divisibility."""
     block = 10**places
     options: list[Regex] = []
 
@@ -346,7 +349,7 @@ def _natural_multiples(factor: int, places: int, low: int, high: int) -> Regex:
         tails = range(-(-tail_low // factor) * factor, tail_high + 1, factor)
         if head_low > head_high:
             return
-        if head_low == 0:  # no head is written, and no leading zeros
+        if head_low == 0:  # no head and no leading zeros
             options.extend(Literal(str(tail)) for tail in tails)
             head_low = 1
         if head_low <= head_high:
@@ -365,7 +368,7 @@ def _natural_multiples(factor: int, places: int, low: int, high: int) -> Regex:
 
 
 def _natural_numbers(low: int, high: int) -> Regex:
-    """0 <= low; texts without leading zeros."""
+    """Return the texts of numbers from `low` (0 or more) to `high`, without leading zeros."""
     if low > high:
         return NOTHING
     shortest, longest = len(str(low)), len(str(high))
@@ -436,7 +439,7 @@ def decimals(low: Bound | None, high: Bound | None) -> Regex:
             return NOTHING
     places = min(_places(low, upwards=True), _places(high, upwards=False))
     options: list[Regex] = []
-    if low is None or low.value < 0:  # negative numbers; their own zero is left out
+    if low is None or low.value < 0:  # negative numbers, without -0
         bottom = Bound(0, False) if high is None or high.value >= 0 else high.negated()
         top = None if low is None else low.negated()
         options.append(concat(Literal("-"), _unsigned(bottom, top, places)))
@@ -450,8 +453,8 @@ def decimals(low: Bound | None, high: Bound | None) -> Regex:
 
 
 def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
-    """Return `bound`, or None where every number written satisfies it. Raises OutOfReach if no
-    number written does, or if doubles cannot hold the bound exactly."""
+    """Return `bound`, or None if every written number satisfies it. Raises OutOfReach if no written
+    number does, or if doubles cannot hold the bound exactly."""
     if bound is None:
         return None
     if abs(bound.value) > _TOP:
@@ -466,8 +469,8 @@ def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
 
 
 def _places(bound: Bound | None, *, upwards: bool) -> int:
-    """Return how many digits after the point distinguish an exclusive bound, as a double, from the
-    nearest text beyond the bound."""
+    """Return the number of digits after the point that separate an exclusive bound, as a double,
+    from the nearest text beyond it."""
     if bound is None or bound.inclusive:
         return MAX_DIGITS
     for places in range(MAX_DIGITS, -1, -1):
@@ -481,7 +484,7 @@ def _places(bound: Bound | None, *, upwards: bool) -> int:
 
 
 def _unsigned(low: Bound, high: Bound | None, places: int) -> Regex:
-    """Non-negative decimals between the bounds."""
+    """Return the non-negative decimals between the bounds."""
     if high is not None and low.whole == high.whole:
         return _decimal(Literal(str(low.whole)), low.fraction, high.fraction, places)
     options = [_decimal(Literal(str(low.whole)), low.fraction, None, places)]
@@ -503,8 +506,8 @@ def _decimal(whole: Regex, low: _Limit | None, high: _Limit | None, places: int)
 
 
 MAX_SIZE = 8192
-"""States of the automaton before determinisation, about. A string of up to 500 characters has so
-many; beyond, every position would need a mask row of its own, and llguidance is the better tool."""
+"""Approximate maximum of states before determinisation, reached by a string of 500 characters.
+Beyond it, every position would need a mask row of its own, and llguidance is the better tool."""
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _ESCAPED_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\u")
 _ESCAPED_CONTROL = re.compile(r'(?<!\\)(?:\\\\)*\\[^"\\]')
@@ -512,12 +515,13 @@ _ESCAPED_PUNCTUATION = re.compile(r"\\[-./+*?()\[\]{}^$|]")
 
 
 class NotRegular(Exception):
-    """A schema has no regular form of modest size, or none that is modelled; the text says why."""
+    """Error of a schema without a regular form of modest size, or without a modelled one; the text
+    says why."""
 
 
 class Ours:
     """Spellings of `json.dumps(..., ensure_ascii=False)`, in free strings also `\\/` and the escape
-    `\\uXXXX`, because models write both; numbers have bounded length."""
+    `\\uXXXX`, because models write both. Numbers have bounded length."""
 
     def literal(self, value: Any, gap: Regex) -> Regex:
         return _literal(value, gap)
@@ -529,16 +533,16 @@ class Ours:
 
     def number(self, schema: dict[str, Any]) -> Regex:
         low, high = _bounds(schema)
-        said = schema.keys() - {"type"}
+        keywords = schema.keys() - {"type"}
         factor = schema.get("multipleOf")
         try:
-            if not said <= _BOUNDS | {"multipleOf"}:
-                raise NotRegular(f"a number with {sorted(said)}")
+            if not keywords <= _BOUNDS | {"multipleOf"}:
+                raise NotRegular(f"a number with {sorted(keywords)}")
             if schema["type"] == "number" and factor is None:
-                return decimals(low, high) if said else any_number()
+                return decimals(low, high) if keywords else any_number()
             if factor is not None and factor % 1:
                 raise NotRegular("multiples of a fraction")
-            if not said:
+            if not keywords:
                 return any_integer()
             first, last = tightest_integers(low, high)
             return integers(first, last, int(factor or 1))
@@ -564,18 +568,18 @@ class Guidance:
     def string(self, schema: dict[str, Any]) -> Regex:
         if "format" in schema or "allOf" in schema:
             raise NotRegular("a format, which llguidance reads in its own way")
-        # So it does what dialects of patterns read differently.
+        # The same holds for patterns that dialects read differently.
         plain = _ESCAPED_PUNCTUATION.sub("", schema.get("pattern", ""))
         if "\\" in plain or "." in plain or "(?" in plain:
             raise NotRegular("a pattern that llguidance may read otherwise")
         return string_of(content_of(schema, MAX_SIZE), self._escapes)
 
     def number(self, schema: dict[str, Any]) -> Regex:
-        said = schema.keys() - {"type"}
-        if schema["type"] == "number" and not said:
+        keywords = schema.keys() - {"type"}
+        if schema["type"] == "number" and not keywords:
             return any_number(most=None, exponent=None)
-        if schema["type"] == "number" or not said <= {"minimum", "maximum"}:
-            raise NotRegular(f"a number with {sorted(said)}")
+        if schema["type"] == "number" or not keywords <= {"minimum", "maximum"}:
+            raise NotRegular(f"a number with {sorted(keywords)}")
         low, high = tightest_integers(*_bounds(schema))
         if low is not None and high is not None and low > high:
             return NOTHING
@@ -633,7 +637,7 @@ def _bounds(schema: dict[str, Any]) -> tuple[Bound | None, Bound | None]:
 
 
 def _naturals(low: int, high: int | None) -> Regex:
-    """Non-negative integers, without a bound of digits."""
+    """Return the non-negative integers, without a bound of digits."""
     if high is not None:
         return integers(low, high)
     if low == 0:

@@ -26,7 +26,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 # Dialect ------------------------------------------------------------------------------------------
 #
-# Drafts of JSON Schema: which one a schema is written in, and its keywords in the newest shape.
+# Drafts of JSON Schema: the draft of a schema, and its keywords in the newest shape.
 
 
 ONE = frozenset(
@@ -50,11 +50,11 @@ IN_PLACE = frozenset(
 )
 """Keywords whose subschemas apply to the same value as the schema."""
 EXCLUDED = "!excluded"
-"""Our own keyword for a negated `const` or `enum`: the values that are not allowed."""
+"""Generated keyword for a negated `const` or `enum`: the values that are not allowed."""
 UNMET = "!unmet"
-"""Our own keyword for a negated keyword that no mask holds: the keyword and its value."""
+"""Generated keyword for a negated keyword that no mask holds: the keyword and its value."""
 OWN = "\0"
-"""Marks pointers to schemas of our own, behind the pointer to their origin."""
+"""Mark of pointers to generated schemas, behind the pointer to their origin."""
 _READ_WITH_OTHERS = {
     "exclusiveMinimum": 4, "exclusiveMaximum": 4, "then": 7, "else": 7,
     "minContains": 2019, "maxContains": 2019,
@@ -68,8 +68,8 @@ def is_tuple(schema: dict[str, Any]) -> bool:
 
 
 def _any_draft() -> Specification[Any]:
-    """Return the specification that reads identifiers as 2020-12 does, and as draft 4 does: its
-    `id` counts if the `id` names a place."""
+    """Return the specification that reads identifiers as 2020-12 and draft 4 do: `id` counts if it
+    names a place."""
 
     def anchors(specification: Specification[Any], contents: Any) -> list[Any]:
         older = isinstance(contents, dict) and isinstance(contents.get("id"), str)
@@ -89,7 +89,7 @@ def _any_draft() -> Specification[Any]:
 
 
 class Dialect(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """A draft. `validator` is jsonschema's class for it."""
+    """Draft of JSON Schema. `validator` is jsonschema's class for it."""
 
     number: int  # 4, 6, 7, 2019, 2020
     validator: Any
@@ -98,7 +98,7 @@ class Dialect(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def keywords(self) -> frozenset[str]:
-        """The keywords that assert something in this draft."""
+        """Keywords that assert something in this draft."""
         others = (key for key, since in _READ_WITH_OTHERS.items() if self.number >= since)
         return frozenset([*self.validator.VALIDATORS, *others, *self.own])
 
@@ -123,7 +123,7 @@ DRAFT_7 = _DIALECTS["http://json-schema.org/draft-07/schema"]
 
 
 def _either(keyword: str, older: Any, is_older: Callable[[dict[str, Any]], bool]) -> Any:
-    """jsonschema's function for a keyword: an older draft's, where that is meant."""
+    """Return jsonschema's function for a keyword, or an older draft's function for older forms."""
     newer = NEWEST.validator.VALIDATORS.get(keyword)
 
     def check(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> Any:
@@ -160,8 +160,8 @@ UNDATED = replace(
     ),
     specification=_any_draft(),
 )
-"""The dialect of a schema that names no draft and has keywords of older ones: these are read as
-their drafts have them, and all else as the newest has it."""
+"""Dialect of a schema that names no draft and has keywords of older drafts. These keywords are read
+as in their drafts, all other keywords as in the newest."""
 
 
 def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -181,7 +181,7 @@ def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def dialect_of(schema: Any, default: Dialect = NEWEST) -> Dialect:
-    """Return the draft that `$schema` names; `default` where it names none that is known."""
+    """Return the draft that `$schema` names; `default` if it names no known draft."""
     if isinstance(schema, dict) and isinstance(schema.get("$schema"), str):
         return _DIALECTS.get(schema["$schema"].rstrip("#"), default)
     return default
@@ -248,16 +248,14 @@ _ANYTHING = {
     "title", "writeOnly",
 }  # fmt: skip
 """Keywords that may have any value (a malformed note excludes no value), and `$schema`, which is
-checked apart."""
+checked separately."""
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
 @dataclass(eq=False)
 class Located:
-    """A schema at its place: how its references are resolved, and a name for messages.
-
-    `pointer` is unique among the schemas that one root reaches. Compared by it.
-    """
+    """Schema at its place, which resolves its references, with a name for messages. `pointer` is
+    unique among the schemas that one root reaches, and identifies the schema."""
 
     schema: Any
     resolver: Any
@@ -266,7 +264,7 @@ class Located:
 
     @cached_property
     def keywords(self) -> dict[str, Any]:
-        """The assertions of the schema in keywords of draft 2020-12; empty for a boolean."""
+        """Return the assertions of the schema in keywords of draft 2020-12; empty for a boolean."""
         return keywords(self.schema, self.dialect) if isinstance(self.schema, dict) else {}
 
     def __eq__(self, other: object) -> bool:
@@ -277,7 +275,7 @@ class Located:
 
 
 class CheckedSchema:
-    """A well-formed schema and all schemas that it refers to. Immutable except for a memo of
+    """Well-formed schema with all schemas that it refers to, immutable except for a memo of
     references. Raises InvalidConstraint with the pointer of the fault."""
 
     def __init__(self, schema: dict[str, Any] | bool, documents: Mapping[str, Any]) -> None:
@@ -310,7 +308,7 @@ class CheckedSchema:
         pointer = self._pointer(schema, parent.pointer + path)
         if not isinstance(schema, dict):
             return Located(schema, parent.resolver, parent.dialect, pointer)
-        # The draft is that of where it stands, also where a schema of our own contains it.
+        # The draft is that of its place, also within a generated schema.
         dialect = dialect_of(schema, parent.dialect)
         dialect = self._dialects.setdefault(id(schema), dialect)
         resource = dialect.specification.create_resource(schema)
@@ -339,7 +337,7 @@ class CheckedSchema:
         return found
 
     def target(self, source: Located, keyword: str = "$ref") -> Located:
-        """Return the schema that `$ref`, or another `keyword` of that kind, leads to. Raises
+        """Return the target of `$ref`, or of another `keyword` of that kind. Raises
         InvalidConstraint."""
         ref = source.schema[keyword]
         key = (source.pointer, keyword)
@@ -394,7 +392,7 @@ class CheckedSchema:
     # ------------------------------------------------------------ checks
 
     def _check_references(self) -> None:
-        """Every reference leads somewhere, and none comes back without having read anything."""
+        """Raise InvalidConstraint for a reference to nothing, or for a cycle of mere references."""
         edges: dict[Located, list[Located]] = {}
         for located in self._closure():
             edges[located] = [
@@ -440,7 +438,7 @@ class CheckedSchema:
         return set(reached(start, lambda one: above.get(one, ())))
 
     def patterns(self) -> Iterator[tuple[str, str, bool]]:
-        """(pointer, pattern, whether the pattern is for keys) of every pattern in use."""
+        """Yield (pointer, pattern, whether the pattern is for keys) of every pattern in use."""
         for located in self._closure():
             if isinstance(located.schema, dict):
                 if isinstance(located.schema.get("pattern"), str):
@@ -471,7 +469,7 @@ class CheckedSchema:
                 queue += [(v, f"{pointer}/{i}", depth + 1) for i, v in enumerate(value)]
 
     def _pointer(self, schema: Any, otherwise: str) -> str:
-        """Return the one name of a dict, whatever the way to the dict."""
+        """Return the one name of a dict, by whatever path it was reached."""
         if not isinstance(schema, dict):
             return otherwise
         name = self._names.get(id(schema))
@@ -484,7 +482,7 @@ class CheckedSchema:
 def reached(
     start: Iterable[Located], following: Callable[[Located], Iterable[Located]]
 ) -> list[Located]:
-    """`start` and all that follows from there, each once, `start` first."""
+    """Return `start` and all schemas reachable by `following`, each once, `start` first."""
     found = dict.fromkeys(start)
     queue = list(found)
     while queue:
@@ -548,17 +546,17 @@ def _without_subschemas(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_flat(flat: dict[str, Any], dialect: Dialect, pointer: str) -> None:
-    with suppress(ValueError):  # of what is no Unicode, say: the other library tells
+    with suppress(ValueError):  # not Unicode, for example: the other library reports it
         if _metaschema(dialect).is_valid(flat):
             return
     metaschema = dialect.validator(dialect.validator.META_SCHEMA, format_checker=None)
     errors = sorted(metaschema.iter_errors(flat), key=lambda error: list(map(str, error.path)))
     for error in errors[:1]:
-        # What is wrong with the likeliest alternative says more than that none of them fits.
+        # The fault of the likeliest alternative says more than that none fits.
         error = best_match([error]) or error
         error = error.context[0] if error.context else error
         path = "".join(f"/{pointer_part(str(part))}" for part in error.absolute_path)
-        while errors:  # each refers to those that it is made of, and they to it
+        while errors:  # errors and their parts refer to each other
             one = errors.pop()
             one.parent = None
             errors += one.context
@@ -572,8 +570,8 @@ def _metaschema(dialect: Dialect) -> jsonschema_rs.Validator:
 
 # Evaluated ----------------------------------------------------------------------------------------
 #
-# Which members of a value a schema may evaluate, all its alternatives taken together (2020-12,
-# sections 11.2 and 11.3).
+# Members of a value that a schema may evaluate, over all its alternatives (2020-12, sections 11.2
+# and 11.3).
 
 
 _ALTERNATIVES = ("anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$dynamicRef")
@@ -636,7 +634,7 @@ def evaluated_items(checked: CheckedSchema, root: Located) -> tuple[int | None, 
 
 
 class Residual(msgspec.Struct, frozen=True):
-    """A keyword that has to be checked: `pointer` is its place in the schema ("#/items/not")."""
+    """Keyword that has to be checked: `pointer` is its place in the schema ("#/items/not")."""
 
     pointer: str
     keyword: str

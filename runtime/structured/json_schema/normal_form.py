@@ -1,9 +1,9 @@
-"""The normal form of a schema, taken before anything is weakened.
+"""Normal form of a schema, taken before anything is weakened.
 
 Every schema becomes a union of cases without `not`, `if`, `oneOf` and the like (`cases`). A case is
 a union of shapes of one type each (`type_shapes`). The parts of a shape are conjunctions again:
-these become definitions of the new schema, so recursion stays recursion. `writers` and
-`mask_of` read the keywords that are left:
+these become definitions of the new schema, so recursion stays recursion. `writers` and `mask_of`
+read the remaining keywords:
 
     {"$ref": "#/$defs/s7"}, true, false                a part
     {"anyOf": [of the following, …]}                   a definition, or one of the following alone
@@ -14,7 +14,7 @@ these become definitions of the new schema, so recursion stays recursion. `write
     {"type": "object", properties, required, patternProperties, additionalProperties,
      minProperties, maxProperties}
 
-Strings are of patterns that may be found anywhere in them, or of formats that all agree on.
+A string has patterns that may be found anywhere in it, or formats with one meaning everywhere.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ MAX_PROBE = 24
 
 @dataclass
 class Normal:
-    """`root` is a part, which refers to `definitions`. `notes` has the keywords that a definition
-    does not hold, which have to be checked.
+    """Normal form: `root` is a part, which refers to `definitions`.
 
-    `shown` are other definitions for llguidance, and `lost` the keywords that these do not hold
-    beyond `notes`. `places` maps a definition to its origin in the user's schema.
+    `notes`: keywords that a definition does not hold, which must be checked. `shown`: other
+    definitions for llguidance; `lost`: the keywords that these lack beyond `notes`. `places` maps a
+    definition to its origin in the user's schema.
     """
 
     root: Any = True
@@ -64,7 +64,8 @@ class Normal:
 
     @property
     def exact(self) -> bool:
-        """Whether the normal form equals the user's schema, so that nothing is left to check."""
+        """Return whether the normal form equals the user's schema, so that nothing is left to
+        check."""
         return not any(self.notes.values())
 
     def let_go(self) -> None:
@@ -72,8 +73,8 @@ class Normal:
 
 
 def normal_form(checked: CheckedSchema, satisfies: Satisfies) -> Normal:
-    """`satisfies(schema, value, holds)` is the full check. Raises InvalidConstraint where nothing
-    at all satisfies the schema."""
+    """Take the normal form. `satisfies(schema, value, holds)` is the full check. Raises
+    InvalidConstraint if nothing satisfies the schema."""
     endless: set[Conjunction] = set()
     while True:
         made = _Normalizer(checked, satisfies, endless)
@@ -88,16 +89,16 @@ def normal_form(checked: CheckedSchema, satisfies: Satisfies) -> Normal:
 
 
 def let_go(*memos: dict[Any, Any]) -> None:
-    """Free the memory of thousands of schemas piece by piece. At once, the interpreter would stand
-    still for tens of milliseconds."""
+    """Free the memory of thousands of schemas piece by piece. At once, this would hold the
+    interpreter for tens of milliseconds."""
     for memo in memos:
         while memo:
             memo.popitem()
 
 
 def _endless(definitions: dict[str, Any]) -> set[str]:
-    """Names of the definitions that no finite value satisfies, such as a list of at least one item
-    of its own kind."""
+    """Return the names of definitions that no finite value satisfies, such as a list of at least
+    one item of its own kind."""
     endless = set(definitions)
 
     def name_of(part: Any) -> str:
@@ -140,12 +141,12 @@ def _may_end(shape: dict[str, Any], ends: Callable[[Any], bool]) -> bool:
 
 
 class _Normalizer:
-    """`endless` are conjunctions that no finite value satisfies."""
+    """Maker of a normal form. `endless`: conjunctions that no finite value satisfies."""
 
     def __init__(
         self, checked: CheckedSchema, satisfies: Satisfies, endless: Iterable[Conjunction]
     ) -> None:
-        me = weakref.proxy(self)  # a method would refer in a circle, to all that is made here
+        me = weakref.proxy(self)  # a method would be a reference cycle with all objects made here
 
         def empty(conjunction: Conjunction) -> bool:
             return bool(me._empty(conjunction))
@@ -177,7 +178,7 @@ class _Normalizer:
             conjunction = self._queue.pop(0)
             name = self._names[conjunction]
             shapes, notes = self._shapes_of(conjunction)
-            found.definitions[name] = self._rendered(shape.said for shape in shapes)
+            found.definitions[name] = self._rendered(shape.schema for shape in shapes)
             if any(shape.shown for shape in shapes):
                 found.shown[name] = self._rendered(
                     schema for shape in shapes for schema in shape.for_mask()
@@ -229,7 +230,7 @@ class _Normalizer:
     # ------------------------------------------------------------ rendering
 
     def _part(self, conjunction: Conjunction) -> Any:
-        """The schema that stands for a conjunction: a reference, or a plain one."""
+        """Return the schema for a conjunction: a reference, or a plain schema."""
         conjunction = _reduced(conjunction)
         if not conjunction:
             return {}
@@ -281,7 +282,7 @@ class _Normalizer:
 
 
 def _reduced(conjunction: Conjunction) -> Conjunction:
-    """The conjunction without schemas that allow everything, each schema once."""
+    """Return the conjunction without schemas that allow everything, each schema once."""
     return tuple(
         dict.fromkeys(
             atom
@@ -303,22 +304,21 @@ def _reduced(conjunction: Conjunction) -> Conjunction:
 
 # Key spelling -------------------------------------------------------------------------------------
 #
-# How a mask lets strings be spelt, so that no key stands there under another spelling.
+# Spellings of strings in a mask, such that each key has one spelling.
 #
-# llguidance tells the keys that a schema names from all others by their text as JSON writes it. A
-# key spelt with an escape that it does not need (`"\u0061"` for `"a"`) would pass for another one,
-# whatever the schema says of it. So where it matters, no character is written as `\u` and four
-# digits; control characters that have no escape of their own (all but `\n \r \b \t \f`) are then
-# written in no string but those that the schema spells out.
+# llguidance separates named keys from other keys by their JSON text. A key with an unnecessary
+# escape (`"\u0061"` for `"a"`) would count as another key, with another schema. So where this
+# matters, no character is written as `\u` and four digits. Control characters without a short
+# escape (all but `\n \r \b \t \f`) then occur only in strings that the schema lists.
 
 
 OPTIONS = {"json_allowed_escapes": 'nrbtf\\"'}
-"""llguidance's option for it."""
+"""llguidance's option for escapes in strings."""
 _MAY_NEED_CONTROLS = re.compile(r"[\x00-\x1f]|\\[xucv0]|\[\^")
 
 
 def tells_keys_apart(schema: Any) -> bool:
-    """Return whether a schema has an object in which one key has another schema than the others."""
+    """Return whether an object of the schema has keys with different schemas."""
     for part in within(schema):
         if not isinstance(part, dict):
             continue
@@ -383,11 +383,12 @@ def _is_lost(pattern: str) -> bool:
 MAX_PROPERTIES = 12_000
 """Most properties of one object. llguidance nests properties, without a limit of its own."""
 Mask = tuple[dict[str, Any], tuple[Residual, ...]]
-"""A schema that llguidance accepts, and the user's keywords that the schema does not hold."""
+"""Schema that llguidance accepts, and the user's keywords that the schema lacks."""
 
 
 def mask_of(normal: Normal) -> Mask:
-    """Raises InvalidConstraint where llguidance cannot hold all of it together."""
+    """Return the mask of a normal form. Raises InvalidConstraint if llguidance cannot hold the
+    whole."""
     sizes = {name: _most_properties(part) for name, part in normal.definitions.items()}
     largest = max(sizes, key=sizes.__getitem__, default="")
     try:
@@ -395,10 +396,10 @@ def mask_of(normal: Normal) -> Mask:
             raise TooLarge(f"more than {MAX_PROPERTIES} properties")
         root, definitions, lost = weaken(normal.root, {**normal.definitions, **normal.shown})
     except TooLarge as error:
-        said = f"{sizes[largest]} properties here, {len(sizes)} schemas in all"
+        size = f"{sizes[largest]} properties here, {len(sizes)} schemas in all"
         raise invalid(
             written(normal.places[largest][0].located.pointer),
-            f"the schema is too large for a mask ({said}): {error}",
+            f"the schema is too large for a mask ({size}): {error}",
         ) from None
     notes: set[Residual] = set()
     for name in definitions:
@@ -410,7 +411,7 @@ def mask_of(normal: Normal) -> Mask:
         schema["$defs"] = definitions
     told = [name for name, shape in definitions.items() if tells_keys_apart(shape)]
     if told and needs_controls(schema):
-        # Keys may be spelt in two ways then, and the mask does not know one in the other.
+        # Keys then have two spellings, which the mask takes for two keys.
         for name in told:
             notes.add(Residual(_place(normal.places[name], "properties"), "properties"))
     elif told:
@@ -434,13 +435,13 @@ def _place(conjunction: Conjunction, keyword: str) -> str:
 
 
 class PreparedSchema:
-    """A schema that is well-formed and not found to be unsatisfiable."""
+    """Well-formed schema that is not known to be unsatisfiable."""
 
     def __init__(
         self, schema: dict[str, Any] | bool, documents: Mapping[str, Any] | None = None
     ) -> None:
-        """Raises InvalidConstraint with the JSON pointer if the schema is malformed, unsatisfiable,
-        or has a reference to nothing. `documents`: schemas by URI."""
+        """Prepare a schema. `documents`: schemas by URI. Raises InvalidConstraint with the JSON
+        pointer if the schema is malformed, unsatisfiable, or has a reference to nothing."""
         self._checked = CheckedSchema(schema, documents or {})
         self._check_patterns(of_keys=True)
         self._rules = Rules(self._checked)
@@ -466,8 +467,8 @@ class PreparedSchema:
     def mask_schema(self) -> dict[str, Any]:
         """Schema that allows every text of the user's schema, in the order of its properties.
 
-        The schema allows more only where `residuals` says so. It has no outside references, and
-        llguidance accepts it.
+        The schema allows more only through the keywords in `residuals`. It has no outside
+        references, and llguidance accepts it.
         """
         return self._mask[0]
 
@@ -477,8 +478,9 @@ class PreparedSchema:
 
     @property
     def verifier_factory(self) -> Callable[[], Verifier] | None:
-        """Makes a check of one text as it comes; None where the mask holds everything."""
-        rules = self._rules  # not all of this, which may be a hundred thousand objects
+        """Return a maker of checks, one for each growing text; None if the mask holds
+        everything."""
+        rules = self._rules  # not `self`, which may have a hundred thousand objects
         return (lambda: Verifier(rules)) if self.residuals else None
 
     def let_go(self) -> None:
@@ -488,7 +490,7 @@ class PreparedSchema:
             let_go(self.mask_schema.get("$defs", {}))
 
     def refuse_residuals(self, why: str) -> None:
-        """Raises InvalidConstraint where there are any; `why` says why they must not be there."""
+        """Raise InvalidConstraint if there are residuals; `why`: the reason against them."""
         for first in self.residuals[:1]:
             place = written(first.pointer)
             keyword = first.keyword if place == first.pointer else place.rpartition("/")[2]

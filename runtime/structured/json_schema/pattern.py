@@ -1,11 +1,11 @@
 """The `pattern` keyword: an ECMA-262 regular expression as a tree over the string's value.
 
-Validators differ in small ways (Python's `re` takes `\\d` for every Unicode digit, ECMA-262 for
-ASCII only; their `\\s`, `\\b`, `.` and `$` differ too). A tree made here holds only strings on
-which both agree that they match: every character class, and every place, is the intersection of
-the two meanings, and their union inside a look-around that must not match.
+Validators differ in small ways. Python's `re` takes `\\d` for every Unicode digit, ECMA-262 for
+ASCII only; their `\\s`, `\\b`, `.` and `$` differ too. A tree made here holds only strings that
+match in both. Every character class, and every place, is the intersection of the two meanings,
+or their union inside a look-around that must not match.
 
-Python's own parser does the reading; what the two languages write differently is refused.
+Python's own parser reads the pattern. Syntax that differs between the two languages is refused.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from rootlace.runtime.structured.regex.syntax import (
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_POSITIONS = 2048
-"""Positions of the automaton of a pattern with look-around, at most."""
+"""Most positions of the automaton of a pattern with look-around."""
 MAX_WRITTEN = 1 << 18
-"""Characters of a pattern that is written for llguidance, which has no look-around."""
+"""Most characters of a pattern written for llguidance, which has no look-around."""
 MAX_STRINGS = 64
-"""Strings of a pattern that are listed, at most."""
+"""Most strings of a pattern that are listed."""
 _ANYTHING = repeat(Chars(ALL), 0, None)
 _REFUSED_ESCAPES = frozenset("AZaNUkpPQEc0123456789")
 _TAKEN = (
     *(sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN),
     *(sre.BRANCH, sre.SUBPATTERN, sre.MAX_REPEAT, sre.MIN_REPEAT, sre.ASSERT, sre.ASSERT_NOT),
-    sre.FAILURE,  # what `(?!)` is since Python 3.13
+    sre.FAILURE,  # the code of `(?!)` since Python 3.13
 )
 _ECMA_BREAKS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 ECMA_SPACE: Ranges = (
@@ -93,7 +93,7 @@ _INSIDE = Context(flags=0, at_begin=False, after_text=True, at_end=False)
 
 
 class NotTranslated(ValueError):
-    """The pattern uses something that is not exact in both dialects, not regular or too large."""
+    """Error of a pattern whose use is not exact in both dialects, not regular, or too large."""
 
 
 def regex_of_pattern(pattern: str, wide: bool = False) -> Regex:
@@ -104,7 +104,7 @@ def regex_of_pattern(pattern: str, wide: bool = False) -> Regex:
 
 @lru_cache(maxsize=512)
 def few_strings(pattern: str) -> tuple[str, ...]:
-    """Return the strings with `pattern`; none where there may be over `MAX_STRINGS`."""
+    """Return the strings with `pattern`; none if there may be over `MAX_STRINGS`."""
     try:
         return tuple(texts_of(regex_of_pattern(pattern), MAX_STRINGS) or ())
     except (NotTranslated, TooLarge):
@@ -113,8 +113,8 @@ def few_strings(pattern: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=512)
 def for_llguidance(pattern: str, one: bool = False) -> tuple[str, ...]:
-    """Patterns that llguidance takes (`one`: at most one), which a string matches all where it
-    matches `pattern`; none where there are no such patterns."""
+    """Return patterns for llguidance (`one`: at most one): a string matches all of them if and only
+    if it matches `pattern`. Empty if there are no such patterns."""
     taken = takes_pattern(pattern)
     is_wider = _MAY_BE_WIDER.search(pattern) is not None
     if taken and not is_wider and not _MAY_NEED_SPARING.search(pattern):
@@ -158,7 +158,7 @@ def _tree(pattern: str, wide: bool = False) -> Regex:
     _refuse_dialect(pattern)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what Python warns of changes its meaning some day
+            warnings.simplefilter("error")  # Python's warnings announce a change of meaning
             tree = sre_parser.parse(pattern)
         return _Agreed(pattern, wide).sequence(tree, _INSIDE)
     except (re.error, OverflowError, RecursionError, Warning, InvalidConstraint) as error:
@@ -168,7 +168,7 @@ def _tree(pattern: str, wide: bool = False) -> Regex:
 def in_all(
     contents: Sequence[Regex], least: int = 0, most: int | None = None, but: Sequence[Regex] = ()
 ) -> Regex:
-    """Return the texts of `least` to `most` characters that all of `contents` have, and none of
+    """Return the texts of `least` to `most` characters that are in all of `contents` and in none of
     `but`. Raises TooLarge."""
     looks = [Look(concat(content, _END), negative=False) for content in contents]
     looks += [Look(concat(content, _END), negative=True) for content in but]
@@ -176,8 +176,8 @@ def in_all(
 
 
 def disputed(pattern: str) -> Regex:
-    """Return the strings in which one of the dialects finds `pattern`, and the other does not.
-    Raises NotTranslated or TooLarge."""
+    """Return the strings in which one dialect finds `pattern` and the other does not. Raises
+    NotTranslated or TooLarge."""
     narrow, wide = regex_of_pattern(pattern), regex_of_pattern(pattern, wide=True)
     return NOTHING if narrow == wide else in_all([wide], but=[narrow])
 
@@ -226,7 +226,7 @@ _REFUSED = {
 
 
 def _refuse_dialect(pattern: str) -> None:
-    """Raise for spellings that mean one thing to Python and another to ECMA-262."""
+    """Raise NotTranslated for spellings that mean one thing to Python and another to ECMA-262."""
     in_class = False
     for piece in _PIECE.finditer(pattern):
         if piece["escape"]:
@@ -242,7 +242,7 @@ def _refuse_dialect(pattern: str) -> None:
 
 
 class _Way(NamedTuple):
-    """One way to match, and whether the match must begin, or end, with the string."""
+    """Way to match, and whether the match must begin, or end, with the string."""
 
     regex: Regex
     begins: bool = False
@@ -254,8 +254,8 @@ class _Way(NamedTuple):
 
 
 def _ways(regex: Regex) -> list[_Way] | None:
-    """`regex` without its anchors; None unless these are all it looks at, and stand where nothing
-    else is before, or behind, them."""
+    """Return `regex` without its anchors; None for other looks. The anchors must stand where
+    nothing else is before, or behind, them."""
     if regex == _BEGIN:
         return [_Way(BLANK, begins=True)]
     if regex == _END:
@@ -289,7 +289,7 @@ def _joined(one: _Way, other: _Way) -> _Way:
 
 
 class _Agreed(Translation):
-    """Translates a pattern to the texts that both dialects match; `wide`: that either matches."""
+    """Translation of a pattern to texts that both dialects match; `wide`: that either matches."""
 
     def __init__(self, pattern: str, wide: bool) -> None:
         super().__init__(pattern, verbose=False)
@@ -310,7 +310,7 @@ class _Agreed(Translation):
     def _anchor(self, anchor: Any, context: Context) -> Regex:
         if anchor is sre.AT_BEGINNING:
             return _BEGIN
-        if anchor is sre.AT_END:  # Python's stands before a last newline, too
+        if anchor is sre.AT_END:  # Python's `$` matches before a last newline, too
             return either(_END, AT_LAST_NEWLINE) if self._wide else _END
         if anchor not in (sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY):
             raise NotTranslated(f"{str(anchor).lower()} inside the pattern")
@@ -322,14 +322,14 @@ class _Agreed(Translation):
     def characters(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Ranges:
         python = super().characters(code, members, flags)
         as_ecma = tuple(one for member in members for one in _IN_ECMA.get(member, (member,)))
-        # Sets are negated in each dialect, before what they agree on is taken.
+        # Sets are negated in each dialect before the intersection.
         ecma = super().characters(code, as_ecma, flags | re.ASCII)
         return union((*python, *ecma)) if self._wide else intersection(python, ecma)
 
 
 # Formats ------------------------------------------------------------------------------------------
 #
-# The formats of strings that are regular: what we write for them, and the check of a given value.
+# Regular formats of strings: their patterns, and the check of a value.
 #
 # Sources: RFC 3339 (date, time, date-time, duration), RFC 9562 (uuid), RFC 2673 and RFC 4291 (ipv4,
 # ipv6), RFC 5321 without quoted local parts (email; RFC 6531 with: idn-email), RFC 3986 without IP
@@ -337,9 +337,9 @@ class _Agreed(Translation):
 # (idn-hostname), RFC 6901 (json-pointer), relative-json-pointer as its draft has it, RFC 6570
 # (uri-template), ECMA-262 (regex).
 #
-# Each is a subset of what its source allows. Left out is what is valid only sometimes or not to
-# everybody (leap seconds, the year 0) and what is not regular: names in Punycode, letters whose
-# place among others matters (idn-hostname), groups of a regular expression.
+# Each format is a subset of its source. Values are left out that are valid only sometimes or not
+# for all readers (leap seconds, the year 0). So are irregular parts: names in Punycode, letters
+# whose validity depends on neighbours (idn-hostname), groups of a regular expression.
 
 
 def _date() -> str:
@@ -385,14 +385,14 @@ _LABEL = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
 _EMAIL = rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+"
 
 _LETTERS = "à-öø-ÿά-ώа-џぁ-ゖァ-ヺ一-龥가-힣"
-"""Letters that a name may have anywhere, beside any other (class PVALID of RFC 5892, read from left
-to right, equal to their own NFC)."""
+"""Letters that a name may have anywhere, beside any other letter (class PVALID of RFC 5892, read
+from left to right, equal to their own NFC)."""
 _BEYOND_ASCII = "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef"
 
 
 def _hostname() -> str:
-    """At most 63 characters a label and 253 in all: many labels are shorter ones. No hyphens side
-    by side: where labels have them, they may be Punycode."""
+    """Write host names: at most 63 characters a label and 253 in all; many labels are shorter. Two
+    hyphens side by side are excluded: labels with them may be Punycode."""
 
     def labels(most: int, label: str) -> str:
         return rf"{label}(?:\.{label}){{0,{most - 1}}}"
@@ -418,7 +418,7 @@ def _uri(beyond: str = "") -> str:
 
 
 def _uri_reference(beyond: str = "") -> str:
-    """Absolute, or relative: then its first segment has no colon."""
+    """Write a URI reference: absolute, or relative without a colon in the first segment."""
     return f"(?:{_uri(beyond)}|{_hierarchy(beyond, colons=False)}{_query(beyond)})"
 
 

@@ -1,4 +1,4 @@
-"""Weakens a schema that llguidance refuses until llguidance accepts the schema."""
+"""Weakening of a schema that llguidance refuses, until llguidance accepts the schema."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rootlace.runtime.structured.regex.syntax import TooLarge
 
 # Guidance -----------------------------------------------------------------------------------------
 #
-# What llguidance says of schemas and patterns.
+# llguidance's verdicts on schemas and patterns.
 #
-# It refuses a schema that it finds unsatisfiable, and patterns of keys that it does not find
-# disjoint. So these questions are asked of it, and not of `grammars.Language`: another answer,
-# however right, would not help.
+# llguidance refuses schemas that it finds unsatisfiable, and patterns of keys that it does not find
+# disjoint. So only its own verdicts count here: a right answer of `grammars.Language` would not
+# help.
 
 
 def accepted(schema: dict[str, Any]) -> str:
-    """Why llguidance does not take a schema; empty if it does."""
+    """Return why llguidance refuses a schema; "" if it accepts the schema."""
     try:
-        said = str(LLMatcher.validate_grammar(grammar_of(schema)))
+        message = str(LLMatcher.validate_grammar(grammar_of(schema)))
     except ValueError as error:
-        said = str(error)
-    return said.partition(_REFUSED)[2] or said
+        message = str(error)
+    return message.partition(_REFUSED)[2] or message
 
 
 _REFUSED = ": failed to compile JSON schema: "
@@ -76,7 +76,7 @@ def patterns_apart(patterns: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=512)
 def _remembered(schema: str) -> str:
-    return accepted(json.loads(schema))[:40]  # how it begins is all that is asked
+    return accepted(json.loads(schema))[:40]  # only its beginning matters
 
 
 def string_matcher(pattern: str, **options: Any) -> LLMatcher:
@@ -116,11 +116,11 @@ _STEPS = (
 def weaken(
     root: dict[str, Any], definitions: Definitions
 ) -> tuple[dict[str, Any], Definitions, list[tuple[str, str]]]:
-    """Give up keywords until llguidance accepts a schema: (root, definitions, lost keywords).
+    """Drop keywords until llguidance accepts a schema: (root, definitions, lost keywords).
 
     `root` refers to one of the definitions; the definitions refer to each other only. A lost
-    keyword comes with the name of its definition. Raises TooLarge where llguidance refuses what is
-    left, too.
+    keyword comes with the name of its definition. Raises TooLarge if llguidance still refuses the
+    rest.
     """
     lost: list[tuple[str, str]] = []
     refused = accepted({**root, "$defs": definitions})
@@ -130,8 +130,8 @@ def weaken(
                 definitions[name] = _weakened(definition, name, lost)
         refused = accepted({**root, "$defs": definitions})
     if refused and not refused.startswith(_TOO_LARGE):
-        # A key may have schemas both by its name and by a pattern: llguidance 1.9 puts them
-        # together, which has no end where these are recursive, or gives patterns that overlap.
+        # A key may have schemas both by its name and by a pattern. llguidance 1.9 joins them,
+        # without an end if they are recursive, or with overlapping patterns.
         for name, definition in definitions.items():
             freed = _with_free_patterns(definition)
             if freed != definition:
@@ -144,7 +144,7 @@ def weaken(
 
 
 def _alone(definition: Any) -> str:
-    """Why llguidance refuses a definition whatever its parts are; empty if it does not."""
+    """Return why llguidance refuses a definition with any parts; "" if it does not."""
     return accepted(_hollow(definition))
 
 

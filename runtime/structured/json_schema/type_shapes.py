@@ -1,7 +1,7 @@
-"""A case of a conjunction as schemas of one type each.
+"""Cases of a conjunction as schemas of one type each.
 
-Where a shape needs the schema of a part (a property, an item), it holds the conjunction of what
-applies to the part; `normal` puts a schema in its place.
+Where a shape needs the schema of a part (a property, an item), it holds the conjunction of the
+part's schemas; `normal_form` replaces the conjunction by a schema.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ from rootlace.runtime.structured.regex.syntax import (
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """Values of one type, or given values.
+    """Values of one type, or listed values.
 
-    `said` is a schema in the keywords of the normal form, in which a part (a property, an item) has
-    the conjunction of what applies to the part. `shown` are schemas for llguidance where it does
-    not accept `said`, and `lost` the keywords that `shown` does not hold.
+    `schema` has the keywords of the normal form; each part (a property, an item) is a conjunction
+    of schemas. `shown`: schemas for llguidance, if it does not accept `schema`. `lost`: the
+    keywords that `shown` does not hold.
     """
 
-    said: dict[str, Any]
+    schema: dict[str, Any]
     shown: tuple[dict[str, Any], ...] = ()
     lost: frozenset[Residual] = frozenset()
 
     def for_mask(self) -> tuple[dict[str, Any], ...]:
-        return self.shown or (self.said,)
+        return self.shown or (self.schema,)
 
 
 # Number shapes ------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ class Shape(msgspec.Struct, frozen=True):
 MAX_EXCLUDED = 8
 MAX_DIGITS = 40
 MAX_INTEGER = 2**53
-"""Integers from here on are not shown to llguidance 1.9: it reads them as floats, and on some near
-the ends of 64 bits it ends the process."""
+"""First integer hidden from llguidance 1.9, which reads such integers as floats. Some integers near
+the ends of 64 bits end the process of llguidance."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", EXCLUDED)
 
 
@@ -113,7 +113,7 @@ class _Range(NamedTuple):
             return [self]
         return [self._replace(high=value, high_open=True), self._replace(low=value, low_open=True)]
 
-    def said(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, Any]:
         found = {}
         if self.low > -math.inf:
             found["exclusiveMinimum" if self.low_open else "minimum"] = self.low
@@ -140,8 +140,8 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
         if "multipleOf" in leaf and leaf["multipleOf"] not in multiples:
             multiples.append(leaf["multipleOf"])
             if leaf["multipleOf"] % 1:
-                # The mask counts in decimals; most validators divide floats, and find 8.1 to be
-                # no multiple of 0.1. What is emitted has to satisfy both.
+                # The mask counts in decimals; most validators divide floats, and find 8.1 to be no
+                # multiple of 0.1. An output must satisfy both.
                 notes.update(notes_of(case.leaves, "multipleOf"))
     if len(set(excluded)) > MAX_EXCLUDED:
         notes.update(notes_of(case.leaves, EXCLUDED))
@@ -181,8 +181,8 @@ def _shape(wanted: _Range, case: Case, factors: dict[str, Any]) -> Shape:
             low = low if abs(low) < MAX_INTEGER else -math.inf
             high = high if abs(high) < MAX_INTEGER else math.inf
     shown: list[dict[str, Any]] = [{"enum": missed}] if missed and not factors else []
-    shown.append({**base, **_Range(low, low_open, high, high_open).said(), **factors})
-    return Shape({**base, **wanted.said(), **factors}, tuple(shown), frozenset(lost))
+    shown.append({**base, **_Range(low, low_open, high, high_open).schema(), **factors})
+    return Shape({**base, **wanted.schema(), **factors}, tuple(shown), frozenset(lost))
 
 
 def _is_far(bound: float, integer: bool) -> bool:
@@ -203,7 +203,7 @@ def _nudged(bound: float, sign: int) -> float:
 
 
 def _missed(bound: float) -> list[float]:
-    """Numbers that llguidance 1.9 wrongly takes to be beyond a bound: 1.5 beyond 1.55."""
+    """Return numbers that llguidance 1.9 wrongly takes to be beyond a bound: 1.5 beyond 1.55."""
     if abs(bound) == math.inf:
         return []
     text = format(Decimal(repr(bound)), "f")
@@ -217,28 +217,28 @@ def _missed(bound: float) -> list[float]:
 
 
 LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "uri"])
-"""Formats that llguidance holds as exactly as our patterns, and more of their values; of the others
-it takes too much (leap seconds, 29 February in any year) or knows nothing."""
+"""Formats that llguidance holds as exactly as our patterns, with more of their values. Of other
+formats llguidance accepts too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
-"""Optional properties told apart by case, at most, where the number of properties is bounded."""
+"""Most optional properties separated by cases, if the number of properties is bounded."""
 MAX_COUNTED = 4
 """Bound of properties and a pattern's listed keys where the schema bounds their number."""
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 MAX_REFUSED = 1 << 16
-"""Characters of a pattern of keys that may not come."""
+"""Most characters of a pattern of forbidden keys."""
 _ANYTHING = repeat(Chars(ALL), 0, None)
 _NOT_PLAIN = concat(_ANYTHING, Chars(((0, 0x1F), (0x80, LAST))), _ANYTHING)
-"""Texts with a character that is not plain ASCII; on all others the dialects agree."""
+"""Texts with a character that is not plain ASCII; on all other texts the dialects agree."""
 
 Leaf = tuple[Located, dict[str, Any]]
 
 
 @dataclass
 class Shapes:
-    """Builds shapes, for one schema.
+    """Builder of shapes, for one schema.
 
-    `empty(conjunction)` tells whether nothing satisfies a conjunction. `shapes_of(conjunction)`
-    gives its shapes and the keywords that these do not hold. `satisfies` as in `Cases`.
+    `empty(conjunction)` returns whether nothing satisfies a conjunction. `shapes_of(conjunction)`
+    returns its shapes and the keywords that these lack. `satisfies` as in `Cases`.
     """
 
     checked: CheckedSchema
@@ -274,8 +274,8 @@ class Shapes:
         if name == "boolean":
             taken = [value for _, value in excluded if isinstance(value, bool)]
             left = [value for value in (True, False) if value not in taken]
-            said: dict[str, Any] = {"type": "boolean"} if len(left) == 2 else {"enum": left}
-            return [Shape(said)] if left else []
+            schema: dict[str, Any] = {"type": "boolean"} if len(left) == 2 else {"enum": left}
+            return [Shape(schema)] if left else []
         if name == "number":
             return numbers(case, [v for _, v in excluded if is_number(v)], notes)
         kind: Any = {"string": str, "array": list, "object": dict}[name]
@@ -299,19 +299,19 @@ class Shapes:
     # ------------------------------------------------------------ strings
 
     def _strings(self, leaves: tuple[Leaf, ...]) -> list[Shape]:
-        said: dict[str, Any] = {"type": "string"}
+        schema: dict[str, Any] = {"type": "string"}
         least = max((leaf.get("minLength", 0) for _, leaf in leaves), default=0)
         most = min((leaf.get("maxLength", math.inf) for _, leaf in leaves), default=math.inf)
         if least > most:
             return self._none(leaves, "minLength")
         if least:
-            said["minLength"] = int(least)
+            schema["minLength"] = int(least)
         if most < math.inf:
-            said["maxLength"] = int(most)
-        shown, lost = dict(said), set()
+            schema["maxLength"] = int(most)
+        shown, lost = dict(schema), set()
         for located, leaf in leaves:
             if "pattern" in leaf:
-                _require(said, "pattern", leaf["pattern"])
+                _require(schema, "pattern", leaf["pattern"])
                 if taken := for_llguidance(leaf["pattern"]):
                     for pattern in taken:
                         _require(shown, "pattern", pattern)
@@ -322,13 +322,13 @@ class Shapes:
             if leaf.get("format") in FORMATS:
                 name = leaf["format"]
                 known = name in LLGUIDANCE_FORMATS
-                for one in (said, shown):
+                for one in (schema, shown):
                     _require(
                         one, *(("format", name) if known else ("pattern", pattern_of_format(name)))
                     )
         if {"pattern", "format"} & shown.keys() and len(shown) > 2 and nothing_matches(shown):
             return self._none(leaves, "pattern", "format")
-        return [Shape(said, (shown,) if shown != said else (), frozenset(lost))]
+        return [Shape(schema, (shown,) if shown != schema else (), frozenset(lost))]
 
     # ------------------------------------------------------------ arrays
 
@@ -409,7 +409,7 @@ class Shapes:
         spec = _Object.of(self, leaves, notes)
         if spec is None:
             return []
-        return [Shape(one.said()) for one in self._split(spec, leaves, notes)]
+        return [Shape(one.schema()) for one in self._split(spec, leaves, notes)]
 
     def _split(
         self, spec: _Object, leaves: tuple[Leaf, ...], notes: set[Residual]
@@ -432,7 +432,7 @@ class Shapes:
         if not optional:
             if not spec.more:
                 return [replace(spec, least=0)]
-            if least - needed >= 2:  # a key that comes twice would be counted twice
+            if least - needed >= 2:  # a repeated key would count twice
                 notes.update(notes_of(leaves, "minProperties"))
             return [spec]
         if most == needed:
@@ -462,7 +462,7 @@ class Shapes:
         """Return the keys that all `propertyNames` allow: listed keys, and the others as a tree (or
         as a pattern that only llguidance can read).
 
-        None where any key is allowed, or where the allowed keys cannot be told, which is noted.
+        None if any key is allowed, or if the allowed keys are unknown, which is noted.
         """
         names = [
             self.child(located, "/propertyNames", leaf["propertyNames"])
@@ -477,17 +477,17 @@ class Shapes:
         notes |= lost
         listed: list[str] = []
         trees: list[Regex] = []
-        for said in (shape.said for shape in shapes):
-            if list(said) == ["type"]:
+        for schema in (shape.schema for shape in shapes):
+            if list(schema) == ["type"]:
                 return None
             try:
-                if list(said) == ["enum"]:
-                    listed += said["enum"]
+                if list(schema) == ["enum"]:
+                    listed += schema["enum"]
                 else:
-                    trees.append(content_of(said, MAX_POSITIONS))
+                    trees.append(content_of(schema, MAX_POSITIONS))
             except NotRegular:
-                if len(shapes) == 1 and said.keys() == {"type", "pattern"}:
-                    for pattern in for_llguidance(said["pattern"], one=True):
+                if len(shapes) == 1 and schema.keys() == {"type", "pattern"}:
+                    for pattern in for_llguidance(schema["pattern"], one=True):
                         return [], pattern
                 notes.update(notes_of(leaves, "propertyNames"))
                 return None
@@ -525,7 +525,7 @@ class _Object(msgspec.Struct, frozen=True):
             self.without(gone), patterns={}, additional=FALSE, more=False, least=least, most=most
         )
 
-    def said(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, Any]:
         shape: dict[str, Any] = {"type": "object"}
         if self.properties:
             shape["properties"] = self.properties
@@ -574,9 +574,9 @@ class _Object(msgspec.Struct, frozen=True):
                 found, additional = {}, FALSE
             except (NotTranslated, TooLarge):
                 notes.update(notes_of(leaves, "propertyNames"))
-        if shapes.empty(additional):  # then they need not be told from others
+        if shapes.empty(additional):  # then they need not be separated from other keys
             found = {pattern: part for pattern, part in found.items() if not shapes.empty(part)}
-            # Of few keys each comes once: behind the last of them no comma may stand.
+            # Each of few keys comes once, so no comma may follow the last one.
             room = MAX_COUNTED - len(properties) if least or most < math.inf else math.inf
             for few in [pattern for pattern in found if 0 < len(few_strings(pattern)) <= room]:
                 del found[few]
@@ -588,7 +588,7 @@ class _Object(msgspec.Struct, frozen=True):
             if taken := for_llguidance(pattern, one=True):
                 found[taken[0]] = part
             else:
-                # Keys that match may be had from `additionalProperties` only if that is weaker.
+                # Matching keys may fall under `additionalProperties` only if that is weaker.
                 notes.update(notes_of(leaves, "patternProperties"))
                 additional = ()
         found = kept or found
@@ -621,7 +621,7 @@ def _undisputed(found: dict[str, Conjunction]) -> dict[str, Conjunction]:
             return {}
         trees = {pattern: regex_of_pattern(pattern) for pattern in found}
         for but in (doubtful, _NOT_PLAIN):
-            # Of large patterns llguidance does not find that they are apart.
+            # llguidance cannot prove that large patterns are disjoint.
             refused = written(but)
             if but is _NOT_PLAIN or len(refused) <= MAX_REFUSED:
                 kept = {written(in_all([trees[p]], but=[but])): part for p, part in found.items()}

@@ -62,7 +62,7 @@ def _additional_properties(
 
 
 def _additional_keys(value: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    """Return the keys of `value` that neither `properties` nor `patternProperties` are about."""
+    """Return the keys of `value` that neither `properties` nor `patternProperties` covers."""
     patterns = schema.get("patternProperties", {})
     return [
         key
@@ -87,8 +87,8 @@ def _unevaluated_properties(
 
 
 def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
-    """Return the keys of `value` that keywords of `schema`, or of schemas applied in place, took
-    care of (2020-12, section 11.3)."""
+    """Return the keys of `value` that keywords of `schema`, or of schemas applied in place,
+    evaluated (2020-12, section 11.3)."""
     if isinstance(schema, bool):
         return set()
     if "additionalProperties" in schema:
@@ -99,7 +99,7 @@ def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> set[s
         keys |= {key for key, member in value.items() if _valid(validator, member, below)}
     for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
         if keyword in schema and keyword in validator.VALIDATORS:
-            # Private, but there is no other way to where the validator stands.
+            # Private, but the validator's position is available nowhere else.
             resolver = validator._resolver
             resolved = (
                 lookup_recursive_ref(resolver)
@@ -149,8 +149,7 @@ def bounded(validator_class: Any) -> Any:
 
 
 def _evolve(self: Any, **changes: Any) -> Any:
-    """Evolve as jsonschema does; where `$schema` names another draft, bound that draft's class,
-    too."""
+    """Evolve as jsonschema does; if `$schema` names another draft, bound its class, too."""
     schema = changes.get("schema", self.schema)
     return bounded(validator_for(schema, default=type(self)))(
         schema,
@@ -173,7 +172,7 @@ _ENDS_PLAIN = re.compile(rb'["\\]')
 _LITERALS = (b"true", b"false", b"null")
 
 Schemas = tuple[Located, ...]
-"""The schemas that apply to a value whatever else holds."""
+"""Schemas that apply to a value in any case."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -203,9 +202,9 @@ class _Scalar(Enum):
 
 
 class _Open(NamedTuple):
-    """A container that is being read: its first byte, the schemas it must satisfy, the key or index
-    of the member that is being read (None: a key comes next), its keys so far or the items that
-    must be unique, in a form that compares as JSON does, and the pointer of that `uniqueItems`."""
+    """Container that is being read: its first byte, the schemas it must satisfy, the key or index
+    of the current member (None: a key comes next), its keys so far or the items that must be unique
+    (in a form that compares as JSON does), and the pointer of that `uniqueItems`."""
 
     start: int
     schemas: Schemas
@@ -217,7 +216,7 @@ class _Open(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The state of reading a text.
+    """State of reading a text.
 
     `scalar` is the kind of the string, number or literal that is being read, if any, from offset
     `start`, with the `schemas` to satisfy. `complete`: the root is complete and satisfies the
@@ -236,8 +235,8 @@ _FAR = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": 
 
 
 def digits_needed(schema: Any) -> tuple[int, int]:
-    """Return the most digits in a row of a number, and of its exponent: `MAX_DIGITS` and
-    `EXPONENT_DIGITS`, or more where a number in the schema needs more."""
+    """Return the most consecutive digits of a number, and of its exponent: `MAX_DIGITS` and
+    `EXPONENT_DIGITS`, or more if a number in the schema needs more."""
     most, exponent = MAX_DIGITS, EXPONENT_DIGITS
     for key, value in _numbers(schema):
         whole, _, fraction = format(Decimal(repr(value)), "f").lstrip("-").partition(".")
@@ -288,7 +287,7 @@ class UniqueKeys:
 
 
 class Rules:
-    """The schemas that apply at each place, for all texts of a schema. Thread-safe: memos only."""
+    """Schemas that apply at each place, for all texts of a schema. Thread-safe: memos only."""
 
     checks = True
     """Whether values are checked, and not only keys."""
@@ -296,7 +295,7 @@ class Rules:
     def __init__(self, checked: CheckedSchema) -> None:
         self._checked = checked
         self.digits = digits_needed(checked.schema)
-        # Whoever checks the text may check formats or not: it has to be right for both.
+        # Readers may check formats or not, so the text has to satisfy both.
         self._validators = [
             bounded(checked.dialect.validator)(
                 checked.schema, registry=checked.registry, format_checker=formats_checked
@@ -306,7 +305,7 @@ class Rules:
         self._watched: set[Located] | None = None
         self._children: dict[tuple[Schemas, str | int], Schemas] = {}
         self.whole = checked.root
-        # Where a `$dynamicRef` leads depends on the way to it: then only the whole is checked.
+        # The target of a `$dynamicRef` depends on the path: then only the whole is checked.
         self.root = () if checked.is_dynamic() else self.expand([checked.root])
 
     def watch(self, residuals: Iterable[Residual]) -> None:
@@ -347,7 +346,7 @@ class Rules:
         return found
 
     def error(self, located: Located, value: Any) -> tuple[str, str, str] | None:
-        """Why `value` does not satisfy a schema: keyword, pointer, message."""
+        """Return keyword, pointer and message of why `value` does not satisfy a schema."""
         return next(filter(None, self._errors(located, value)), None)
 
     def satisfies(self, located: Located, value: Any, holds: bool = True) -> bool:
@@ -399,14 +398,14 @@ class Verifier:
         self._rules = rules
         self._text = bytearray()
         self._states = [_State()]
-        """Before the first feed, and behind each."""
+        """States before the first feed, and behind each feed."""
         self._ends = [0]
-        """Length of the text there."""
+        """Length of the text at each state."""
         self.has_ahead = False
         """Whether `ahead` may return something."""
 
     def feed(self, data: bytes) -> Violation | None:
-        """Take in the next bytes. On a violation nothing has changed."""
+        """Take in the next bytes. A violation changes nothing."""
         before, state = len(self._text), self._states[-1]
         self._text += data
         at = 0
@@ -453,7 +452,7 @@ class Verifier:
             self.has_ahead = True
 
     def violation(self) -> Violation | None:
-        """Why the text may not end here; None if it may."""
+        """Return why the text may not end here; None if it may."""
         state = self._states[-1]
         if state.complete:
             return None
@@ -475,7 +474,7 @@ class Verifier:
         return self._rules.digits[is_exponent] - run
 
     def open_starts(self) -> list[int]:
-        """Offsets of the values that are being read, the innermost first."""
+        """Return the offsets of the values that are being read, the innermost first."""
         state = self._states[-1]
         starts = [state.start] if state.scalar not in (None, _Scalar.KEY) else []
         opened = state.open
@@ -624,7 +623,7 @@ def _unique(schemas: Schemas) -> str:
 
 
 def _comparable(value: Any) -> Any:
-    """Equal exactly where the JSON values are (1 is 1.0, but not true)."""
+    """Return a form that is equal exactly if the JSON values are (1 is 1.0, but not true)."""
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, list):

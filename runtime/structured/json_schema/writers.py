@@ -1,15 +1,15 @@
-"""The writers of JSON texts: a schema in normal form as a regex tree, or as rules of Lark grammars.
+"""Writers of JSON texts: a schema in normal form as a regex tree, or as rules of Lark grammars.
 
-They read the keywords of the normal form (`normal_form`), in which mask schemas are written too.
+Writers read the keywords of the normal form (`normal_form`), in which mask schemas are written too.
 
-`whole_regex` writes all of a schema, in our spelling. What is not regular or too large (open
-objects, recursion, long strings) makes the whole not regular; llguidance takes it then. Not every
-valid text is in the tree: properties come in the order of the schema, strings and numbers in the
-spellings of `json_text.Ours`. Every text of it is valid.
+`whole_regex` writes all of a schema, in our spelling. An irregular or too large part (open objects,
+recursion, long strings) makes the whole irregular; llguidance takes the schema then. Every text of
+the tree is valid. Some valid texts are missing: properties come in the order of the schema, strings
+and numbers in the spellings of `json_text.Ours`.
 
-`declared_part` writes what is declared in a schema that llguidance runs, in llguidance's spelling,
-with *marks* for what is not declared or not regular. `docs/constrained_internals.md` ("Open
-schemas") says where marks stand, and why texts that lead to one state then go on alike.
+`declared_part` writes the declared part of a schema that llguidance runs, in llguidance's spelling.
+*Marks* replace parts that are undeclared or irregular. `docs/constrained_internals.md` ("Open
+schemas") gives the places of marks, and why texts that lead to one state continue alike.
 
 `lark_of` writes a mask schema whose constants llguidance would respell, rule by rule, as
 `whole_regex` would. llguidance's `%json` writes a number of `enum` in its own spelling (`1` for
@@ -55,29 +55,29 @@ from rootlace.runtime.structured.regex.syntax import (
 )
 
 MARK = "\0"
-"""First character of a mark; JSON never has it. Behind it stand the first bytes of the marked text
-(`+`), or the excluded first bytes (`-`), in hexadecimal, and the mark's number."""
+"""First character of a mark, which JSON never has. Behind it stand the first bytes of the marked
+text (`+`), or the excluded first bytes (`-`), in hexadecimal, and the mark's number."""
 MAX_VALUES = 2000
 """Bound of the schemas written; a schema counts once for each reference."""
 _MAX_DEPTH = 32
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "patternProperties"}
 MOST_RULES = 800
-"""Rules of one schema. Each property is a rule within the rule of the one before, and llguidance
-follows rules on the stack: about 1 KiB for each."""
+"""Most rules of one schema. Each property is a rule within the rule of the property before, and
+llguidance follows rules on the stack: about 1 KiB for each."""
 
 
 def whole_regex(root: Any, definitions: Mapping[str, Any], gap: Regex) -> Regex | None:
-    """Return the JSON texts that we write for a schema, with `gap` between their tokens; None where
-    they are no automaton of modest size.
+    """Return the JSON texts of a schema in our spelling, with `gap` between tokens; None if they
+    are no automaton of modest size.
 
-    A tree that matches nothing (`syntax.NOTHING`) is returned only where no instance is valid.
+    A tree that matches nothing (`syntax.NOTHING`) means that no instance is valid.
     """
     return _written(_RegexWriter(definitions, Ours(), gap), root)
 
 
 def declared_part(schema: Mapping[str, Any], gap: Regex, exact: bool = False) -> Regex | None:
-    """Return the declared part of a mask schema; None if there is none of use. `exact`: as
-    `lark_of` writes it, not as llguidance's `%json` does."""
+    """Return the declared part of a mask schema; None if it is useless. `exact`: as `lark_of`
+    writes it, not as llguidance's `%json` does."""
     if not set(schema.get("x-guidance", {})) <= {"json_allowed_escapes"}:
         return None
     spelling = Ours() if exact else Guidance(schema)
@@ -121,7 +121,7 @@ def _is_respelt(value: Any) -> bool:
 
 def lark_of(mask: dict[str, Any], gap: Regex, prefix: str = "") -> tuple[str, list[str]] | None:
     """Return the name and the lines of a rule for a mask schema's texts, with `gap` between tokens.
-    None where `%json` writes the schema, or nothing else can. Names begin with `prefix`."""
+    None if `%json` writes the schema, or if nothing else can. Names begin with `prefix`."""
     if not has_own_spelling(mask):
         return None
     writer = _RuleWriter(mask, gap, prefix)
@@ -147,12 +147,12 @@ def _root_of(mask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _Refs = frozenset[str]
-"""Definitions that enclose a value."""
+"""Names of definitions that enclose a value."""
 
 
 class _Writer(ABC):
-    """Turns schemas into trees. What a subclass leaves open: values inside others, objects, and
-    what becomes of a text that is read as one."""
+    """Writer of schemas as trees. Subclasses define values inside others, objects, and the
+    treatment of a text that is one token."""
 
     def __init__(
         self,
@@ -187,17 +187,17 @@ class _Writer(ABC):
         """Return the texts of listed values, or of a value of one type. Raises NotRegular."""
         if list(schema) == ["enum"]:
             return either(*(self._spelling.literal(value, self._gap) for value in schema["enum"]))
-        said = schema.keys() - {"type"}
+        keywords = schema.keys() - {"type"}
         match schema.get("type"):
-            case "null" if not said:
+            case "null" if not keywords:
                 return Literal("null")
-            case "boolean" if not said:
+            case "boolean" if not keywords:
                 return either(Literal("true"), Literal("false"))
             case "string":
                 return self._spelling.string(schema)
             case "integer" | "number":
                 return self._spelling.number(schema)
-            case "array" if said <= {"items", "prefixItems", "minItems", "maxItems"}:
+            case "array" if keywords <= {"items", "prefixItems", "minItems", "maxItems"}:
                 return self._array(schema, depth + 1, refs)
             case "object":
                 return self._object(schema, depth + 1, refs)
@@ -222,7 +222,7 @@ class _Writer(ABC):
         return self._sequence(items[:most], tail, least, most)
 
     def _sequence(self, items: list[Regex], tail: Regex, least: int, most: int | None) -> Regex:
-        """`items` and then any number of `tail`, `least` to `most` in all, in brackets."""
+        """Return `items` and then any number of `tail`, `least` to `most` in all, in brackets."""
         if most == 0:
             return self._enclosed("[", BLANK, "]", must=False)
         comma, tail = self._comma, self._named(tail)
@@ -230,7 +230,7 @@ class _Writer(ABC):
             top = None if most is None else most - len(items)
             body = repeat(concat(comma, tail), max(0, least - len(items)), top)
             for index in range(len(items) - 1, -1, -1):
-                # Of `least` items and fewer, all are there; what is behind them may be missing.
+                # The first `least` items are required, later items are optional.
                 if body != BLANK and index + 1 >= least:
                     body = optional(self._named(body))
                 body = concat(items[index] if index == 0 else concat(comma, items[index]), body)
@@ -240,7 +240,7 @@ class _Writer(ABC):
         return self._enclosed("[", body, "]", must=least > 0)
 
     def _enclosed(self, opening: str, body: Regex, closing: str, must: bool) -> Regex:
-        """`body` in brackets; without `must`, or where it is blank, also nothing in them."""
+        """Return `body` in brackets; without `must`, or for a blank body, also empty brackets."""
         empty = self._token(concat(Literal(opening), self._gap, Literal(closing)))
         if body == BLANK:
             return empty
@@ -253,10 +253,10 @@ class _Writer(ABC):
 
 
 class _RegexWriter(_Writer):
-    """Writes regular values.
+    """Writer of regular values.
 
-    With `marks`, a part of a value that is not regular becomes a mark; without, the whole value is
-    not regular. With `scalars`, of a value that may be anything only objects and arrays are marked.
+    With `marks`, an irregular part of a value becomes a mark; without, it makes the whole value
+    irregular. With `scalars`, only objects and arrays are marked in a value that may be anything.
     """
 
     def __init__(
@@ -282,8 +282,8 @@ class _RegexWriter(_Writer):
         return super()._array(schema, depth, refs)
 
     def value(self, schema: Any, depth: int, refs: _Refs) -> Regex:
-        """Return the texts of a value that stands `depth` deep, inside of the definitions `refs`.
-        Raises NotRegular where they are not regular as a whole, or too many."""
+        """Return the texts of a value `depth` deep, inside of the definitions `refs`. Raises
+        NotRegular if they are irregular as a whole, or too many."""
         self._values += 1
         if self._values > MAX_VALUES or depth > _MAX_DEPTH:
             raise NotRegular("too large")
@@ -330,8 +330,8 @@ class _RegexWriter(_Writer):
         return b"".join(map(_begins, _typed(schema)))
 
     def _mark(self, first: bytes, sign: str = "+") -> Regex:
-        """Return a mark that stands for a text which begins with one of the bytes `first`; with
-        `-`, with none of them."""
+        """Return a mark for a text that begins with one of the bytes `first`; with `-`, with none
+        of them."""
         assert self._marks is not None
         return Literal(f"{MARK}{sign}{bytes(sorted(set(first))).hex()},{next(self._marks)};")
 
@@ -378,7 +378,8 @@ class _RegexWriter(_Writer):
         return self._enclosed("{", body, "}", must=any(must for _, must in pairs))
 
     def _other_keys(self, schema: dict[str, Any]) -> Callable[[bytes], bool]:
-        """Tells whether some key that is not declared begins so. Raises NotRegular."""
+        """Return a function from first bytes to whether some undeclared key begins with them.
+        Raises NotRegular."""
         patterns: dict[str, Any] = schema.get("patternProperties", {})
         if not patterns:
             return lambda begun: True
@@ -391,7 +392,7 @@ class _RegexWriter(_Writer):
                 but = [*refused, *map(Literal, names)]
                 allowed = [in_all([repeat(Chars(ALL), 0, None)], but=but)]
             dfa = LazyDfa(json_text.string_of(either(*allowed), self._keys), MAX_SIZE)
-            # Found out now, while a refusal can still be taken in.
+            # Computed now, while a refusal can still be handled.
             known = {b"": dfa.start}
             for name in names:
                 text = json_text.text_of(name).encode()
@@ -420,12 +421,12 @@ class _RegexWriter(_Writer):
             if possible(begun + bytes((byte,)))
         ]
         other = self._mark(bytes(declared), "-")
-        last = begun[-1:].decode(errors="surrogateescape")  # a byte of a character, perhaps
+        last = begun[-1:].decode(errors="surrogateescape")  # perhaps a byte of a character
         return concat(Literal(last), either(other, *inner))
 
 
 def keys_of_patterns(patterns: Iterable[str], names: Iterable[str]) -> dict[str, Regex]:
-    """Return the keys of each pattern but for `names`. Raises NotTranslated or TooLarge."""
+    """Return the keys of each pattern except `names`. Raises NotTranslated or TooLarge."""
     but = list(map(Literal, names))
     return {pattern: in_all([regex_of_pattern(pattern)], but=but) for pattern in patterns}
 
@@ -464,7 +465,7 @@ def joined(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
 
 
 def _following(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
-    """`pairs` after something, each with its comma."""
+    """Return `pairs` after a first text, each with its comma."""
     texts = ((concat(comma, pair), must) for pair, must in pairs)
     return concat(*(text if must else optional(text) for text, must in texts))
 
@@ -479,7 +480,7 @@ def _typed(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _RuleWriter(_Writer):
-    """Writes the trees of rules and their lexemes, which are references by name in `lines`."""
+    """Writer of rules with their lexemes, which are references by name in `lines`."""
 
     def __init__(self, mask: Mapping[str, Any], gap: Regex, prefix: str) -> None:
         self.lines: list[str] = []
@@ -571,7 +572,7 @@ class _RuleWriter(_Writer):
             key = self._terminal(f"/{pattern_of(any_key)}/{but}")
             others.append(concat(key, self._colon, held))
         pair = self._named(either(*others))
-        # What may follow so many pairs, or `counted` and more; NOTHING where nothing satisfies.
+        # Texts that may follow each number of pairs, or `counted` and more; NOTHING if none does.
         counted = max(least, most or 0, 1)
         rests = {count: self._others(pair, count, least, most) for count in range(counted + 1)}
         for named, must in reversed(pairs):
@@ -590,7 +591,8 @@ class _RuleWriter(_Writer):
         return self._enclosed("{", rests[0], "}", must)
 
     def _others(self, pair: Regex, count: int, least: int, most: int | None) -> Regex:
-        """Return `least` to `most` pairs, with `count` before them; not nothing if that is 0."""
+        """Return `least` to `most` pairs, with `count` before them; not the empty text if `count`
+        is 0."""
         low, high = max(least - count, int(not count)), None if most is None else most - count
         body = concat(self._comma, pair)
         if count:

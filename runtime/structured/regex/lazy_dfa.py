@@ -1,4 +1,4 @@
-"""The deterministic byte automaton of a regex; a state is built when a text first reaches it.
+"""Deterministic byte automaton of a regex; a state is built when a text first reaches it.
 
     pattern a|bc      start --a--> accepting
                         |---b--> s1 --c--> accepting      (s1 exists once a text has begun with b)
@@ -19,19 +19,19 @@ from rootlace.runtime.structured.regex.nfa import ACCEPT, ByteEdge, nfa_of
 from rootlace.runtime.structured.regex.syntax import Regex, TooLarge
 
 DEAD = -1
-"""The state of a text that no continuation makes match."""
+"""State of a text that no continuation completes to a match."""
 
 _NOWHERE = np.full(256, DEAD, np.int32)
 _ITEMS_PER_STATE = 8
-"""Bounds the items of all states together, on average. They may all be found for one mask, and a
-step would wait for that."""
+"""Bound of the mean number of items per state. One mask may need all items, and a step would wait
+for them."""
 
 
 class LazyDfa:
-    """The automaton of `regex` over bytes; states are numbered as they are found.
+    """Automaton of `regex` over bytes; states are numbered as they are found.
 
-    From every state but `DEAD` acceptance can be reached. Thread-safe. Whatever visits a new state
-    raises `TooLarge` once there are `max_states`; what is known stays usable then.
+    From every state but `DEAD` acceptance can be reached. Thread-safe. Visiting a new state raises
+    `TooLarge` once there are `max_states`; known states stay usable then.
     """
 
     def __init__(self, regex: Regex, max_states: int) -> None:
@@ -51,29 +51,29 @@ class LazyDfa:
 
     @property
     def empty(self) -> bool:
-        """Whether no text matches; then `start` is `DEAD`."""
+        """Return whether no text matches; then `start` is `DEAD`."""
         return self.start == DEAD
 
     @property
     def num_states(self) -> int:
-        """Number of states found so far, without `DEAD`."""
+        """Return the number of states found so far, without `DEAD`."""
         return len(self._sets)
 
     @property
     def fullness(self) -> float:
-        """The share of its bounds that the automaton has used, 0 to 1."""
+        """Return the used share of the automaton's bounds, 0 to 1."""
         items = self._items / (_ITEMS_PER_STATE * self._max_states)
         return max(len(self._sets) / self._max_states, items)
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory of the automaton now, in bytes."""
+        """Return the approximate memory of the automaton now, in bytes."""
         return self._table.nbytes + 40 * self._items + 250 * len(self._sets) + self._nfa.nbytes
 
     @property
     def byte_classes(self) -> np.ndarray:
-        """uint8 [256]: the class of each byte; bytes of one class lead to the same state, from
-        every state. Classes are numbered from 0 by their lowest byte."""
+        """Return the class of each byte, uint8 [256]. Bytes of one class lead to the same state,
+        from every state. Classes are numbered from 0 by their lowest byte."""
         with self._lock:
             if self._classes is None:
                 is_border = np.zeros(256, np.uint8)
@@ -87,7 +87,7 @@ class LazyDfa:
         return state != DEAD and self._accepting[state]
 
     def step(self, state: int, byte: int) -> int:
-        """Return the state after `byte`; `DEAD` if no text goes on so."""
+        """Return the state after `byte`; `DEAD` if no text continues with it."""
         if state == DEAD:
             return DEAD
         if not self._expanded[state]:
@@ -105,14 +105,15 @@ class LazyDfa:
         return state
 
     def transitions(self, states: np.ndarray) -> np.ndarray:
-        """int32 [len(states), 256]: the rows of `states` (1-d, none `DEAD`), expanded if needed."""
+        """Return the rows of `states` (1-d, none `DEAD`), expanded if needed: int32 [len(states),
+        256]."""
         for state in states.tolist():
             if not self._expanded[state]:
                 self._expand(state)
         return self._table[states]
 
     def all_transitions(self) -> np.ndarray:
-        """int32 [num_states, 256]: the rows of all states there are."""
+        """Return the rows of all known states, int32 [num_states, 256]."""
         state = 0
         while state < self.num_states:
             if not self._expanded[state]:
@@ -173,7 +174,7 @@ class LazyDfa:
             self._items += len(items)
             if number >= self._max_states or self._items > _ITEMS_PER_STATE * self._max_states:
                 raise TooLarge(f"the automaton has more than {self._max_states} states")
-            # Other threads see a state only through a row, which is written after this.
+            # Other threads see a state only through a row, written later.
             self._sets.append(items)
             self._accepting.append(items[0] == ACCEPT)
             self._expanded.append(0)

@@ -1,18 +1,17 @@
 """Regexes with look-around, as automata without.
 
-Whether a look-ahead holds depends on the rest of the text only. So the text is read backwards:
-for a rest of the text, let V be the set of the pattern's nodes from which that rest matches. V for
-the rest with one more character in front follows from V, with negation and conjunction as easy as
-choice (an alternating automaton is deterministic in reverse: Chandra, Kozen & Stockmeyer 1981).
-All V that occur are found, over a small alphabet of kinds of characters, and determinised in the
-forward direction, which gives the smallest automaton (Brzozowski 1962), still of characters.
+The result of a look-ahead depends on the rest of the text only. So the text is read backwards: for
+a rest of the text, let V be the set of the pattern's nodes from which the rest matches. V for the
+rest with one more character in front follows from V, with negation and conjunction as easy as
+choice (an alternating automaton is deterministic in reverse: Chandra, Kozen & Stockmeyer 1981). All
+V that occur are found, over a small alphabet of kinds of characters, and determinised in the
+forward direction. That gives the smallest automaton (Brzozowski 1962), still over characters.
 
-What look-behind depends on, the last character of the text before, is a case distinction: V is
-known for each kind of character that may come before the rest, and for the beginning of the text.
-Look-behind over more than one character is not supported.
+Look-behind depends on the last character before. It is a case distinction: V is known for each kind
+of character that may come before the rest, and for the beginning of the text. Look-behind over more
+than one character is not supported.
 
-interegular has look-ahead, but only where its group holds all that it looks at: it refuses
-`(?:(?!--).)*`.
+interegular has look-ahead, but only within its own group: it refuses `(?:(?!--).)*`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from rootlace.runtime.structured.regex.syntax import (
 )
 
 _STEPS_PER_LEAF = 512
-"""Bounds the work of finding all V: evaluations of a node, per leaf that is allowed."""
+"""Bound of the work to find all V: evaluations of a node, per allowed leaf."""
 
 
 def has_look(regex: Regex) -> bool:
@@ -51,8 +50,8 @@ def has_look(regex: Regex) -> bool:
 
 
 def without_look(regex: Regex, max_leaves: int) -> Regex:
-    """Return the same texts without look-around, as a `Graph`; `syntax.NOTHING` where there are
-    none. Raises `TooLarge` if it, or the way to it, is too large."""
+    """Return the same texts without look-around, as a `Graph`; `syntax.NOTHING` if there are none.
+    Raises `TooLarge` if the graph, or its construction, is too large."""
     try:
         return _Reversal(regex, max_leaves).graph()
     except RecursionError:
@@ -60,8 +59,8 @@ def without_look(regex: Regex, max_leaves: int) -> Regex:
 
 
 _Step = tuple[int, int, int, bool]
-"""A rule of the automaton as bits: the node; the nodes, one of which must hold; the node that a
-look tests (0: no look); and whether the look is negative."""
+"""Rule of the automaton as bits: the node; the nodes, one of which must hold; the node that a look
+tests (0: no look); and whether the look is negative."""
 
 _END = 0
 _ANYTHING = 1
@@ -71,10 +70,10 @@ class _Nodes:
     """Thompson's construction with conjunction: nodes from the end of the pattern to its beginning.
 
     `leaves[node]`: a set of characters and the node after it. `forks[node]`: nodes, any of which
-    may go on. `looks[node]`: a node that must (or must not: negative) match, and the node after it.
-    `behinds[node]`: characters one of which must (must not) stand before, and the node after it.
-    `strata[depth]`: forks, looks and behinds inside `depth` looks, in the order they were made.
-    What a look looks at is in deeper strata.
+    may follow. `looks[node]`: a node that must (or must not: negative) match, and the node after
+    it. `behinds[node]`: characters one of which must (must not) stand before, and the node after
+    it. `strata[depth]`: forks, looks and behinds inside `depth` looks, in the order they were made.
+    The tested parts of looks are in deeper strata.
     """
 
     def __init__(self, max_nodes: int) -> None:
@@ -156,8 +155,8 @@ class _Reversal:
         sets = {ranges for ranges, _ in nodes.leaves.values()}
         behind = sorted({ranges for ranges, _, _ in nodes.behinds.values()})
         self._kinds = _kinds_of(sets | set(behind))
-        # What stands before, as far as look-behind tells it apart: a bit per set of `behind`, none
-        # at the beginning of the text.
+        # The character before, as far as look-behind distinguishes it: a bit per set of `behind`,
+        # none at the beginning of the text.
         before = [
             sum(contains(ranges, kind[0][0]) << number for number, ranges in enumerate(behind))
             for kind in self._kinds
@@ -220,10 +219,12 @@ class _Reversal:
         return Graph(tuple(edges), tuple(bool(rests[0]) for rests in waiting))
 
     def _explore(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Find all V, beginning with that of the end of the text. Returns which of them a whole
-        text may have (bool [V]) and, per kind of character, what each V becomes with one such
-        character in front (int32 [V])."""
-        # The leaves that can read a rest decide all else.
+        """Find all V, beginning with that of the end of the text.
+
+        Returns the V that a whole text may have (bool [V]) and, per kind of character, the V after
+        adding one such character in front of each V (int32 [V]).
+        """
+        # The leaves that can read a rest determine V.
         known = {1 << _END: 0}
         order = [1 << _END]
         longer: list[list[int]] = [[] for _ in self._kinds]
@@ -244,7 +245,8 @@ class _Reversal:
         return np.array(begins), [np.array(step, np.int32) for step in longer]
 
     def _closed(self, reading: int, strata: list[tuple[list[_Step], bool]]) -> int:
-        """V of a rest: from the leaves that can read it, all nodes. Inner looks come first."""
+        """Return V of a rest: from the leaves that can read it, all nodes. Inner looks come
+        first."""
         value = reading | 1 << _ANYTHING
         for steps, loops in strata:
             changed = True
@@ -293,7 +295,7 @@ class _Reversal:
 
 
 def _kinds_of(sets: set[Ranges]) -> list[Ranges]:
-    """Characters told apart by none of `sets` are of one kind; all kinds, each as ranges."""
+    """Return the kinds of characters, each as ranges: no set of `sets` separates one kind."""
     borders = sorted(
         {0, 0xD800, 0xE000}
         | {first for ranges in sets for first, _ in ranges}

@@ -1,10 +1,10 @@
-"""The nondeterministic automaton of a regex, over bytes, built without writing its states out.
+"""Nondeterministic automaton of a regex, over bytes, built without writing its states out.
 
 Its nodes are those of Thompson's construction (1968): leaves that read bytes, and forks without
-reading. A leaf reads a text, one of many texts, or one character of a set, and stands for as many
-states as that takes: a state is an `item`, the leaf's number plus how far into the leaf. Items are
-numbered but not stored, so a leaf costs the same whether its set is one letter or all of Unicode,
-and 65,536 choices are one leaf. Counted repeats are copied, until there are too many leaves.
+reading. A leaf reads a text, one of many texts, or one character of a set, and has as many states
+as that takes. A state is an `item`: the leaf's number plus the offset into the leaf. Items are
+numbered but not stored. So a leaf costs the same for one letter and for all of Unicode, and 65,536
+choices are one leaf. Counted repeats are copied, until there are too many leaves.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from rootlace.runtime.structured.regex.syntax import (
 )
 
 ACCEPT = 0
-"""The item of the end of the text."""
+"""Item of the end of the text."""
 
 ByteEdge = tuple[int, int, tuple[int, ...]]
-"""An edge: first byte, last byte, items after the edge (ascending)."""
+"""Edge: first byte, last byte, items after the edge (ascending)."""
 
 _MAX_FOLLOWERS = 1 << 15
 """Bound of the followers of all leaves together: `(a?b?){10000}` is quadratic. One mask may need
@@ -42,8 +42,8 @@ all followers, and a step would wait for the search."""
 
 
 class Words:
-    """A choice of many texts: a trie over their bytes that makes only visited nodes. A node is a
-    run of the sorted texts (the texts with the node's prefix) and the prefix's length."""
+    """Choice of many texts: a trie over their bytes that makes only visited nodes. A node is a run
+    of the sorted texts (the texts with the node's prefix) and the prefix's length."""
 
     __slots__ = ("_nodes", "_numbers", "texts", "width")
 
@@ -81,7 +81,7 @@ class Words:
 
 Leaf = bytes | CharAutomaton | Words
 _MAX_RUN = 64
-"""Bytes of a text that is repeated: so many at most are one leaf."""
+"""Most bytes of a repeated text that is one leaf."""
 
 
 class Nfa:
@@ -133,8 +133,8 @@ class Nfa:
         return node
 
     def begin(self, node: int) -> None:
-        """Begin at `node`, after all nodes are built. A collection of garbage looks at each list,
-        but only once at tuples of numbers."""
+        """Begin at `node`, after all nodes are built. Lists become tuples: a garbage collection
+        visits each list, but a tuple of numbers only once."""
         self._forks = {fork: tuple(targets) for fork, targets in self._forks.items()}
         self.start = self.entries(node)
 
@@ -192,7 +192,7 @@ class Nfa:
         return known
 
     def borders(self) -> set[int]:
-        """Return the bytes at which some edge of some item begins, or the one before ends."""
+        """Return the bytes at which some edge of some item begins, or the edge before ends."""
         borders = {0}
         singles: set[int] = set()
         seen: set[int] = set()
@@ -215,7 +215,7 @@ class Nfa:
 
     @property
     def nbytes(self) -> int:
-        """About the memory the nodes and remembered edges take."""
+        """Return the approximate memory of the nodes and remembered edges."""
         return 250 * self._nodes + 300 * len(self._edges)
 
 
@@ -232,7 +232,7 @@ def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
 
 
 class _Builder:
-    """Builds nodes from the end of a regex to its beginning.
+    """Builder of nodes from the end of a regex to its beginning.
 
     No part of a tree matches nothing, so every node can reach the end, and so can every state of
     the deterministic automaton: a text never runs into a dead end.
@@ -308,8 +308,8 @@ def repeats(
     copy: Callable[[int], int],
     fork: Callable[[list[int]], int],
 ) -> int:
-    """Return the node at which `least` to `most` copies, then `following`, begin. `copy(after)`: a
-    new copy of what is repeated, before the node `after`."""
+    """Return the node at which `least` to `most` copies, then `following`, begin. `copy(after)`
+    makes a copy of the repeated part, before the node `after`."""
     if most is None:
         loop: list[int] = []
         head = fork(loop)
@@ -329,7 +329,7 @@ def repeats(
     for _ in range(copies):
         body = copy(entry)
         if body == entry:
-            # Copies are empty, and a thousand million of them may be wanted: make no more.
+            # Further copies are empty, and there may be a thousand million: make no more.
             break
         entry = body
     return entry
@@ -348,8 +348,8 @@ def _bytes(text: str) -> bytes:
 
 
 def flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | None]:
-    """Return the same language with a repeat of a repeat made one, where that is simple. `(a*)*`
-    and `(a?){1000}` would otherwise have items that lead to all later ones."""
+    """Return the same language with a repeat of a repeat joined, in simple cases. `(a*)*` and
+    `(a?){1000}` would otherwise have items that lead to all later ones."""
     while isinstance(item, Repeat) and item.least <= 1 and item.most in (None, 1) and most != 0:
         inner = item
         item, least, most = inner.item, least * inner.least, None if inner.most is None else most

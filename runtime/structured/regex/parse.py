@@ -1,11 +1,11 @@
 """Patterns in the syntax of Python's `re`, as trees: the language of `re.fullmatch`.
 
-Python's own parser reads the pattern, so quirks of the syntax are its quirks. What no finite
-automaton can hold (back-references) is refused, naming the place; so is look-behind of more than
-one character.
+Python's own parser reads the pattern, so quirks of the syntax are its quirks. Constructs that no
+finite automaton can hold (back-references) are refused, naming the place. So is look-behind of more
+than one character.
 
-A full match begins at the beginning and ends at the end, so anchors there say nothing. `\\Z` and
-`$` elsewhere are look-ahead, `\\A`, `^` and `\\b` look behind.
+A full match begins at the beginning and ends at the end, so anchors there have no effect. `\\Z` and
+`$` elsewhere are look-ahead; `\\A`, `^` and `\\b` look behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 # Pattern positions --------------------------------------------------------------------------------
 #
-# Where in a pattern a construct stands, for messages: Python's parser does not keep places.
+# Places of constructs in a pattern, for messages: Python's parser keeps none.
 
 
 CONSTRUCTS = {
@@ -48,7 +48,7 @@ CONSTRUCTS = {
     "atomic": "an atomic group with a choice in it",
     "possessive": "a possessive quantifier on more than one character",
 }
-"""Constructs that no automaton has, by the names of their groups in `_PIECES`."""
+"""Constructs without an automaton, by the names of their groups in `_PIECES`."""
 
 _POSIX = {
     "alpha": "a-zA-Z",
@@ -65,10 +65,10 @@ _POSIX = {
     "graph": "!-~",
     "print": " -~",
 }
-"""Classes of other languages, and the set to write instead: `re` reads a class as the set of its
-letters, with a warning."""
+"""Classes of other languages, and the set to write instead. `re` reads such a class as the set of
+its letters, with a warning."""
 
-# What the constructs look like, behind what would hide them.
+# Spellings of the constructs, behind parts that could hide them.
 _PIECES = re.compile(
     rf"""\(\?\#[^)]*\)
     | (?P<posix> \[ \^? (?: \]? (?: [^][\\] | \\. | \[(?!:) )* \[: (?:{"|".join(_POSIX)}) :\]
@@ -88,7 +88,7 @@ _PIECES = re.compile(
 
 def place_of(pattern: str, construct: str, verbose: bool) -> str:
     """Return the first place of one of CONSTRUCTS, or of a class of `_POSIX`, in `pattern` as
-    words; empty if it is not found."""
+    words; "" if none is found."""
     position = 0
     while (piece := _PIECES.match(pattern, position)) is not None:
         if piece.lastgroup == construct:
@@ -101,7 +101,7 @@ def place_of(pattern: str, construct: str, verbose: bool) -> str:
 # Parse --------------------------------------------------------------------------------------------
 
 
-# Private, and the one place where patterns are read as `re` reads them; the same from 3.11 on.
+# Private, but the only way to read patterns as `re` does; unchanged from 3.11 on.
 sre: Any = importlib.import_module("re._constants")
 sre_parser: Any = importlib.import_module("re._parser")
 
@@ -110,7 +110,7 @@ _NEWLINE = Chars(((10, 10),))
 _NOT_NEWLINE = Chars(syntax.complement(((10, 10),)))
 _AT_END = Look(_ANY, negative=True)
 AT_LAST_NEWLINE = Look(Concat((_NEWLINE, _AT_END)), negative=False)
-"""The place before a last line break, where `$` matches, too."""
+"""Place before a last line break, where `$` matches, too."""
 _READING_NOTHING = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
 _UNBOUNDED = sre.MAXREPEAT
 _TEMPLATE = getattr(sre, "SRE_FLAG_TEMPLATE", 0)
@@ -155,9 +155,9 @@ def parse(pattern: str, at_begin: bool = True, at_end: bool = True) -> Regex:
 
 
 class Context(NamedTuple):
-    """The place of a part of the pattern. `at_begin`: nothing has been read before the part.
-    `after_text`: some text has. (Neither: it depends.) `at_end`: nothing follows the part in the
-    pattern."""
+    """Place of a part of the pattern. `at_begin`: nothing has been read before the part.
+    `after_text`: some text has been read. (Neither: it depends.) `at_end`: nothing follows the part
+    in the pattern."""
 
     flags: int
     at_begin: bool
@@ -166,12 +166,13 @@ class Context(NamedTuple):
 
 
 class Translation:
-    """Translates the operations of Python's parser, pairs of a code and an argument, to trees."""
+    """Translation of the operations of Python's parser, pairs of a code and an argument, to
+    trees."""
 
     def __init__(self, pattern: str, verbose: bool) -> None:
         self._pattern = pattern
         self._verbose = verbose
-        self._known: dict[tuple[Any, ...], Regex] = {}  # its classes, each worked out once
+        self._known: dict[tuple[Any, ...], Regex] = {}  # its classes, each computed once
 
     def sequence(self, operations: Sequence[tuple[Any, Any]], context: Context) -> Regex:
         parts: list[Regex] = []
@@ -185,7 +186,7 @@ class Translation:
             here = inner._replace(at_end=True) if ends else inner
             part = self.operation(code, argument, here)
             if part == NOTHING:
-                return NOTHING  # what follows is never reached, so it is not refused either
+                return NOTHING  # later parts are never reached, so they are not refused either
             parts.append(part)
             if not inner.after_text and code not in _READING_NOTHING:
                 least, most = lengths(part)
@@ -217,7 +218,7 @@ class Translation:
             direction, inner = argument
             if direction < 0:
                 return self._look_behind(inner, code is sre.ASSERT_NOT, context)
-            # What a look-ahead matches may be followed by anything.
+            # Any text may follow the match of a look-ahead.
             item = self.sequence(inner, context._replace(at_end=False))
             return Look(item, negative=code is sre.ASSERT_NOT)
         if code is sre.AT:
@@ -243,7 +244,7 @@ class Translation:
         return context._replace(at_begin=begin, at_end=False)
 
     def _possessive(self, argument: Any, context: Context) -> Regex:
-        """`x*+` of one character `x` is `x*(?!x)`: it would have taken another one."""
+        """Return `x*+` of one character `x` as `x*(?!x)`, since it would have taken another `x`."""
         least, most, inner = argument
         item = self._repeat((1, 1, inner), context)
         if not isinstance(item, Chars) and not (isinstance(item, Literal) and len(item.text) == 1):
@@ -333,7 +334,7 @@ class Translation:
         if negated:
             result = syntax.complement(result)
         if flags & _IGNORE_CASE:
-            # The same set without anything special in its spelling, for `re` to judge.
+            # The same set, spelt without special characters, for `re` to judge.
             one = "".join(spelt) if code is sre.LITERAL else f"[{'^' * negated}{''.join(spelt)}]"
             result = syntax.ignoring_case(one, result, ascii_only)
         return result

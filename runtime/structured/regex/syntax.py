@@ -23,13 +23,13 @@ LAST = 0x10FFFF
 
 
 class Literal(msgspec.Struct, frozen=True):
-    """A literal text, possibly empty. A surrogate escape is a byte of a character."""
+    """Literal text, possibly empty. A surrogate escape is a byte of a character."""
 
     text: str
 
 
 class Chars(msgspec.Struct, frozen=True):
-    """A set that matches one character of `ranges`: inclusive code points, ascending, neither
+    """Set that matches one character of `ranges`: inclusive code points, ascending, neither
     overlapping nor adjacent, without surrogates. Without ranges, nothing matches."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -40,13 +40,13 @@ class Concat(msgspec.Struct, frozen=True):
 
 
 class Either(msgspec.Struct, frozen=True):
-    """A choice among `options`; without options, nothing matches."""
+    """Choice among `options`; without options, nothing matches."""
 
     options: tuple[Regex, ...]
 
 
 class Repeat(msgspec.Struct, frozen=True):
-    """`item` at least `least` and at most `most` times (None: without bound), which is never
+    """Repeat of `item`, at least `least` and at most `most` times (None: without bound), never
     below `least`."""
 
     item: Regex
@@ -55,24 +55,25 @@ class Repeat(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """A lookahead: matches the empty text where `item` can (or, `negative`, cannot) match next."""
+    """Lookahead: matches the empty text where `item` can (or, `negative`, cannot) match next."""
 
     item: Regex
     negative: bool
 
 
 class LookBehind(msgspec.Struct, frozen=True):
-    """Matches the empty text after (or, `negative`, not after) a character of `chars`."""
+    """Lookbehind: matches the empty text after (or, `negative`, not after) a character of
+    `chars`."""
 
     chars: Chars
     negative: bool
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """A deterministic automaton of characters, which begins in state 0.
+    """Deterministic automaton of characters, which begins in state 0.
 
-    `edges[state]`: what is read next and the state behind it; `accepting[state]`: whether a text
-    may end there. From every state a text can end.
+    `edges[state]`: the characters read next and the state behind them; `accepting[state]`: whether
+    a text may end there. From every state a text can end.
     """
 
     edges: tuple[tuple[tuple[Regex, int], ...], ...]
@@ -80,7 +81,7 @@ class Graph(msgspec.Struct, frozen=True):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """The texts of the rule `name` of a grammar. Regular trees have no references."""
+    """Texts of the rule `name` of a grammar. Regular trees have no references."""
 
     name: str
 
@@ -89,7 +90,7 @@ Regex = Literal | Chars | Concat | Either | Repeat | Graph | Look | LookBehind |
 
 
 def nodes(regex: Regex) -> Iterator[Regex]:
-    """`regex` and all of its parts; one that it has in several places comes once."""
+    """Yield `regex` and all of its parts; a part in several places comes once."""
     seen: set[int] = set()
     stack = [regex]
     while stack:
@@ -116,16 +117,16 @@ def nodes(regex: Regex) -> Iterator[Regex]:
 
 Ranges = tuple[tuple[int, int], ...]
 Edge = tuple[int, int, int]
-"""An edge: first byte, last byte, state after the edge."""
+"""Edge: first byte, last byte, state after the edge."""
 
 DONE = -1
-"""The state after a whole character."""
+"""State after a whole character."""
 
 _BORDERS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
 
 class CharAutomaton:
-    """The deterministic automaton of one character out of a set.
+    """Deterministic automaton of one character out of a set.
 
     `edges[state]`: byte ranges, ascending and disjoint; state 0 is the beginning, `DONE` the end.
     Every state is on the way to `DONE`.
@@ -179,10 +180,8 @@ def char_automaton(ranges: Ranges) -> CharAutomaton:
 
 
 def _sequences(first: int, last: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Sequences of byte ranges that are together the UTF-8 forms of `first` to `last`, ascending.
-
-    The range has no surrogates.
-    """
+    """Yield sequences of byte ranges that are together the UTF-8 forms of `first` to `last`,
+    ascending. The range has no surrogates."""
     for border in _BORDERS:
         if first <= border < last:
             yield from _sequences(first, border)
@@ -208,12 +207,12 @@ def _sequences(first: int, last: int) -> Iterator[tuple[tuple[int, int], ...]]:
 #
 # Sets of code points as sorted ranges, and the sets that Python's `re` means by its escapes.
 #
-# `re` is asked what it matches instead of restating its rules: a class is searched for in the text
-# of all code points, once; piece by piece, because a search does not let go of the interpreter.
+# `re` itself gives its matches, so its rules are not restated here: a class is searched for in the
+# text of all code points, once. The search goes piece by piece, because it holds the interpreter.
 
 
 ALL: Ranges = ((0, 0xD7FF), (0xE000, LAST))
-"""Every Unicode scalar value."""
+"""All Unicode scalar values."""
 _PIECE = 4096
 
 
@@ -296,7 +295,7 @@ def ignoring_case(one: str, plain: Ranges, ascii_only: bool) -> Ranges:
 
 @lru_cache(maxsize=1)
 def _cased() -> tuple[Ranges, str]:
-    """Return the characters with a case, or that are another's case, as ranges and text."""
+    """Return the characters with a case, or with a case mapping to them, as ranges and text."""
     cased: set[str] = set()
     for begin in range(0, LAST + 1, 256):
         block = _characters(begin, 256)
@@ -318,7 +317,7 @@ def _characters(begin: int, count: int) -> str:
 
 # Limits -------------------------------------------------------------------------------------------
 #
-# What an automaton raises when it would grow beyond its bounds.
+# Error of an automaton that would grow beyond its bounds.
 
 
 class TooLarge(InvalidConstraint):
@@ -365,7 +364,7 @@ def either(*options: Regex) -> Regex:
 
 
 def repeat(item: Regex, least: int, most: int | None) -> Regex:
-    """`item` from `least` to `most` times (None: without bound)."""
+    """Return `item` from `least` to `most` times (None: without bound)."""
     if most is not None and most < least:
         return NOTHING
     if most == 0 or item == BLANK:
@@ -391,7 +390,7 @@ def chars(ranges: Iterable[tuple[int, int]]) -> Regex:
 
 
 def with_leaves(regex: Regex, change: Callable[[Literal | Chars], Regex]) -> Regex:
-    """`regex`, which has no look-around, with each text and each set of characters changed."""
+    """Return `regex`, without look-around, with each text and each set of characters changed."""
     match regex:
         case Literal() | Chars():
             return change(regex)
@@ -410,9 +409,12 @@ def with_leaves(regex: Regex, change: Callable[[Literal | Chars], Regex]) -> Reg
 
 
 def size(regex: Regex, limit: int, uncounted: Regex | None = None) -> int:
-    """About how many states a byte-level automaton without determinisation has; repeated parts
-    count as often as they may occur. `uncounted` is not counted: hardly a text goes through it.
-    Ends early, with a number above `limit`."""
+    """Estimate the states of a byte-level automaton without determinisation; repeated parts count
+    as often as they may occur.
+
+    `uncounted` is not counted, since few texts go through it. Ends early, with a number above
+    `limit`.
+    """
     if regex is uncounted:
         return 0
     match regex:
@@ -432,12 +434,12 @@ def size(regex: Regex, limit: int, uncounted: Regex | None = None) -> int:
             return size(item, limit, uncounted) * max(least, 1 if most is None else most) + 1
         case Graph(edges):
             return size(Concat(tuple(label for those in edges for label, _ in those)), limit)
-        case _:  # a look at the text around is not written for schemas
+        case _:  # look-around is never written for schemas
             return 1
 
 
 def texts_of(regex: Regex, most: int) -> list[str] | None:
-    """Return all texts that a tree describes; None where there may be more than `most`."""
+    """Return all texts that a tree describes; None if there may be more than `most`."""
     found: list[str] = []
     parts: tuple[Regex, ...] = ()
     least = 1
@@ -470,8 +472,8 @@ def texts_of(regex: Regex, most: int) -> list[str] | None:
 
 
 def lengths(regex: Regex) -> tuple[float, float]:
-    """Return the shortest and the longest text in code points; (inf, 0) where there is no text.
-    Looks at the text around are taken to match always: they can only narrow what is found."""
+    """Return the shortest and the longest text in code points; (inf, 0) without texts. Look-around
+    counts as matching: it can only narrow the result."""
     match regex:
         case Literal(text):
             return len(text), len(text)
@@ -500,8 +502,8 @@ def lengths(regex: Regex) -> tuple[float, float]:
 def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
     """Return the texts of `regex` that have `least` to `most` code points (None: no upper bound).
 
-    None where the trees have no exact expression for it that is small: that is, unless all lengths
-    fit, or a single repetition of single characters can take up the difference.
+    None if the trees have no small exact expression for these texts. They have one if all lengths
+    fit, or if a single repetition of single characters can take up the difference.
     """
     top = math.inf if most is None else most
     shortest, longest = lengths(regex)
@@ -538,9 +540,9 @@ def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
 #
 # Trees as pattern text for other engines: Rust's regex-syntax (llguidance, outlines-core).
 #
-# The text says everything by itself: no flags, no class escapes whose meaning depends on the
-# engine's Unicode version, no anchors; sets are ranges of `\x{…}`. Python's `re` is not among the
-# readers: it has no `\x{…}`.
+# The text is self-contained: no flags, no anchors, no class escapes whose meaning depends on the
+# engine's Unicode version; sets are ranges of `\x{…}`. Python's `re` is not among the readers,
+# since it has no `\x{…}`.
 
 
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
@@ -590,7 +592,7 @@ class _Writer:
                 raise InvalidConstraint("regex: look-around has no equivalent in other engines")
 
     def _atom(self, regex: Regex) -> str:
-        """Return the pattern of `regex` where a quantifier follows."""
+        """Return the pattern of `regex` for a following quantifier."""
         if isinstance(regex, Chars) or (isinstance(regex, Literal) and len(regex.text) == 1):
             return self._sequence(regex)
         return f"(?:{self.alternatives(regex)})"

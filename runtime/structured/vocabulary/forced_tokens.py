@@ -1,9 +1,9 @@
-"""Forced text as tokens: those, and only those, that the tokenizer would have put there.
+"""Forced text as tokens: exactly the tokens that the tokenizer would choose.
 
-What that means exactly, and what it does to the distribution of outputs, stands in
-`docs/constrained_internals.md`. It is sound because left of a cut of the pre-tokenizer nothing
-depends on what is right of it, once the cut itself is certain: `PreTokenizer` says which cuts every
-continuation leaves in place, `merges` what all continuations of the last piece have in common.
+`docs/constrained_internals.md` has the exact meaning, and the effect on the distribution of
+outputs. Left of a certain cut of the pre-tokenizer, nothing depends on the text right of the cut.
+`PreTokenizer` gives the cuts that every continuation leaves in place. `merges` gives the common
+tokens of the last piece over all continuations.
 """
 
 from __future__ import annotations
@@ -31,17 +31,15 @@ from rootlace.runtime.structured.vocabulary.vocabulary import (
     composition,
 )
 
-# Beyond a sure cut, what is left of it may look at this many characters.
+# Characters beyond a sure cut that the text left of the cut may depend on.
 LOOK_AHEAD = 4
-# Bytes of context looked through for a sure cut.
+# Bytes of context searched for a sure cut.
 MAX_TAIL = 1024
 
 
 class Canonicalizer:
-    """The canonical tokens of forced text, for one vocabulary. Thread-safe.
-
-    `unsupported` says why no tokens are ever forced for this tokenizer; empty if they are.
-    """
+    """Canonical tokens of forced text, for one vocabulary. Thread-safe. `unsupported`: the reason
+    why this tokenizer never gets forced tokens; empty if it does."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes = vocabulary.token_bytes
@@ -76,22 +74,24 @@ class Canonicalizer:
     # ------------------------------------------------------------ public
 
     def prepare(self) -> None:
-        """Do the work now that would delay the first tokens of some request."""
+        """Do work now that would delay the first tokens of some request."""
         if not self.unsupported:
             categories_by_first_byte()
             self._pre_tokenizer.know_frequent_cuts()
 
     def tail(self, context: list[int]) -> bytes | None:
-        """Return all that `tokens_after` needs to know of the context, the output so far from its
-        first token on: short where cuts are frequent, and a key for memos. None where nothing can
-        be forced."""
+        """Return the part of the context that `tokens_after` needs; None if no token can be forced.
+
+        The context is the output so far, from its first token on. The tail is short if cuts are
+        frequent, and serves as a key for memos.
+        """
         if self.unsupported:
             return None
         tail = b""
         checked = 0  # bytes at the end of the tail in which there is no sure cut
         for token in reversed(context):
             if token in self._special:
-                break  # text is tokenized by itself between special tokens
+                break  # text between special tokens is tokenized alone
             tail = self._bytes[token] + tail
             if len(tail) < checked + 8:
                 continue
@@ -107,12 +107,12 @@ class Canonicalizer:
     def tokens_after(
         self, tail: bytes | None, forced: bytes, can_follow: Callable[[bytes], bool], may_end: bool
     ) -> list[int]:
-        """Return the canonical tokens of a beginning of `forced`, which comes behind a context with
-        this `tail`.
+        """Return the canonical tokens of a beginning of `forced`, which follows a context with this
+        `tail`.
 
-        `can_follow(text)` says whether the constraint allows `forced + text` as the beginning of
-        some complete text, `may_end` whether the text may be complete after `forced`. Where they
-        say yes too often, that costs tokens, never truth.
+        `can_follow(text)`: whether the constraint allows `forced + text` as the beginning of some
+        complete text. `may_end`: whether the text may be complete after `forced`. Wrong positive
+        answers cost tokens, never correctness.
         """
         if tail is None or not forced:
             return []
@@ -147,8 +147,8 @@ class Canonicalizer:
     # ------------------------------------------------------------ what is settled
 
     def _settled(self, before: str, new: str, following: Following) -> Tokens:
-        """Return the first tokens of `before + new` that no continuation changes. Where the
-        tokenizer would change a character of `new`, the tokens end before the character."""
+        """Return the first tokens of `before + new` that no continuation changes. If the tokenizer
+        would change a character of `new`, the tokens end before this character."""
         text = before + new
         if self._space and self._space in new:
             cut = len(before) + new.index(self._space)
@@ -190,7 +190,7 @@ class Canonicalizer:
         return tokens if settled is None else tokens[: common(tokens, settled)]
 
     def _last_segment_tokens(self, text: str, following: Following) -> Tokens:
-        """`_same` for a text without added tokens."""
+        """Return tokens as `_same` does, for a text without added tokens."""
         ends = self._pre_tokenizer.ends(text)
         for cut in range(len(text) - LOOK_AHEAD, 0, -1):
             if self._is_sure(text[cut - 1], text[cut]):
@@ -201,7 +201,8 @@ class Canonicalizer:
         return closed + self._open_text_tokens(text[cut:], following)
 
     def _open_text_tokens(self, text: str, following: Following) -> Tokens:
-        """`_same` for a text without added tokens that begins at a sure cut."""
+        """Return tokens as `_same` does, for a text without added tokens that begins at a sure
+        cut."""
         best: Tokens | None = None
         whole = (self._pre_tokenizer.ends(text),) if following.may_end else ()
         known = set(whole)
@@ -213,7 +214,7 @@ class Canonicalizer:
         return best or ()
 
     def _cut_tokens(self, text: str, ends: Ends, following: Following) -> Tokens:
-        """Return the tokens of `text` cut at `ends`; the rest behind the last goes on."""
+        """Return the tokens of `text` cut at `ends`; the rest behind the last cut may continue."""
         start = ends[-1] if ends else 0
         tokens = self._pieces(text, ends)
         if start < len(text):
@@ -238,7 +239,7 @@ class Canonicalizer:
     # ------------------------------------------------------------ added tokens
 
     def _segments(self, text: str) -> list[tuple[str, int | None]]:
-        """Return the text cut at the tokens that are looked for before anything else."""
+        """Return the text cut at added tokens, which are matched before anything else."""
         segments: list[tuple[str, int | None]] = []
         start = position = 0
         while position < len(text):
@@ -295,7 +296,8 @@ class Canonicalizer:
 
 
 def _without_beginning(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokenizer without templates, and without steps for a text's beginning only."""
+    """Return the tokenizer without templates, and without steps that only change a text's
+    beginning."""
     spec = {**spec, "post_processor": None, "truncation": None, "padding": None}
     kept = [part for part in flat_parts(spec["normalizer"]) if part["type"] != "Prepend"]
     spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
@@ -311,7 +313,7 @@ def _without_beginning(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unsupported(spec: dict[str, Any]) -> str:
-    """Why the tokens of forced text cannot be foreseen; empty if they can."""
+    """Return why the tokens of forced text are unpredictable; "" if they are predictable."""
     model = spec["model"]
     if model["type"] != "BPE":
         return f"the tokenizer's model is {model['type']}, not BPE"

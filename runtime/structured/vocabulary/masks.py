@@ -1,9 +1,9 @@
-"""Which tokens an automaton survives from a state: the trie of the vocabulary × the automaton.
+"""Tokens that an automaton survives from a state: the trie of the vocabulary × the automaton.
 
-One walk per state, not one per token: prefixes that tokens share are walked once, and what the
-automaton forbids is left with all that is below. A level of the trie is one array operation: over
-the nodes that are alive while those are few, over the whole level where they are many (gathering
-the few costs more per node than computing them all, about ten times).
+A walk handles a state at once: tokens share the steps of common prefixes, and a forbidden node
+removes all nodes below it. A level of the trie is one array operation. The operation covers the
+alive nodes if these are few, and the whole level if they are many. Gathering a few nodes costs
+about ten times more per node than computing all nodes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie
 
 _DENSE = 16
 _SPARSE = 4096
-"""Bounds of a sparse level. The walk computes a level and all levels below it whole if over
-`_SPARSE` of its nodes, and over one in `_DENSE`, have a parent alive."""
+"""Bounds of a sparse level. The walk computes a level and all levels below it whole if the parents
+of more than `_SPARSE` nodes, and of over one in `_DENSE`, are alive."""
 _UNKNOWN = -1
 
 
 class Automaton(Protocol):
-    """The part of a `LazyDfa` that walks use. State -1 is the dead state."""
+    """Part of a `LazyDfa` that walks use. State -1 is the dead state."""
 
     @property
     def num_states(self) -> int: ...
 
     @property
     def byte_classes(self) -> np.ndarray:
-        """uint8 [256], from 0 on: bytes of one class lead to the same state, from every state."""
+        """Classes of bytes, uint8 [256], from 0 on: bytes of a class lead to the same state, from
+        every state."""
 
     def transitions(self, states: np.ndarray) -> np.ndarray:
-        """int32 [n, 256]: where each byte leads. May raise `TooLarge`."""
+        """Return the state after each byte, int32 [n, 256]. May raise `TooLarge`."""
 
 
 class TokenWalk:
@@ -53,8 +54,8 @@ class TokenWalk:
         self._width = int(classes.max()) + 1
         self._bytes = np.empty(self._width, np.int64)  # one byte of each class
         self._bytes[classes] = np.arange(256)
-        # Flat [states + 1, classes]: where each class of bytes leads, as an index into this very
-        # array. State s stands at row s + 1, row 0 is the dead state's.
+        # Flat [states + 1, classes]: the target of each class of bytes, as an index into this very
+        # array. State s has row s + 1; row 0 is the dead state's.
         self._steps = np.zeros(self._width, np.int64)
 
     @property
@@ -62,7 +63,8 @@ class TokenWalk:
         return self._steps.nbytes
 
     def allowed(self, state: int) -> np.ndarray:
-        """bool [32 * ceil(vocab_size / 32)]: the tokens that do not kill `state` (not dead)."""
+        """Return the tokens that do not kill `state` (not dead), bool [32 * ceil(vocab_size /
+        32)]."""
         trie = self._trie
         self._grow()
         alive = np.zeros(trie.num_nodes + 1, bool)  # the last is the node of tokens without bytes
@@ -88,8 +90,8 @@ class TokenWalk:
         return alive.take(trie.node)
 
     def _walk_whole_levels(self, places: np.ndarray, depth: int, alive: np.ndarray) -> None:
-        """Walk whole levels from `depth` on; `places` are those of the automaton at all nodes of
-        the level above. Marks the nodes that are `alive`."""
+        """Walk whole levels from `depth` on, and mark the nodes that are `alive`. `places`: the
+        automaton's places at all nodes of the level above."""
         trie = self._trie
         classes = self._class_of.take(trie.byte[trie.levels[depth] :])
         origin = trie.levels[depth]
@@ -120,7 +122,7 @@ class TokenWalk:
         table[states + 1] = (rows.astype(np.int64) + 1) * self._width
 
     def _grow(self) -> None:
-        """Make room for every known state, including the states that known steps reach."""
+        """Extend the tables to every known state, including the states that known steps reach."""
         need = (self._automaton.num_states + 1) * self._width
         if need > len(self._steps):
             more = max(need, 2 * len(self._steps)) - len(self._steps)
@@ -137,15 +139,13 @@ _FIRST_ROWS = 8
 
 
 class TokenTable:
-    """A table of masks (`plan.MaskTable`): one row per state that a request has stood at.
-
-    Thread-safe. What only looks (`row`, `filled`) never waits for a row that is being filled.
-    """
+    """Table of masks (`plan.MaskTable`): one row per state that a request has reached. Thread-safe.
+    Reads (`row`, `filled`) never wait for a row that is being filled."""
 
     def __init__(
         self, trie: ByteTrie, eos_token_ids: tuple[int, ...], dfa: LazyDfa, max_bytes: int
     ) -> None:
-        """`max_bytes` bounds the table: no row is given out beyond the bound."""
+        """Make a table. `max_bytes` bounds it: no row is given out beyond the bound."""
         self.key = next(_KEYS)
         self._dfa = dfa
         self._words = -(-trie.vocab_size // 32)
@@ -165,7 +165,7 @@ class TokenTable:
 
     @property
     def rows(self) -> np.ndarray:
-        """int32 [capacity, words]; replaced when it grows."""
+        """Rows of masks, int32 [capacity, words]; replaced when the table grows."""
         return self._rows
 
     @property
@@ -174,7 +174,7 @@ class TokenTable:
         return rows + self._walk.nbytes + 200 * len(self._row_of)
 
     def forget(self) -> None:
-        """Give no row out again; given rows stay as they are."""
+        """Give out no row again; given rows keep their contents."""
         self._row_of.clear()
 
     def filled(self, row: int) -> bool:
@@ -188,14 +188,15 @@ class TokenTable:
         with self._changing:
             known = self._row_of.get(state)
             if known is None and len(self._row_of) < self._max_rows:
-                # First the flag: who sees the row may ask for it.
+                # First the flag: readers of the row may ask for it.
                 self._filled.append(0)
                 self._state_of.append(state)
                 known = self._row_of[state] = MaskRow(self, len(self._filled) - 1)
             return known
 
     def fill(self, state: int) -> None:
-        """Fill the row of `state`. Raises `TooLarge` if the automaton is; nothing has changed."""
+        """Fill the row of `state`. Raises `TooLarge` if the automaton is too large; nothing has
+        changed then."""
         place = self.row(state)
         if place is None or self._filled[place.row]:
             return
@@ -222,16 +223,14 @@ class TokenTable:
 
     def write(self, state: int, out: np.ndarray) -> None:
         """Write the mask of `state` to `out`, int32 [words]; the row is filled if there is one.
-
-        Raises `TooLarge` if the automaton is.
-        """
+        Raises `TooLarge` if the automaton is too large."""
         self.fill(state)
         place = self.row(state)
         out[:] = self.walked(state) if place is None else self._rows[place.row]
 
     def walked(self, state: int) -> np.ndarray:
-        """Return the mask of `state` by the automaton, int32 [words], whatever its row has. Raises
-        `TooLarge` if the automaton is."""
+        """Return the mask of `state` by the automaton, int32 [words], with any content of its row.
+        Raises `TooLarge` if the automaton is too large."""
         with self._walking:
             return self._mask(state)
 
@@ -242,21 +241,22 @@ class TokenTable:
 
 # Classes ------------------------------------------------------------------------------------------
 #
-# Tokens that do the same to every state of an automaton, and what each class of them does.
+# Classes of tokens with the same effect on every state of an automaton, and the effect of each
+# class.
 #
 # A token is a function from states to states: its bytes' functions, one after another. Tokens with
-# one function are one class, the coarsest grouping there is (the classes are elements of the
-# automaton's transition monoid). They are found by walking the trie of the vocabulary against the
-# automaton of functions: a node's function is that of the node above and of the byte between them,
-# so that each pair of a function and a class of bytes is composed once, however many nodes there
-# are.
+# one function are one class, the coarsest possible grouping (the classes are elements of the
+# automaton's transition monoid). The classes are found by walking the trie of the vocabulary
+# against the automaton of functions. A node's function combines the function of the node above and
+# the byte between them. So each pair of a function and a class of bytes is composed once, for any
+# number of nodes.
 
 
 class TokenClasses(msgspec.Struct, frozen=True):
-    """`token_class` int32 [vocab_size]: the class of each token; 0 is that of tokens that no state
-    allows. `next_state` int32 [num_states, num_classes]: the state after a token of a class, -1
-    where it is forbidden. The end of the sequence is not a step of the automaton: forbidden here.
-    """
+    """Classes of tokens. `token_class` int32 [vocab_size]: the class of each token; class 0 has the
+    tokens that no state allows. `next_state` int32 [num_states, num_classes]: the state after a
+    token of a class; -1: forbidden. The end of the sequence is no step of the automaton: forbidden
+    here."""
 
     token_class: np.ndarray
     next_state: np.ndarray
@@ -267,8 +267,8 @@ class TokenClasses(msgspec.Struct, frozen=True):
 
 
 def token_classes(trie: ByteTrie, automaton: LazyDfa, max_bytes: int) -> TokenClasses | None:
-    """Return the classes of the whole automaton; None if the table has more bytes. May raise
-    `TooLarge` where the automaton is not explored yet."""
+    """Return the classes of the whole automaton; None if the table exceeds `max_bytes`. May raise
+    `TooLarge` if the automaton is not explored yet."""
     functions = _Functions(automaton.all_transitions(), automaton.byte_classes, max_bytes)
     found = np.zeros(trie.num_nodes + 1, np.int64)  # of each node; 0: dead everywhere
     found[0] = 1
@@ -279,7 +279,7 @@ def token_classes(trie: ByteTrie, automaton: LazyDfa, max_bytes: int) -> TokenCl
         if composed is None:
             return None
         level = found[start:stop] = composed
-    # Functions of prefixes that are no tokens are not needed; class 0 always is.
+    # Only functions of tokens are needed, and class 0.
     of_token = found.take(trie.node[: trie.vocab_size])
     needed = np.zeros(functions.count, bool)
     needed[of_token] = True
@@ -291,7 +291,7 @@ def token_classes(trie: ByteTrie, automaton: LazyDfa, max_bytes: int) -> TokenCl
 
 
 class _Functions:
-    """The functions met so far: 0 kills every state, 1 is the identity."""
+    """Functions found so far: 0 kills every state, 1 is the identity."""
 
     def __init__(self, steps: np.ndarray, byte_classes: np.ndarray, max_bytes: int) -> None:
         states = len(steps)

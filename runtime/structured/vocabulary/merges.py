@@ -1,12 +1,13 @@
-"""Byte pair encoding within one piece of a text: its tokens, and those it has however it goes on.
+"""Byte pair encoding within one piece of a text: its tokens, and those that no continuation
+changes.
 
 A sequence is canonical within a piece if and only if each two neighbours are: BPE(T) = t_1 … t_n if
 and only if BPE(t_i t_(i+1)) = t_i t_(i+1) for all i. (Take the first merge that crosses a boundary
 in T. Before it every t_i was merged by itself, in the order that the merge ranks give, which is the
 order in the pair too; so the same merge happens in the pair, and the reverse.) Hence any BPE(Qy)
-begins with BPE(Q), or with BPE(Q') and a token u that runs over the end of Q, where Q = Q's, u = sz
-with z a beginning of y, and the last token of BPE(Q') and u are such a pair. All u that the
-constraint lets follow are looked at, and what all these ways have in common is forced.
+begins with BPE(Q), or with BPE(Q') and a token u that runs over the end of Q. Here Q = Q's, u = sz
+with z a beginning of y, and the last token of BPE(Q') and u are such a pair. The code tries every u
+that the constraint allows, and forces the tokens that all ways have in common.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from rootlace.runtime.structured.vocabulary.vocabulary import (
 
 # Pre-tokenizer ------------------------------------------------------------------------------------
 #
-# The pieces a tokenizer cuts a text into before it merges, and how what follows can move the cuts.
+# The pieces into which a tokenizer cuts a text before merging, and the effect of continuations.
 #
-# A pre-tokenizer scans from left to right; where one piece ends, what is left of the cut no longer
-# matters to what is right of it. So a text can be looked at from a cut on that is *sure*: one that
-# stands between these two characters whatever surrounds them. Both what is sure and what a
-# continuation can do are found by asking the pre-tokenizer itself about one character of each
-# class, and up to three where more than the next one can matter: white space (`\s+(?!\S)` and
-# `\s*[\r\n]+`), contractions (`'re`) and groups of three digits.
+# A pre-tokenizer scans from left to right. Text right of a cut does not depend on text left of it.
+# So a text can be analysed from a *sure* cut on: a cut that stands between two characters in any
+# context. Sure cuts and the effects of continuations are found by experiments on the pre-tokenizer
+# itself. They take one character of each class, and up to three if more than the next one can
+# matter: white space (`\s+(?!\S)` and `\s*[\r\n]+`), contractions (`'re`) and groups of three
+# digits.
 
 
 PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split")
 WHITE = {white: frozenset(white) for white in " \n\r"}
 WHITE["\t"] = frozenset("\t\v\f\x1c\x1d\x1e\x1f\x85\u00a0\u2028\u2029\u3000")
 CONTRACTIONS = ("s", "t", "re", "ve", "m", "ll", "d")
-# What may stand beside two characters when the cut between them is asked for.
+# Texts beside two characters in experiments on the cut between them.
 LEFT = (
     *("", "a", "A", "中", "1", ".", "'", " ", "\n", "\r"),
     *("aa", "AA", "11", "..", "  ", "\n\n", "a.", " .", "1.", "a'", ".a"),
@@ -56,7 +57,7 @@ FREQUENT_LETTERS = ("s", "t", "e", "r")
 RIGHT = ("", "a", "A", "中", "1", ".", "'", " ", "\n", "s", "e", "l", "E", "L", "ll")
 
 Ends = tuple[int, ...]
-"""Ends of the pieces of a text, ascending; the last is the text's end if a cut stands there."""
+"""Ends of the pieces of a text, ascending; the last is the text's end if there is a cut."""
 Continuation = tuple[frozenset[str] | None, ...]
 """Sets of characters that follow one another; None: any character."""
 
@@ -65,17 +66,17 @@ MAX_MEMOS = 1 << 16
 
 
 class PreTokenizer:
-    """Cuts texts as one tokenizer does. Immutable but for memos; thread-safe."""
+    """Cuts of texts as one tokenizer makes them. Immutable except for memos; thread-safe."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """`spec` is the JSON of the tokenizer. Raises ValueError for pre-tokenizers whose cuts
-        cannot be foreseen."""
+        """Read the JSON of the tokenizer, `spec`. Raises ValueError for pre-tokenizers with
+        unpredictable cuts."""
         # Without its vocabulary, which `Merges` has.
         empty = {"type": "BPE", "vocab": {}, "merges": []}
         without = {**spec, "model": empty, "added_tokens": []}
         self._tokenizer = Tokenizer.from_str(json.dumps(without))
         parts = flat_parts(json.loads(self._tokenizer.to_str())["pre_tokenizer"])
-        # Metaspace that does not split leaves a text whole.
+        # Metaspace without splitting leaves a text whole.
         self.exists = any(part["type"] != "Metaspace" or part.get("split", True) for part in parts)
         for part in parts:
             if part["type"] not in PRE_TOKENIZERS:
@@ -84,7 +85,7 @@ class PreTokenizer:
         patterns = [pattern for part in parts for pattern in part.get("pattern", {}).values()]
         if any(re.search(r"\(\?<|\\b|\\B|\\G", pattern) for pattern in patterns):
             raise ValueError("a pre-tokenizer that looks behind")
-        # Characters that a pattern names may be treated like no others of their class.
+        # A pattern may treat characters that it names unlike the rest of their class.
         bare = "".join(re.sub(r"\\[pP]\{\^?\w+\}|\\[a-zA-Z]|\(\?[a-z]+:", "", p) for p in patterns)
         named = {cased for c in bare + "'strevmld" for cased in (c, c.lower(), c.upper())}
         self._scripts = any(c > "\x7f" for c in bare) or any(
@@ -96,8 +97,8 @@ class PreTokenizer:
         self._ends: dict[tuple[str, str], Ends] = {}
 
     def know_frequent_cuts(self) -> None:
-        """Find the sure cuts between ASCII characters now, not at the first tokens of some request:
-        one character of each class, without letters that only patterns name."""
+        """Find the sure cuts between ASCII characters now, not at the first tokens of some request.
+        Tries one character of each class, without letters that only patterns name."""
         if not self.exists:
             return
         frequent = [
@@ -148,7 +149,7 @@ class PreTokenizer:
             alone = character in self._named or character.isspace()
             return character if alone else unicodedata.category(character)
         category = unicodedata.category(character)
-        # Marks are letters to some patterns and not to others, by what they stand behind.
+        # Some patterns take marks for letters, depending on the text before.
         return "" if self._scripts or category[0] == "M" else "+" + category
 
     def _ascii_classes(self) -> list[frozenset[str]]:
@@ -160,14 +161,13 @@ class PreTokenizer:
     def outcomes(
         self, text: str, allows: Callable[[Continuation], bool], known: set[Ends]
     ) -> Iterator[Ends]:
-        """Yield the ways in which `text` (not empty) can be cut if followed by a text that `allows`
-        admits.
+        """Yield the ways in which `text` (not empty) can be cut before a text that `allows` admits.
 
         Ways in `known` are left out, and new ones are added to `known`. If the end of `text` is not
-        among the cuts, the last piece goes on.
+        among the cuts, the last piece continues.
         """
         for sample, continuation in self._continuations(text) if self.exists else NO_CUT:
-            # Whichever is less work comes first.
+            # The cheaper check comes first.
             ends = self._ends.get((text, sample))
             if ends in known or not allows(continuation):
                 continue
@@ -186,7 +186,7 @@ class PreTokenizer:
         return ends
 
     def _continuations(self, text: str) -> Iterator[tuple[str, Continuation]]:
-        """Yield samples of continuations, each with the characters that it stands for."""
+        """Yield samples of continuations, each with the characters that the sample represents."""
         for characters in self._ascii:
             yield min(characters), (characters,)
         for sample in SAMPLES:
@@ -214,7 +214,7 @@ def flat_parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _contractions(text: str) -> Iterator[tuple[str, Continuation]]:
-    """Endings of a contraction that the text may have begun."""
+    """Yield the endings of a contraction that the text may have begun."""
     for ending in CONTRACTIONS:
         word = "'" + ending
         for begun in range(len(word)):
@@ -229,16 +229,14 @@ def _contractions(text: str) -> Iterator[tuple[str, Continuation]]:
 
 
 class Following:
-    """Answers about the texts that may come behind a place; one place, one call, then forgotten.
-
-    Where it does not know it says yes: what may follow is never underestimated.
-    """
+    """Answers about the texts that may follow a place; one place, one call, then dropped. Unknown
+    answers are positive: the possible texts are never underestimated."""
 
     def __init__(
         self, can_follow: Callable[[bytes], bool] | None, may_end: bool, pending: bytes = b""
     ) -> None:
-        """`can_follow` answers for texts behind `pending`, a text that is sure to come first; None
-        allows any text."""
+        """Make the answers. `can_follow` answers for texts behind `pending`, a text that certainly
+        comes first; None allows any text."""
         self._can_follow = can_follow
         self._pending = pending
         self._known: dict[bytes, bool] = {}
@@ -246,7 +244,7 @@ class Following:
         self.may_end = may_end and not pending
 
     def __call__(self, text: bytes) -> bool:
-        """Return whether some complete text goes on with `text`."""
+        """Return whether some complete text continues with `text`."""
         if self._can_follow is None:
             return True
         known = self._known.get(text)
@@ -261,8 +259,8 @@ class Following:
         return next(n for n in range(1, len(text) + 1) if not self(text[:n]))
 
     def allows(self, continuation: Continuation) -> bool:
-        """Return whether a text that begins with such characters may follow. Of characters beyond
-        ASCII only the first byte is asked for."""
+        """Return whether a text that begins with these characters may follow. For characters beyond
+        ASCII only the first byte is checked."""
         return self._allows(continuation, b"")
 
     def joins(self, prefixes: list[bytes]) -> bool:
@@ -291,8 +289,8 @@ class Following:
         return False
 
     def _category(self, category: str, before: bytes) -> bool:
-        """Return whether a character beyond ASCII of this category may follow `before`; and maybe
-        so where it may not."""
+        """Return whether a character beyond ASCII of this category may follow `before`; wrong
+        positive answers are possible."""
         found = self._categories.get((before, category))
         if found is None:
             first = first_bytes_of(category)
@@ -304,17 +302,17 @@ class Following:
 # Merges -------------------------------------------------------------------------------------------
 
 
-# Pairs of tokens tried for one end; beyond, it counts as unsafe.
+# Pairs of tokens tried for one end; beyond, the end counts as unsafe.
 MAX_PAIRS = 4096
 
 Tokens = tuple[int, ...]
 
 
 class Merges:
-    """The merges of one tokenizer. Thread-safe.
+    """Merges of one tokenizer. Thread-safe.
 
-    `neighbours` holds each two characters that stand side by side in some token, if `whole_text`:
-    where no pre-tokenizer cuts the text, it can be cut between all others.
+    `neighbours`: with `whole_text`, each two characters that stand side by side in some token. If
+    no pre-tokenizer cuts the text, it can be cut between all other characters.
     """
 
     def __init__(
@@ -326,8 +324,8 @@ class Merges:
         space: str,
         whole_text: bool,
     ) -> None:
-        """`settings` come from the model in the tokenizer's JSON; `added` are tokens that no merge
-        gives. `space` is the character that stands for a space in the names of tokens; empty
+        """Read the merges. `settings` come from the model in the tokenizer's JSON; `added` are
+        tokens that no merge gives. `space`: the character for a space in the names of tokens; empty
         without one."""
         assert vocabulary.bpe is not None
         self._model = vocabulary.bpe
@@ -335,7 +333,7 @@ class Merges:
         self._space = space
         self._to_byte_level = _byte_alphabet() if byte_level else None
         self._whole_first = bool(settings.get("ignore_merges"))
-        """Whether a whole piece that is a token is that token, whatever merging gives."""
+        """Whether a whole piece that is a token becomes this token, regardless of merges."""
         self._index(vocabulary.order, added, bool(settings.get("byte_fallback")), whole_text)
         self._bpe = lru_cache(1 << 14)(self._bpe_uncached)
         self._pairs = lru_cache(1 << 18)(self._is_pair)
@@ -359,7 +357,7 @@ class Merges:
         return data.decode().replace(" ", self._space) if self._space else data.decode()
 
     def open_piece(self, text: str, following: Following) -> Tokens:
-        """Return the sure first tokens of a piece that begins with `text` and goes on."""
+        """Return the sure first tokens of a piece that begins with `text` and continues."""
         data = text.encode()
         tokens = self._bpe(data)
         ways: list[tuple[int, int, int | None]] = []  # tokens left, where u begins, token before
@@ -377,7 +375,8 @@ class Merges:
         return tokens
 
     def _can_run_over(self, begun: bytes, before: int | None, following: Following) -> bool:
-        """Return whether a token that begins with `begun` and goes on may stand behind `before`."""
+        """Return whether a token that begins with `begun` and continues may follow the token
+        `before`."""
         words = self._words
         index = bisect_left(words, begun + b"\0")
         tried = 0
@@ -398,7 +397,7 @@ class Merges:
         return index < len(self._words) and self._words[index].startswith(begun)
 
     def _is_pair(self, before: int | None, token: int) -> bool:
-        """Return whether the tokenizer gives both to their text (None: the piece begins)."""
+        """Return whether the tokenizer cuts the text of both into both (None: the piece begins)."""
         if before is None or before in self._fallback:
             if self._whole_first:
                 return True  # a whole piece that is a token is that token
@@ -409,7 +408,7 @@ class Merges:
     def _index(
         self, order: TokenOrder, added: Collection[int], fallback: bool, whole_text: bool
     ) -> None:
-        """The tokens that merging can give, in the order of their bytes."""
+        """Return the tokens that merging can give, in the order of their bytes."""
         self._words: list[bytes] = []
         self._ids = array("i")
         self.neighbours: set[str] = set()
@@ -430,7 +429,7 @@ class Merges:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's characters for bytes: printable ones stand for themselves."""
+    """Return GPT-2's characters for bytes: printable ones are themselves."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     table = {byte: chr(byte) for byte in printable}

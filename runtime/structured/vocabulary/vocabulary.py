@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 # Order --------------------------------------------------------------------------------------------
 #
-# The tokens of a vocabulary in the order of their bytes: which of them begin with given bytes.
+# The tokens of a vocabulary in the order of their bytes, to find tokens by a prefix.
 
 
 class TokenOrder:
-    """Immutable; safe to share between threads. Tokens that stand for no bytes are not in it.
+    """Order of tokens by their bytes. Immutable; safe to share between threads. Tokens without
+    bytes are left out.
 
     `tokens` int32: the tokens by their bytes, those of the same bytes by their numbers; `texts`:
     these bytes.
     """
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        # One sort of all, or one array of a list of all, would hold everybody up.
+        # One sort of all tokens, or one array of a list of all, would block other threads.
         parts: dict[bytes, list[int]] = {}
         for token, data in enumerate(token_bytes):
             parts.setdefault(data[:2], []).append(token)
@@ -45,13 +46,14 @@ class TokenOrder:
         self.texts = [token_bytes[token] for token in self.tokens.tolist()]
 
     def beginning_with(self, prefix: bytes) -> np.ndarray:
-        """int32: the tokens whose bytes begin with `prefix`."""
+        """Return the tokens whose bytes begin with `prefix`, int32."""
         start = bisect_left(self.texts, prefix)
         return self.tokens[start : bisect_left(self.texts, bytes_after(prefix), start)]
 
 
 def bytes_after(prefix: bytes) -> bytes:
-    """Return the least bytes above all that begin with `prefix` (of at most a token's length)."""
+    """Return the least bytes above all bytes that begin with `prefix` (of at most a token's
+    length)."""
     prefix = prefix.rstrip(b"\xff")
     return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else b"\xff" * 256
 
@@ -66,14 +68,15 @@ def bytes_after(prefix: bytes) -> bytes:
 
 
 class ByteTrie:
-    """Tokens that stand for no bytes are not in it. Immutable; safe to share between threads.
+    """Trie of the tokens' bytes. Immutable; safe to share between threads. Tokens without bytes are
+    left out.
 
     With N nodes and tokens of V ids:
     `levels`: the first node of each level, and N at the end;
     `byte` uint8 [N]: the byte that leads to each node (the root: 0);
     `above` int64 [N]: the parent of each node, as an index into its own level (the root: 0);
     `children` int32 [N + 1]: the children of n are the nodes `children[n] : children[n + 1]`;
-    `node` int64 [32 * ceil(V / 32)]: where each token ends; N where it stands for no bytes.
+    `node` int64 [32 * ceil(V / 32)]: the node where each token ends; N for a token without bytes.
     """
 
     def __init__(self, order: TokenOrder, vocab_size: int) -> None:
@@ -92,7 +95,7 @@ class ByteTrie:
         lengths = np.array([len(text) for text in texts], np.int32)
         data = np.frombuffer(b"".join(texts), np.uint8)
         at = np.cumsum(lengths, dtype=np.int64) - lengths
-        node = np.zeros(len(texts), np.int64)  # where each text stands
+        node = np.zeros(len(texts), np.int64)  # position of each text
         alive = np.arange(len(texts))
         bytes_, above = [np.zeros(1, np.uint8)], [np.zeros(1, np.int64)]
         self.levels = [0, 1]
@@ -118,7 +121,7 @@ class ByteTrie:
 
 # Characters ---------------------------------------------------------------------------------------
 #
-# Which characters can matter to what stands before them: by class, by first byte, under NFC.
+# Characters that can affect the text before them: by class, by first byte, under NFC.
 
 
 # One or more characters of every general category beyond ASCII. Scripts without case are told
@@ -133,7 +136,7 @@ SAMPLES = (
 @cache
 def categories_by_first_byte() -> dict[int, frozenset[str]]:
     """Map a UTF-8 lead byte (0xC2 to 0xF4) to the general categories of its characters. Characters
-    of four bytes count as being of any category."""
+    of four bytes count as any category."""
     found: dict[int, set[str]] = {}
     for code in range(0x80, 0x10000):
         if not 0xD800 <= code < 0xE000:
@@ -145,7 +148,7 @@ def categories_by_first_byte() -> dict[int, frozenset[str]]:
 
 @cache
 def first_bytes_of(category: str) -> tuple[int, ...]:
-    """Return the bytes that `categories_by_first_byte` has this general category for, ascending."""
+    """Return the lead bytes of this general category by `categories_by_first_byte`, ascending."""
     found = categories_by_first_byte()
     return tuple(sorted(byte for byte, categories in found.items() if category in categories))
 
@@ -185,7 +188,7 @@ class Composition:
 
     def changes(self, text: str) -> int:
         """Return the length of the longest prefix of `text` that NFC leaves unchanged with every
-        rest; len(text) where the text is normalized."""
+        rest; len(text) for normalized text."""
         if unicodedata.is_normalized("NFC", text):
             return len(text)
         end = 0
@@ -214,11 +217,11 @@ def words_of(vocab_size: int) -> int:
 
 
 def writable(out: Any, vocab_size: int) -> np.ndarray:
-    """Return `out`, a mask to fill for a caller, as an array; a torch tensor on the CPU as the
-    array that shares its memory.
+    """Return `out`, a caller's mask to fill, as an array; a torch tensor on the CPU as an array
+    over its memory.
 
-    Raises TypeError for any other type, ValueError unless `out` is a contiguous, writable int32
-    array of as many words as the vocabulary needs: some machines write to its address.
+    Raises TypeError for any other type. Raises ValueError unless `out` is a contiguous, writable
+    int32 array with the vocabulary's number of words: some machines write to its address.
     """
     if not isinstance(out, np.ndarray):
         view = getattr(out, "numpy", None)
@@ -237,7 +240,7 @@ def writable(out: Any, vocab_size: int) -> np.ndarray:
 
 
 def address(words: np.ndarray) -> int:
-    """Return a writable packed mask's address; a fifth of the time of `words.ctypes.data`."""
+    """Return a writable packed mask's address, in a fifth of the time of `words.ctypes.data`."""
     return addressof(c_char.from_buffer(words.data))
 
 
@@ -247,20 +250,20 @@ def allows(words: np.ndarray, token: int) -> bool:
 
 
 def packed(bits: np.ndarray) -> np.ndarray:
-    """int32 words of `bits`: bool, a multiple of 32 of them."""
+    """Pack `bits`, bool with a multiple of 32 elements, into int32 words."""
     words: np.ndarray = np.packbits(bits, bitorder="little").view(np.int32)
     return words
 
 
 def filled(fill: Callable[[np.ndarray], None], vocab_size: int) -> np.ndarray:
-    """bool [vocab_size] of the packed mask that `fill` writes."""
+    """Return the packed mask that `fill` writes as bool [vocab_size]."""
     words = np.zeros(words_of(vocab_size), np.int32)
     fill(words)
     return unpacked(words, vocab_size)
 
 
 def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
-    """bool [vocab_size] of a packed mask."""
+    """Return a packed mask as bool [vocab_size]."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return bits[:vocab_size].astype(bool)
 
@@ -271,14 +274,14 @@ def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
 class Vocabulary:
     """Tokens of one model. Immutable; safe to share between threads.
 
-    `size` is the model's vocabulary (logits have that many columns, more than the tokenizer has
-    tokens where the model pads it). `token_bytes[i]` is what token i stands for in text: empty for
-    special tokens, for those that end the sequence and for padding; they are never text.
+    `size`: the model's vocabulary, which is the number of logits; a model may pad its tokenizer's.
+    `token_bytes[i]`: the text of token i as bytes. It is empty for special tokens, for tokens that
+    end the sequence and for padding, which are never text.
     """
 
     def __init__(self, tokenizer_json: str, size: int, eos_token_ids: list[int]) -> None:
-        """Raises InvalidConstraint where the tokenizer does not tell the bytes of its tokens, or
-        where vocabulary and merges do not agree."""
+        """Read a tokenizer. Raises InvalidConstraint if the bytes of its tokens are unknown, or if
+        vocabulary and merges disagree."""
         self.size = size
         self.tokenizer_json = zlib.compress(tokenizer_json.encode(), 1)
         """The tokenizer's JSON, compressed with zlib, for a compiler in another process."""
@@ -287,8 +290,8 @@ class Vocabulary:
         self.bpe = _taken_bpe(spec["model"])
         """The tokenizer's model if the model merges pairs; the model caches no result."""
         self.settings = json.dumps(spec)
-        """The tokenizer's JSON without the vocabulary and merges of its model. A text: objects that
-        stay would be scattered over the memory of those that do not."""
+        """Tokenizer's JSON without the vocabulary and merges of its model, as one text: lasting
+        objects would be scattered over the memory of temporary ones."""
         added = spec.get("added_tokens", [])
         special = [token for token in added if token["special"] and token["id"] < size]
         self.special_token_ids = frozenset(token["id"] for token in special) | set(eos_token_ids)
@@ -297,7 +300,7 @@ class Vocabulary:
             for token in added
             if token["content"] and token["id"] in self.special_token_ids
         }
-        """The special tokens that tokenizers find in text, by content."""
+        """Special tokens that tokenizers find in text, by content."""
         self.token_bytes = self._read_bytes(tokenizer_json)
 
     @classmethod
@@ -307,7 +310,8 @@ class Vocabulary:
         """Return the vocabulary of a transformers fast tokenizer, or of a `tokenizers.Tokenizer`
         (then name the EOS ids).
 
-        Raises TypeError for anything else, ValueError where it names no end of the sequence.
+        Raises TypeError for anything else, and ValueError if the tokenizer names no end of the
+        sequence.
         """
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not (hasattr(backend, "to_str") and hasattr(backend, "get_vocab")):
@@ -329,7 +333,7 @@ class Vocabulary:
 
     @cached_property
     def llguidance(self) -> LLTokenizer:
-        """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
+        """Same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         # Matchers ask for them on the engine's thread.
@@ -343,18 +347,17 @@ class Vocabulary:
 
     @cached_property
     def trie(self) -> ByteTrie:
-        """All tokens that are text; built at first use (about 0.1 s for 150k)."""
+        """All tokens that are text, as a trie; built at first use (about 0.1 s for 150k)."""
         return ByteTrie(self.order, self.size)
 
     @cached_property
     def order(self) -> TokenOrder:
-        """The tokens sorted by their bytes; built at first use (a fraction of a second)."""
+        """Tokens sorted by their bytes; built at first use (a fraction of a second)."""
         return TokenOrder(self.token_bytes)
 
     @cached_property
     def digits(self) -> list[np.ndarray]:
-        """int32: by how many digits, the tokens that begin with at least so many; the last is
-        empty."""
+        """Tokens that begin with at least n digits, by n, int32; the last entry is empty."""
         of_digits = [self.order.beginning_with(b"%d" % digit) for digit in range(10)]
         found = [np.concatenate(of_digits)]
         while len(found[-1]):
@@ -366,24 +369,24 @@ class Vocabulary:
 
     @cached_property
     def without_zeros(self) -> np.ndarray:
-        """int32: the packed mask of the tokens that have no zero byte."""
+        """Packed mask of the tokens without a zero byte, int32."""
         return self._packed([0 not in data for data in self.token_bytes])
 
     @cached_property
     def special_mask(self) -> np.ndarray:
-        """int32: the packed mask of the special tokens that do not end the sequence."""
+        """Packed mask of the special tokens that do not end the sequence, int32."""
         inner = self.special_token_ids.difference(self.eos_token_ids)
         return self._packed([token in inner for token in range(self.size)])
 
     @cached_property
     def any_mask(self) -> np.ndarray:
-        """int32: the packed mask of all tokens that are text, or special ones."""
+        """Packed mask of all tokens that are text, or special, int32."""
         special = self.special_token_ids
         return self._packed([bool(d) or i in special for i, d in enumerate(self.token_bytes)])
 
     @cached_property
     def full_mask(self) -> np.ndarray:
-        """int32: the packed mask of all tokens, those without bytes among them."""
+        """Packed mask of all tokens, including tokens without bytes, int32."""
         return self._packed([True] * self.size)
 
     @lru_cache(maxsize=64)  # noqa: B019 (a vocabulary lives as long as its process)
@@ -404,7 +407,7 @@ class Vocabulary:
 
     @cached_property
     def byte_tokens(self) -> list[int]:
-        """Maps each byte to a token that is this byte, or to -1."""
+        """Map from each byte to a token that is this byte, or to -1."""
         tokens = [-1] * 256
         for token, data in enumerate(self.token_bytes):
             if len(data) == 1:
@@ -417,13 +420,13 @@ class Vocabulary:
         return None if -1 in tokens else tokens
 
     def token_of(self, text: bytes) -> int | None:
-        """Return the token that is this text, the last one of several; None if none is."""
+        """Return the token that is this text, the last of several; None without one."""
         texts = self.order.texts
         at = bisect_right(texts, text) - 1
         return self.order.tokens.item(at) if at >= 0 and texts[at] == text else None
 
     def _read_bytes(self, tokenizer_json: str) -> list[bytes]:
-        """`token_bytes`. What reads them takes as much memory as all else, and is let go."""
+        """Return `token_bytes`. Their reader takes as much memory as the rest, and is dropped."""
         from llguidance import LLTokenizer  # late: a gateway needs this module, and no tokens
 
         try:
@@ -440,9 +443,12 @@ class Vocabulary:
 
 
 def _taken_bpe(model: dict[str, Any]) -> BPE | None:
-    """Take vocabulary and merges out of a tokenizer's JSON and return their BPE; None of another
-    model. A tokenizer that reads the JSON itself takes twice the memory afterwards. Raises
-    InvalidConstraint where vocabulary and merges do not agree."""
+    """Take vocabulary and merges out of a tokenizer's JSON; return their BPE, None for another
+    model.
+
+    A tokenizer that reads the JSON itself takes twice the memory afterwards. Raises
+    InvalidConstraint if vocabulary and merges disagree.
+    """
     from tokenizers.models import BPE
 
     vocab, merges = model.pop("vocab", None), model.pop("merges", [])
@@ -467,13 +473,15 @@ _OF_BPE = (
 
 
 _SLICES = (r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}')
-"""Tokens that llguidance looks at together: within strings of JSON, also of bounded length. Each
-set is two tries of the vocabulary. Two more of llguidance's own, for white space and for strings of
-any length, make no mask faster beside these."""
+"""Slices: tokens that llguidance handles together, within strings of JSON, also of bounded length.
+
+Each slice is two tries of the vocabulary. llguidance's own slices for white space and for strings
+of any length speed up no mask beside these two.
+"""
 
 
 class _Callable:
-    """The tokenizer interface of llguidance's wrapper."""
+    """Tokenizer interface of llguidance's wrapper."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos_token_ids[0]
@@ -483,7 +491,8 @@ class _Callable:
 
     @property
     def tokens(self) -> list[bytes]:
-        """Without names of their own llguidance's masks could not tell special tokens apart."""
+        """Return the tokens' bytes. Without own names llguidance's masks could not separate special
+        tokens."""
         special = self._vocabulary.special_token_ids
         texts = enumerate(self._vocabulary.token_bytes)
         return [b"[%d]" % token if token in special else data for token, data in texts]

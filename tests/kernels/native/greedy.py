@@ -1,4 +1,4 @@
-"""What the reference takes at temperature 0."""
+"""The reference's choice at temperature 0."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def greedy_tokens(
     masks: Sequence[np.ndarray | None],
     pick: PickTokens = REFERENCE.pick_tokens,
 ) -> torch.Tensor:
-    """The best token of each row of logits [R, V], among those that its mask allows."""
+    """Return the best token of each row of logits [R, V], among the tokens that its mask allows."""
     count, vocab = logits.shape
     none = np.full(-(-vocab // 32), -1, np.int32)
     table = np.stack([none if mask is None else mask[: len(none)] for mask in masks])

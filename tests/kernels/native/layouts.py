@@ -1,4 +1,4 @@
-"""Caches as the native kernels lay them out, and single calls of the kernels."""
+"""Caches in the layout of the native kernels, and single calls of the kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rootlace.kernels.weights import Weight
 
 
 def codes_laid_out(keys: Tensor, values: Tensor, codes: KVCodes, dim: int) -> tuple[Tensor, Tensor]:
-    """Rows of integers [B, S, 1, W] as the native cache has them (`src/kv_codes.h`)."""
+    """Lay out rows of integers [B, S, 1, W] as the native cache does (`src/kv_codes.h`)."""
     return _codes_laid_out(keys, codes, dim, True), _codes_laid_out(values, codes, dim, False)
 
 

@@ -112,7 +112,7 @@ def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -
 
 
 def pieces(tensors: AttentionTensors, row: int, size: int) -> Iterator[AttentionTensors]:
-    """A row's new tokens in steps of `size`, each by itself, as if the others came later."""
+    """Yield a row's new tokens in steps of `size`, each alone, as if later tokens came later."""
     alone = tensors.alone(row)
     new, context = len(alone.q), int(alone.batch.context_len[0])
     for start in range(0, new, size):
@@ -126,7 +126,7 @@ def pieces(tensors: AttentionTensors, row: int, size: int) -> Iterator[Attention
 
 
 def all_runs(tensors: AttentionTensors, least: int = 1) -> list[tuple[int, int, int, int]]:
-    """Every run of rows with blocks in common, whatever they save."""
+    """Return every run of rows with blocks in common, with any savings."""
     batch = tensors.batch
     new = np.diff(batch.row_start)
     whole = whole_blocks(batch.context_len - new + 1, np.ones(len(new), bool), batch.block_size)
@@ -151,7 +151,7 @@ def test_equals_the_formula(machine: Machine, dtype: torch.dtype, window: int | 
 
 @pytest.mark.parametrize("kv_dtype", INTEGERS)
 def test_integers_are_read_as_what_they_stand_for(machine: Machine, kv_dtype: torch.dtype) -> None:
-    """To the bit, whatever is fetched while others are computed."""
+    """Results are equal to the bit, with any fetches during the computation of others."""
     shapes = (
         *(((4, 2), 64, 16, None), ((8, 1), 96, 128, 70)),
         *(((6, 6), 32, 48, None), ((4, 2), 256, 16, None)),
@@ -238,7 +238,7 @@ def test_a_long_context_is_cut_for_many_threads(machine: Machine, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_may_lie_apart(machine: Machine, dtype: torch.dtype) -> None:
-    """As they do in the output of a product that makes queries, keys and values."""
+    """Queries lie as in the output of a product for queries, keys and values."""
     tensors = make_attention(AttentionCase(MIX, 16, (4, 2), 32, dtype), CPU)
     wide = torch.full((len(tensors.q), 8, 32), float("nan"), dtype=dtype)
     wide[:, :4] = tensors.q
@@ -260,7 +260,7 @@ def test_layers_are_computed_one_after_another(machine: Machine, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_of_any_size(machine: Machine, dtype: torch.dtype) -> None:
-    """A later key that outweighs all before it, and weights too small for a float32."""
+    """A later key outweighs all before it, and weights are too small for a float32."""
     rows = ((1, 1300), (40, 150))
     for scale, cap in ((1e-6, 0.0), (0.3, 0.0), (40.0, 0.0), (0.3, 5.0), (40.0, 30.0)):
         case = AttentionCase(rows, 16, (4, 2), 16, dtype, scale=scale, soft_cap=cap)

@@ -19,7 +19,7 @@ from rootlace.kernels.native.library import open_library
 
 HAVE_COMPILER = any(shutil.which(name) for name in COMPILERS)
 EXPORTED = '__attribute__((visibility("default")))'
-"""Functions are hidden unless they say so, as `RL_API` of api.h does."""
+"""Attribute of exported functions, as in `RL_API` of api.h; others are hidden."""
 needs_compiler = pytest.mark.skipif(not HAVE_COMPILER, reason="needs a C++ compiler")
 
 
@@ -51,7 +51,8 @@ def program(folder: Path, name: str, script: str) -> str:
 
 
 def compiler(folder: Path, compile: str) -> str:
-    """One that says its version and knows this processor, but compiles in another way."""
+    """Write a compiler that reports its version and knows this processor, but compiles
+    differently."""
     known = "*--version*) echo 1.0;; *-fsyntax-only*) ;;"
     return program(folder, "compiler", f'case "$*" in {known} *) {compile};; esac')
 
@@ -230,7 +231,8 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_sources(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`library.load` compiles `sources`, which have the functions it expects, into `cache`."""
+    """Make `library.load` compile `sources` into `cache`; they have the functions that it
+    expects."""
     defined = ("rl_prepare", "rl_sizes")
     empty = (name for name in library.FUNCTIONS if name not in defined)
     bodies = "\n".join(f"{EXPORTED} void {name}() {{}}" for name in empty)

@@ -1,4 +1,4 @@
-"""Cores and their quota, as systems of several kinds tell of them."""
+"""Cores and their quota, as reported by systems of several kinds."""
 
 import os
 from pathlib import Path

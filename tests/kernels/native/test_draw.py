@@ -1,5 +1,5 @@
-"""Tokens drawn in C++ are those of the reference (`tests/model/test_sampler.py` compares both with
-loops over tokens), with large vocabularies, hard cuts and masks."""
+"""Tokens drawn in C++ equal the reference's, with large vocabularies, hard cuts and masks
+(`tests/model/test_sampler.py` compares both with loops over tokens)."""
 
 import msgspec
 import numpy as np

@@ -1,5 +1,5 @@
-"""Logits edited in C++ are those of the reference, bit for bit (`tests/model/test_sampler.py`
-compares both with their formulas)."""
+"""Logits edited in C++ equal the reference's, bit for bit (`tests/model/test_sampler.py` compares
+both with their formulas)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How many threads regions have, told what regions lasted, waited and went without a core."""
+"""Number of threads of regions, from durations, waits and times without a core."""
 
 import subprocess
 from collections.abc import Sequence
@@ -56,12 +56,13 @@ QUIET: Region = (10, 0, 0)
 
 
 def lost(threads: int, share: float) -> Region:
-    """One thread is without a core for that share of the time, and the others wait for it."""
+    """Return a region in which one thread lacks a core for a share of the time, and the others
+    wait."""
     return (10, 10 * share * (threads - 1), 10 * share)
 
 
 def badly_divided(threads: int) -> Region:
-    """One thread computes a long task, and the others wait for it."""
+    """Return a region in which one thread computes a long task, and the others wait."""
     return (10, 9.5 * (threads - 1), 0)
 
 

@@ -1,4 +1,4 @@
-"""Copies of parts of blocks, against the layout as `laid_out` makes it from plain rows."""
+"""Copies of parts of blocks, compared with the layout that `laid_out` makes of plain rows."""
 
 import ctypes
 
@@ -51,7 +51,7 @@ def laid(plain: Tensor) -> Tensor:
 def test_the_first_slots_of_a_block_are_copied(
     team: Team, size: int, dim: int, dtype: torch.dtype
 ) -> None:
-    """As many as are asked for and not one more, whatever a slot's place in panels and pairs."""
+    """Exactly the requested slots are copied, at any place in panels and pairs."""
     generator = torch.Generator().manual_seed(size * dim)
     shape = (LAYERS, 2, BLOCKS, size, KV_HEADS, dim)
     plain = torch.randn(shape, generator=generator).to(dtype)

@@ -83,7 +83,7 @@ def multiplied(packed: PackedLinear, epilogue: Epilogue, x: Tensor) -> Tensor:
 def reference(
     weight: Tensor, bias: Tensor | None, epilogue: Epilogue, x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What is to come out, in float64, and how large the sums' terms are."""
+    """Return the expected result in float64, and the size of the sums' terms."""
     y = x.double() @ weight.double().T
     size = x.double().abs() @ weight.double().abs().T
     if bias is not None:
@@ -196,7 +196,7 @@ def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
 def test_rows_with_infinities_and_nans_leave_the_others_alone(
     machine: Machine, dtype: torch.dtype
 ) -> None:
-    """With an odd number of inputs what follows a row's last one in memory is another row's."""
+    """With an odd number of inputs, the memory behind a row's last input is another row's."""
     weight = random(37, 5, dtype=dtype, seed=1)
     packed = machine.packed(weight)
     x = random(11, 5, dtype=dtype, seed=2)
@@ -295,7 +295,7 @@ def test_bad_arguments_are_refused(machine: Machine) -> None:
 
 
 def test_the_tile_unit_computes_what_its_twin_does() -> None:
-    """Bit by bit, with numbers whose products and sums are below float32's normal range, too."""
+    """Results are equal bit by bit, also with products and sums below float32's normal range."""
     unit, twin = (Machine(one) for one in with_tile_unit())
     generator = torch.Generator().manual_seed(0)
 

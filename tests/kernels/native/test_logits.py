@@ -1,4 +1,4 @@
-"""Logits in C++ that are computed only where somebody may choose, for every kind of processor."""
+"""Logits in C++, computed only for tokens that a row may choose, for every kind of processor."""
 
 import ctypes
 
@@ -66,7 +66,7 @@ class Head:
 
 
 def random_masks(random: np.random.Generator, rows: int, vocab: int) -> list[np.ndarray | None]:
-    """Of all kinds: empty, one token, a run, a sprinkle, nearly all, all, and none."""
+    """Return masks of all kinds: empty, one token, a run, a sprinkle, nearly all, all, and none."""
     masks: list[np.ndarray | None] = []
     for _ in range(rows):
         bits = np.zeros(-(-vocab // 32) * 32, bool)

@@ -40,7 +40,7 @@ def test_takes_numbers_of_any_kind() -> None:
 
 
 def _pages() -> int:
-    """Of the address space of this process."""
+    """Count the pages of this process's address space."""
     return int(STATM.read_text().split()[0])
 
 
@@ -80,7 +80,7 @@ def test_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_is_given_back_when_the_program_ends() -> None:
-    """In whatever order modules, tensors and memory go: nothing is said and nothing crashes."""
+    """Modules, tensors and memory may end in any order: nothing is printed and nothing crashes."""
     program = (
         "import numpy as np\n"
         "from rootlace.kernels.native.machine import mapped\n"
@@ -96,7 +96,7 @@ def test_is_given_back_when_the_program_ends() -> None:
 
 @pytest.mark.skipif(not PAGEMAP.exists(), reason="asks Linux which pages are in main memory")
 def test_parts_begin_with_small_pages() -> None:
-    """One byte at the beginning of each part commits one small page of each, not a huge one."""
+    """A byte at the beginning of each part commits one small page of each part, not a huge one."""
     size, parts = 64 * HUGE_PAGE, 7
     memory = mapped(size, parts)
     for part in range(parts):

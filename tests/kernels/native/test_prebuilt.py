@@ -103,7 +103,7 @@ def test_one_that_cannot_be_loaded_is_left_and_compiled_instead(
     compiled = library_file
 
     def not_cached(prebuilt: Path | None = None, **options: object) -> object:
-        """Nothing was compiled before, unless it has to be."""
+        """Load a library without earlier compiled ones; compile only if necessary."""
         if prebuilt is None:
             return compiled(**options)
         return compiled(tmp_path / "cache", prebuilt=prebuilt, **options)

@@ -87,7 +87,7 @@ def test_fewer_alternatives_are_the_first_of_more(score: ScoreTokens) -> None:
 
 
 def test_what_is_no_number(score: ScoreTokens) -> None:
-    """As the reference has it: a row with NaN or an infinite logit, or nothing but -inf."""
+    """Rows with NaN or an infinite logit, or nothing but -inf, give the reference's results."""
     logits = rows_of(6, 20_000, 2.0, seed=4, ties=False)
     logits[0, 17_000] = float("nan")
     logits[1, [3, 19_999]] = torch.inf

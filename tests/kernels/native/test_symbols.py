@@ -12,7 +12,8 @@ from tests.conftest import ROOT
 from tests.native import NATIVE, PLAIN, TARGETS, library_for
 
 STANDARD_LIBRARY = re.compile("_Z(N|NK|T[ISV]N|TSN)?St")
-"""What templates of it become is weak: a library that is loaded for itself uses its own."""
+"""Names of the standard library. Its instantiated templates are weak symbols: a library uses its
+own."""
 
 ATTEND = """
 import sys

@@ -114,7 +114,7 @@ def test_callers_take_turns(library: ctypes.CDLL) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_that_only_wait(library: ctypes.CDLL, threads: int) -> None:
-    """Regions of one task at a time for longer than `WINDOW` of headcount.h, among others."""
+    """Regions of one task run for longer than `WINDOW` of headcount.h, among other regions."""
     team = Team(library, threads)
     for _ in range(2):
         check(library, team, 100, 1, 2_500_000)

@@ -43,11 +43,13 @@ from tests.native import library_for, skip_where_it_cannot_run
 HOST, CROSS, EMULATOR = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 WITH_VECTORS = ("linear", "pack_codes", "attention", "prepare")
 WITHOUT_VECTORS = ("attention_plan", "runs", "team")
-"""Nothing in them depends on the set: all programs of a compiler share their objects."""
+"""Sources that do not depend on the set: all programs of a compiler share their objects."""
 DRIVER = Path(__file__).with_name("driver.cpp")
 QUICK = ("-O1", "-fexpensive-optimizations", "-fno-tree-loop-optimize")
-"""For what is run nowhere but here: compiles faster than -O3, to the same bits. -O1 alone would add
-products with two roundings. (The shared library has -O3, as every user's.)"""
+"""Flags for code that only these tests run: faster to compile than -O3, with the same bits.
+
+-O1 alone would add products with two roundings. (The shared library has -O3, as every user's.)
+"""
 UNROLLED = re.compile(rb"^ *#pragma GCC unroll .*$", re.MULTILINE)
 LINEAR, ATTENTION, CODES = 0, 1, 2
 EPS = {torch.float32: 2e-7, torch.bfloat16: 2.0**-8}
@@ -56,7 +58,7 @@ EPS = {torch.float32: 2e-7, torch.bfloat16: 2.0**-8}
 @dataclass(frozen=True)
 class Case:
     name: str
-    """As `rl_instructions` says it."""
+    """Name of the instruction set, as from `rl_instructions`."""
     twin: str
     compiler: str
     flags: tuple[str, ...]
@@ -80,7 +82,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Record:
-    """What the driver reads, and what is to come out (or nothing that is known)."""
+    """Input of the driver, and the expected output (or None if unknown)."""
 
     data: bytes
     dtype: torch.dtype
@@ -89,7 +91,7 @@ class Record:
 
 
 def built(compiler: str, *flags: str, library: str = "") -> str:
-    """The driver's program, with kernels of its own or those of a library."""
+    """Build the driver's program, with kernels of its own or those of a library."""
     if library:
         return made(compiler, *FLAGS, *flags, str(DRIVER), library)
     common = [part for part in flags if part == "-static"]
@@ -105,8 +107,8 @@ def built(compiler: str, *flags: str, library: str = "") -> str:
 
 
 def made(*command: str) -> str:
-    """What the compiler makes of it; kept in the user's cache, for all checkouts that make it of
-    the same."""
+    """Return the compiler's output file; the user's cache keeps it for all checkouts with the same
+    input."""
     made_of = [" ".join(command).replace(str(ROOT), "").encode(), compiler_version(command[0])]
     made_of += [path.read_bytes() for path in (DRIVER, *sorted(SOURCES.rglob("*.*")))]
     digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
@@ -139,20 +141,20 @@ def not_unrolled() -> Path:
 
 @functools.cache
 def compiler_version(compiler: str) -> bytes:
-    """With the processor that `-march=native` stands for."""
+    """Return the compiler's version, with the processor that `-march=native` selects."""
     asked = [[compiler, "--version"], [compiler, "-march=native", "-Q", "--help=target"]]
     return b"".join(subprocess.run(one, capture_output=True).stdout for one in asked)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Of all sizes: rounding of sums shows where small numbers meet large ones."""
+    """Return numbers of all sizes: rounding of sums shows where small numbers meet large ones."""
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randn(shape, generator=generator)
     return (numbers * torch.exp(2 * torch.randn(shape, generator=generator))).to(dtype)
 
 
 def written(*parts: int | Tensor | np.ndarray) -> bytes:
-    """Integers as int32, arrays as they lie in memory."""
+    """Write integers as int32, and arrays as they lie in memory."""
     return b"".join(
         np.int32(part).tobytes()
         if isinstance(part, int)

@@ -1,4 +1,5 @@
-"""The plan of decode attention, read back as the kernels read it: who reads what, and where to."""
+"""Plan of decode attention, read back as the kernels read it: the reads of each row, and their
+results."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,7 +30,8 @@ HEADS, KV_HEADS, DIM, TILE = 6, 2, 16, 8
 
 
 def max_numbers(rows: int, blocks_per_row: int, rule: SplitRule) -> int:
-    """The longest `DecodePlan.numbers` of a family, if a row has at most so many blocks."""
+    """Return the longest `DecodePlan.numbers` of a family, for rows of at most `blocks_per_row`
+    blocks."""
     items = rows * (rule.slots_per_row + 1)
     shared = rows * rule.slots_per_row  # a shared item has a partial result of its own at least
     return items_at(rows) + FIELDS * (items + shared) + rows * (blocks_per_row + rule.slots_per_row)
@@ -82,7 +84,7 @@ class Read:
 
 
 def read_back(plan: DecodePlan, batch: AttentionBatch) -> list[list[Read]]:
-    """What each row of the batch reads. Checks on the way that blocks are those of its table."""
+    """Return the reads of each row of the batch. Checks that the blocks are those of its table."""
     numbers = plan.numbers.tolist()
     own, shared, shared_at = numbers[:3]
     starts = numbers[HEADER : HEADER + plan.rows + 1]
@@ -116,7 +118,7 @@ def read_back(plan: DecodePlan, batch: AttentionBatch) -> list[list[Read]]:
 
 
 def check(plan: DecodePlan, batch: AttentionBatch, window: int | None) -> None:
-    """Every row reads what it sees once, in order of its partial results."""
+    """Check that every row reads each visible position once, in order of its partial results."""
     starts = plan.numbers[HEADER : HEADER + plan.rows + 1].tolist()
     firsts = plan.numbers[HEADER + 2 * plan.rows + 1 : HEADER + 3 * plan.rows + 1].tolist()
     assert starts[-1] <= plan.slots
@@ -230,7 +232,8 @@ def test_only_what_saves_enough_is_shared() -> None:
 
 
 def test_segments_are_as_many_as_programs() -> None:
-    """One node: two tiles, two KV heads, so a quarter of the programs per segment's share."""
+    """One node has two tiles and two KV heads, so a segment's share is a quarter of the
+    programs."""
     tables = np.arange(64 * 300, dtype=np.int32).reshape(64, 300)
     tables[:, :256] = tables[0, :256]
     batch = make_batch(tables, [256 * 32 + 3] * 64, 32)

@@ -20,7 +20,7 @@ def test_copy_slots(shape: tuple[int, int, int, int, int], copies: int, dtype: t
 
 
 def test_layers_may_lie_apart() -> None:
-    """A slice of layers, as of a pool whose keys and values are separate axes."""
+    """A slice of layers comes from a pool whose keys and values are separate axes."""
     pool = torch.arange(4 * 2 * 3 * 2 * 1 * 8.0, device=DEVICE).view(4, 2, 3, 2, 1, 8)
     expected = pool.clone()
     expected[:, 1].view(4, 6, 8)[:, 5] = expected[:, 1].view(4, 6, 8)[:, 0]

@@ -29,7 +29,8 @@ def attend(
     rules: AttentionRules | None = RULES,
     want_lse: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """With `rows`, as of a family: queries of empty rows are NaN, the array has garbage behind."""
+    """Attend. With `rows`, as in a family: queries of empty rows are NaN, the array ends with
+    garbage."""
     q = tensors.q
     plan = plan_attention(tensors.batch, tensors.case.window, rows, rules)
     arrays = [torch.from_numpy(array) for array in plan.arrays]
@@ -75,7 +76,7 @@ def test_ragged_rows(dtype: torch.dtype, window: int | None) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 5, 32, 128])
 def test_block_sizes(block_size: int) -> None:
-    """Those that tiles of keys fit into are read in another way; windows begin inside of them."""
+    """Blocks that fit tiles of keys are read in another way; windows begin inside of blocks."""
     for window in (None, 70):
         check(AttentionCase(((1, 150), (1, 20)), block_size, (2, 1), window=window))
 
@@ -100,7 +101,7 @@ def test_scale_soft_cap_and_fp8(dtype: torch.dtype, fp8: bool, soft_cap: float) 
 
 
 def test_large_queries_of_an_fp8_cache() -> None:
-    """Products with e4m3 are in float16, whose largest number is 65504."""
+    """Products with e4m3 are in float16, with a largest number of 65504."""
     case = AttentionCase(((1, 40),), dtype=torch.bfloat16, kv_dtype=FP8, scale=1e-6)
     tensors = make_attention(case, CPU)
     large = replace(tensors, q=tensors.q * 2**20)
@@ -112,13 +113,13 @@ def test_large_queries_of_an_fp8_cache() -> None:
 
 
 def test_the_defaults() -> None:
-    """As a model of this shape is served: 256 positions per part."""
+    """The defaults serve a model of this shape with 256 positions per part."""
     check(AttentionCase(((1, 600), (1, 256), (1, 257)), heads=(4, 2), head_dim=64), rules=None)
 
 
 @pytest.mark.parametrize("window", [None, 45])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(window: int | None) -> None:
-    """Alone, beside others, in another place, and in a family with empty rows."""
+    """The row is alone, beside others, in another place, and in a family with empty rows."""
     rows = ((1, 150), (1, 31), (1, 64), (1, 129), (1, 300))
     case = AttentionCase(rows, heads=(2, 1), dtype=torch.bfloat16, window=window)
     tensors = make_attention(case, CPU)
@@ -157,7 +158,7 @@ def test_beside_rows_with_several_new_tokens() -> None:
 
 
 def test_parts_of_a_context_merge_by_log_sum_exp() -> None:
-    """That a window hides what is before it, the log-sum-exps say."""
+    """The log-sum-exps show that a window hides earlier positions."""
     tensors = make_attention(AttentionCase(((1, 96),)), CPU)
     whole, _ = attend(tensors)
     near, near_lse = attend(replace(tensors, case=replace(tensors.case, window=40)))

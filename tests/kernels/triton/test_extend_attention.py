@@ -37,7 +37,7 @@ def attend(
     rows: np.ndarray | None = None,
     lse: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernel writes of the rows (all); NaN where it writes nothing."""
+    """Return the kernel's results for all rows; NaN where it writes nothing."""
     if rows is None:
         rows = np.arange(len(tensors.batch.context_len))
     if plan is None:

@@ -1,7 +1,5 @@
-"""What serving a model launches is what is compiled ahead of time, down to every constant.
-
-Nothing runs here: launches are written down, on tensors without memory, with the sizes of models.
-"""
+"""Launches of a served model equal the launches compiled ahead of time, down to every constant.
+Nothing runs here: launches are recorded, on tensors without memory, with the sizes of models."""
 
 from __future__ import annotations
 

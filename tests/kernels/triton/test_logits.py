@@ -21,7 +21,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles, and lists longer than what is compared at once."""
+    """Use several tiles, and lists longer than one comparison."""
     launch = Launch({"BLOCK": 128, "ENTRIES": 8}, 2, 1)
     monkeypatch.setattr(module, "settings", lambda kernel, arch: launch)
 
@@ -59,7 +59,7 @@ def edited(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
 
 @pytest.mark.parametrize("kinds", ["", "b", "m", "p", "bm", "bp", "mp", "bmp"])
 def test_every_combination(kinds: str) -> None:
-    """Either type with several tiles of half of the combinations, and with one of the others."""
+    """Each dtype takes half of the combinations with several tiles, and one with a single tile."""
     dtypes = (torch.float32, torch.bfloat16)[:: 1 if len(kinds) % 2 else -1]
     for seed, (vocab, dtype) in enumerate(zip((300, 65), dtypes, strict=True)):
         logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(seed)).to(dtype)

@@ -1,5 +1,5 @@
-"""Whole steps of attention, interpreted: random mixes of rows and options, against the reference
-kernels, which are the specification."""
+"""Whole steps of interpreted attention: random mixes of rows and options, compared with the
+reference."""
 
 import numpy as np
 import pytest

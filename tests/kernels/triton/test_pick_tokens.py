@@ -57,7 +57,7 @@ def masked(rows: PickRows, table: torch.Tensor, mask_row: list[int]) -> PickRows
 
 
 def picked(logits: torch.Tensor, rows: PickRows, choice: Choice) -> list[int]:
-    """By the kernels; what is given to them stays as it is."""
+    """Pick tokens by the kernels, and check that their input is unchanged."""
     there = with_tensors(rows, lambda tensor: tensor.to(DEVICE))
     moved = logits.to(DEVICE)
     kept = moved.clone()
@@ -70,7 +70,7 @@ def picked(logits: torch.Tensor, rows: PickRows, choice: Choice) -> list[int]:
 
 
 def plain(x: list[float], temperature: float, k: int, p: float, m: float, u: float) -> set[int]:
-    """The tokens that may come of it: more than one only where rounding decides."""
+    """Return the possible tokens: several only if rounding decides."""
     top = max(x)
     if not math.isfinite(top) or any(math.isnan(value) for value in x):
         return {NO_TOKEN}
@@ -133,7 +133,7 @@ GRID = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_combinations(dtype: torch.dtype) -> None:
-    """In bfloat16 many logits are equal. Half of the combinations with each type."""
+    """In bfloat16 many logits are equal. Each dtype takes half of the combinations."""
     params = GRID[dtype == torch.bfloat16 :: 2]
     check(normal(len(params), 600).to(dtype), rows_of(params))
 
@@ -155,7 +155,7 @@ def test_vocabularies(vocab: int) -> None:
 
 
 def test_ties_beyond_the_room() -> None:
-    """Where more tokens are equal than candidates are held, ids decide, over the whole row."""
+    """With more equal tokens than held candidates, ids decide, over the whole row."""
     vocab = 700
     logits = torch.zeros(5, vocab)
     logits[1] = normal(1, vocab)[0].sign()
@@ -208,7 +208,7 @@ def test_rows_without_a_distribution() -> None:
 
 
 def test_masks() -> None:
-    """Shorter than the vocabulary, none, the same twice, one that allows nothing."""
+    """Masks are shorter than the vocabulary, absent, repeated, or allow nothing."""
     table = torch.from_numpy(np.random.default_rng(1).integers(-(2**31), 2**31, (5, 12)))
     table = table.to(torch.int32)
     table[3] = 0
@@ -221,7 +221,7 @@ def test_masks() -> None:
 
 
 def test_nothing_depends_on_the_batch_or_on_the_launches() -> None:
-    """A row alone, among others, and with kernels that other rows need: one token."""
+    """A row gives one token alone, among others, and with kernels that other rows need."""
     params = [*GRID[::2], (2.5, 1000, 1.0, 0.0)]
     rows = rows_of(params)
     logits = normal(len(params), 300, seed=3).bfloat16()

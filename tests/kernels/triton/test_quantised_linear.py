@@ -1,4 +1,5 @@
-"""Products with weights of every form in Triton, against the dense weights that they stand for."""
+"""Products with weights of every form in Triton, compared with the dense weights of equal
+values."""
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_units_of_offsets_alone_and_more_of_them_than_of_scales() -> None:
 
 
 def test_parts_and_steps_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a stack, each part fills its own columns; with many rows the reference multiplies."""
+    """Each part of a stack fills its own columns; with many rows the reference multiplies."""
     one, other = make(FORMS[5], 20, 64, bias=True), make(FORMS[0], 9, 64, bias=True)
     middle = Dense(torch.randn(7, 64), torch.randn(7))
     stacked = Stacked((one, middle, other))

@@ -16,7 +16,7 @@ SHARING = AttentionRules(SplitRule(least=32, most=4), EAGER, tile=16)
 
 ROWS = ((1, 130), (1, 177), (1, 161), (1, 64), (1, 65), (1, 5))
 NESTED = ((0, 5, 48), (0, 3, 128), (1, 3, 160))
-"""All but the last share 48 tokens, three of them 128, two of these 160."""
+"""Nested runs: all but the last row share 48 tokens, three rows share 128, two of these 160."""
 
 
 def check(case: AttentionCase, rules: AttentionRules = SHARING, rows: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is compiled ahead of time speaks of the kernels as they are: every parameter, in order."""
+"""Variants compiled ahead of time name the kernels' parameters: every one, in order."""
 
 from __future__ import annotations
 

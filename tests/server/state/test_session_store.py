@@ -23,9 +23,9 @@ from rootlace.runtime.server import session_store
 from rootlace.runtime.server.full_disk import RETRY_SECONDS
 from rootlace.runtime.server.session_store import (
     RECLAIM_SECONDS,
-    KeptBranch,
-    KeptSession,
     Quoted,
+    SavedBranch,
+    SavedSession,
     Sent,
     SessionStore,
     Told,
@@ -111,10 +111,10 @@ def held(store: SessionStore, key: str) -> View | None:
     }
 
 
-def apply(session: KeptSession, change: Change) -> None:
+def apply(session: SavedSession, change: Change) -> None:
     match change:
         case "open", op, parent:
-            session.open(KeptBranch(op, op, "p", "ns", "", False), parent)
+            session.open(SavedBranch(op, op, "p", "ns", "", False), parent)
         case "grow", number, new, gained, pending, begin:
             session.grow(number, new, gained, pending, begin, 0)
         case "break", number, why:
@@ -248,8 +248,8 @@ def test_a_write_that_is_torn_anywhere_leaves_the_commits_before_it(tmp_path: Pa
         except InvalidRequest as error:  # of the very first transaction, which made the file
             assert "programs.sqlite" in str(error) and cut < 32 + 3 * frame
             continue
-        kept = [held(died, "key") == replayed(CHANGES[:n]) for n in range(len(CHANGES) + 1)]
-        found.append(kept.index(True) if any(kept) else held(died, "key"))
+        saved = [held(died, "key") == replayed(CHANGES[:n]) for n in range(len(CHANGES) + 1)]
+        found.append(saved.index(True) if any(saved) else held(died, "key"))
         died.close()
     store.close()
     known = [n for n in found if n is not None]
@@ -484,6 +484,6 @@ def test_a_key_whose_absent_clients_are_too_many_loses_its_own(
         now[0] += 1
         store.detach(store.begin(name, name.split()[0]))
     store.forget_old()
-    kept = [name for name in names if store.find(name) is not None]
-    assert kept == ["quiet 0", *(f"loud {n}" for n in range(6, 12)), "quiet 1"]
+    saved = [name for name in names if store.find(name) is not None]
+    assert saved == ["quiet 0", *(f"loud {n}" for n in range(6, 12)), "quiet 1"]
     store.close()

@@ -1,4 +1,4 @@
-"""Schemas as regex trees, and texts of these, drawn at random."""
+"""Schemas as regex trees, and random texts of these."""
 
 import random
 from typing import Any
@@ -27,7 +27,7 @@ def regex_of_schema(schema: Any, whitespace: str = "compact") -> Regex | None:
 
 
 def draw(regex: Regex, source: random.Random) -> str:
-    """One text. Ends of ranges and extreme counts come more often than chance has it."""
+    """Draw one text. Ends of ranges and extreme counts come more often than by chance."""
     match regex:
         case Literal(text):
             return text

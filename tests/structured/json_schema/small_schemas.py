@@ -51,7 +51,7 @@ def schema(source: random.Random, depth: int = 3) -> Any:
 
 
 def rooted(source: random.Random) -> Any:
-    """With definitions that anything in it may refer to."""
+    """Return a schema with definitions that any part may refer to."""
     found = schema(source)
     if not isinstance(found, dict):
         return found

@@ -1,4 +1,4 @@
-"""What is refused before anything is compiled, and how references are followed."""
+"""Refusals before any compilation, and resolution of references."""
 
 from typing import Any
 
@@ -161,7 +161,8 @@ def test_what_is_not_json_is_refused() -> None:
     [("$dynamicAnchor", ["http://example.org/strict", "tree"]), ("$anchor", ["tree"])],
 )
 def test_where_a_dynamic_reference_may_lead(anchor: str, wanted: list[str]) -> None:
-    """Wherever its name stands, the outermost first, if it leads to a dynamic anchor at all."""
+    """The outermost schema with the anchor's name comes first, if the reference leads to a dynamic
+    anchor."""
     items = {"$dynamicRef": "#node"}
     tree = {"$id": "tree", anchor: "node", "properties": {"below": {"items": items}}}
     checked = CheckedSchema(

@@ -1,4 +1,4 @@
-"""Constants are written as they are, whichever machine holds the text and whoever asks."""
+"""Constants keep their spelling, with every backend and for every kind of request."""
 
 import itertools
 import json
@@ -135,7 +135,7 @@ def test_what_comes_of_it_is_one_of_them(name: str) -> None:
 
 
 def halves(schema: Any, within: bool = False) -> Any:
-    """With the whole numbers among constants a half larger."""
+    """Return the schema with the whole numbers among its constants increased by a half."""
     if isinstance(schema, dict):
         return {k: halves(v, within or k in ("const", "enum")) for k, v in schema.items()}
     if isinstance(schema, list):

@@ -1,4 +1,4 @@
-"""What we write for a format is a value of that format, by whoever knows it best."""
+"""Texts written for a format are values of the format, by an independent parser of it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What llguidance is asked, against what it makes of a schema itself."""
+"""Questions to llguidance, compared with its own treatment of schemas."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The strings that our automata write beside llguidance are those that llguidance writes."""
+"""Strings of automata beside llguidance: equal to the strings that llguidance writes."""
 
 import pytest
 
@@ -10,7 +10,8 @@ CHARACTERS = [*map(chr, range(0x81)), "é", "\u2028", "\ud7ff", "\ue000", "😀"
 
 
 def spellings(character: str) -> set[str]:
-    """As it is, with a backslash, behind one, and by its number in small and capital digits."""
+    """Return a character's spellings: plain, as a backslash and a letter, and by its number in
+    small and capital digits."""
     code = f"{ord(character):04x}"
     short = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, "")
     return {character, "\\" + character, f"\\u{code}", f"\\u{code.upper()}"} | ({short} - {""})

@@ -32,7 +32,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 def spellings(key: str) -> set[str]:
-    """A key as JSON may write it: with no, some or all characters escaped."""
+    """Return the JSON spellings of a key: with no, some or all characters escaped."""
     plain = json.dumps(key, ensure_ascii=False)
     units = key.encode("utf-16-be")
     codes = [units[i] << 8 | units[i + 1] for i in range(0, len(units), 2)]
@@ -59,7 +59,7 @@ def test_no_spelling_of_a_key_slips_through(schema: dict[str, Any]) -> None:
 
 
 def test_patterns_of_control_characters_are_served() -> None:
-    """Where strings must be written with `\\u`, keys are checked instead."""
+    """If strings must have `\\u` escapes, keys are checked instead."""
     schema = {"properties": {"a": {"type": "string", "pattern": "^\x01$"}}}
     prepared = PreparedSchema(schema)
     assert [str(note.pointer) for note in prepared.residuals] == ["#/properties"]

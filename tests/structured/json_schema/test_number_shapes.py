@@ -121,7 +121,7 @@ def test_numbers_that_no_float_holds(keyword: str, number: str) -> None:
 
 
 def test_values_have_their_format_also_where_a_mask_does_not_say_it() -> None:
-    """Right for those who check formats, and for those who do not."""
+    """Values are right for validators with and without a check of formats."""
     both = {"enum": ["1", "10.0.0.1"], "format": "ipv4"}
     assert PreparedSchema(both).mask_schema["$defs"]["s0"] == {"enum": ["10.0.0.1"]}
     with pytest.raises(InvalidConstraint, match="#/const: "):
@@ -142,7 +142,7 @@ def test_a_dynamic_reference_to_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("number", [-(2**63), -(2**63) + 7, 2**63 - 1, 2**63 + 1, 10**17, 10**20])
 def test_integers_beyond_what_llguidance_reads(number: int) -> None:
-    """Some of them would end the process; others would be rounded."""
+    """Some such integers would end the process; others would be rounded."""
     schemas: list[dict[str, Any]] = [
         {"const": number},
         {"enum": [number, [number]]},

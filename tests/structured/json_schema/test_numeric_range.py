@@ -127,7 +127,7 @@ def test_decimals_between(low: float, high: float, low_in: bool, high_in: bool) 
 def test_what_is_read_back_keeps_to_the_bound(
     value: float, inclusive: bool, side: str, seed: int
 ) -> None:
-    """As doubles too, where texts near an exclusive bound might round onto it."""
+    """Texts near an exclusive bound, which may round onto it, are checked as doubles too."""
     bound = Bound(value, inclusive)
     low, high = (bound, None) if side == "low" else (None, bound)
     try:

@@ -79,8 +79,7 @@ def test_found_where_re_finds_it(pattern: str, letters: str) -> None:
 
 @pytest.mark.parametrize("pattern, letters", PATTERNS)
 def test_found_where_another_engine_finds_it(pattern: str, letters: str) -> None:
-    """jsonschema_rs reads patterns as ECMA 262 has them, with a regular-expression engine of its
-    own."""
+    """jsonschema_rs reads patterns of ECMA-262 with its own regular-expression engine."""
     dfa = LazyDfa(regex_of_pattern(pattern), 1 << 16)
     other = jsonschema_rs.Draft202012Validator(_string(pattern))
     assert [t for t in _texts(letters, 4) if _taken(dfa, t) != other.is_valid(t)] == []

@@ -282,7 +282,7 @@ OPEN: list[Any] = [
 
 
 def test_several_looks_are_one_automaton() -> None:
-    """What each of them asks for stands in the text, in any order."""
+    """The text contains the parts of all look-aheads, in any order."""
     regex = regex_of_schema({"type": "string", "pattern": "^(?=.*a.{40})(?=.*b.{40})(?=.*c.{40})"})
     assert regex is not None
 
@@ -355,7 +355,7 @@ def _in_place(levels: int, keyword: str) -> Any:
          "properties", "enum"],
 )  # fmt: skip
 def test_a_blow_up_ends(schema: Any) -> None:
-    """No test would, if all that they stand for were written."""
+    """No test would end if all of the texts were written."""
     assert regex_of_schema(schema) in (None, syntax.NOTHING)
 
 

@@ -434,7 +434,7 @@ MANY = {"type": "integer"}
 def test_a_schema_that_no_mask_holds_is_refused(
     compiler: GrammarCompiler, wide: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its place and its size are named; nothing weaker is served."""
+    """The error names its place and size; no weaker schema is served."""
     monkeypatch.setattr(normal_form, "MAX_PROPERTIES", 1_200)
     schema = {"properties": {"rows": {"items": {"properties": wide, "required": list(wide)}}}}
     place = "json_schema: #/properties/rows/items"

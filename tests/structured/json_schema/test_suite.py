@@ -138,5 +138,5 @@ def _run(
 
 
 def _for_re(schema: Any) -> Any:
-    """With what `re` does not know in a pattern written out (its letters, as ours, are more)."""
+    """Replace classes that `re` lacks in patterns (its letters, as ours, are more)."""
     return json.loads(json.dumps(schema).replace(r"\\p{Letter}", r"[^\\W\\d_]"))

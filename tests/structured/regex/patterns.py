@@ -1,4 +1,4 @@
-"""Random patterns in the syntax of `re`, and texts that match them or nearly do."""
+"""Random patterns in the syntax of `re`, with texts that match or nearly match."""
 
 from __future__ import annotations
 

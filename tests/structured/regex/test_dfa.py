@@ -149,7 +149,7 @@ def test_too_large_is_known_before_anything_is_visited(regex: Regex) -> None:
 
 
 def test_states_of_many_items_are_few() -> None:
-    """One mask may visit them all."""
+    """One mask may visit all of these states."""
     dfa = dfa_of("[ab]*a[ab]{1000}c")
     with pytest.raises(TooLarge):
         dfa.run(dfa.start, b"a" * 1000)

@@ -30,7 +30,7 @@ BYTES = LLTokenizer("byte")
 
 
 def in_python(pattern: str) -> str:
-    r"""`\x{…}` as `re` spells it."""
+    r"""Return the pattern with `\x{…}` in the spelling of `re`."""
     return re.sub(r"\\x\{([0-9A-F]+)\}", lambda code: f"\\U{int(code[1], 16):08x}", pattern)
 
 

@@ -14,7 +14,7 @@ OTHERS = "a0 -.,:/\"'\\@+=\n\té中🙂\u0660"
 
 
 def sampled(dfa: LazyDfa, rng: random.Random, characters: int) -> str | None:
-    """A text on a random walk that ends where it may; None if it came to no end."""
+    """Return a text on a random walk that ends at an accepting state; None without an end."""
     state = dfa.start
     text = bytearray()
     for _ in range(characters):

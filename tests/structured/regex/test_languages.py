@@ -1,4 +1,4 @@
-"""What goes on behind a text of another language? Compared with all short texts, by `re`."""
+"""Continuations behind texts of another language, compared with all short texts, by `re`."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("left", PATTERNS)
 def test_what_goes_on_behind_a_text_is_that_of_all_short_texts(left: str) -> None:
-    """Of these patterns, one that goes on behind another does so within four characters."""
+    """A pattern that continues behind another one does so within four characters here."""
     begun = {text for text in TEXTS[:-4] if re.fullmatch(left, text)}
     text = Language(parse(left))
     for right in PATTERNS:

@@ -1,4 +1,4 @@
-"""Patterns mean what `re.fullmatch` makes of them; what cannot be meant is refused by name."""
+"""Patterns with the meaning of `re.fullmatch`, and refusals of constructs by name."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_surrogates_match_nothing() -> None:
     "pattern", ["(?:\ud800(?<=ab)|x)", r"(?:[\ud800](a)\1|x)", r"(?:\ud800(?>a|ab)c|x)"]
 )
 def test_what_follows_a_surrogate_is_not_refused(pattern: str) -> None:
-    """Nothing reaches it."""
+    """No text reaches the part behind the surrogate."""
     dfa = LazyDfa(parse(pattern), 10)
     assert accepts(dfa, "x") and not accepts(dfa, "aa")
 

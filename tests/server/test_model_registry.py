@@ -45,7 +45,7 @@ from tests.waiting import soon, until
 class Place:
     """A server of the models `a` (with an adapter) and `b`, over made-up engines."""
 
-    rooms: ModelRegistry
+    registry: ModelRegistry
     http: aiohttp.ClientSession
     programs: ProgramServer
     runner: web.AppRunner
@@ -80,11 +80,11 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
         exits: dict[str, Callable[[str], None]] = {}
         tokenizer = load("stories3M")
 
-        async def open_room(
+        async def open_model(
             config: GatewayConfig,
             engine_config: EngineConfig,
             on_exit: Callable[[str], None],
-            house: ServerState,
+            server_state: ServerState,
         ) -> ServedModel:
             name = config.served_name
             loaded.append(name)
@@ -94,11 +94,11 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
             engine = engines[name] = FakeEngine(tokenizer.vocab_size)
             engine.adapters = ("x",) if name == "a" else ()
             exits[name] = on_exit
-            return ServedModel(config, engine, tokenizer, ChatTemplate(None), (), house)
+            return ServedModel(config, engine, tokenizer, ChatTemplate(None), (), server_state)
 
-        monkeypatch.setattr(module, "open_room", open_room)
+        monkeypatch.setattr(module, "open_model", open_model)
         address = f"ipc://{tmp_path}/programs"
-        rooms = ModelRegistry(
+        registry = ModelRegistry(
             [
                 RuntimeConfig(
                     GatewayConfig(
@@ -108,16 +108,16 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
                 for name in ("a", "b")
             ]
         )
-        programs, runner = ProgramServer(rooms), runner_for(rooms)
+        programs, runner = ProgramServer(registry), runner_for(registry)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         http = aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        place = Place(rooms, http, programs, runner, loaded, engines, exits)
+        place = Place(registry, http, programs, runner, loaded, engines, exits)
         place.gate.set()
         places.append(place)
-        rooms.program_address = programs.start()
-        await rooms.start()
+        registry.program_address = programs.start()
+        await registry.start()
         return place
 
     yield start
@@ -125,7 +125,7 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
         await place.http.close()
         await place.runner.cleanup()
         await place.programs.stop()
-        await place.rooms.stop()
+        await place.registry.stop()
 
 
 async def test_the_field_model_chooses(make: Make) -> None:
@@ -171,7 +171,7 @@ async def test_ready_tells_what_is_degraded_of_any_model(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = await make()
-    gateway = place.rooms.room("b").gateway
+    gateway = place.registry.slot("b").model
     status = await gateway.status()
 
     async def told(account: object = None) -> dict[str, Any]:
@@ -202,11 +202,11 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(
     (running,) = (await place.ask("/api/ps"))[1]["models"]
     until_then = datetime.fromisoformat(running["expires_at"]) - datetime.now(UTC)
     assert running["name"] == "b" and until_then.total_seconds() < 1
-    room = place.rooms.room("b")
-    gateway = weakref.ref(room.gateway)
+    slot = place.registry.slot("b")
+    gateway = weakref.ref(slot.model)
     said = await place.ask("/v1/responses", {"input": "hi", "model": "b", "max_output_tokens": 2})
     now += 1.0
-    await until(lambda: room.gateway is None and not place.rooms._closing)
+    await until(lambda: slot.model is None and not place.registry._closing)
     gc.collect()
     assert gateway() is None
     assert (await place.ask(f"/v1/responses/{said[1]['id']}"))[1] == said[
@@ -218,7 +218,7 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(
 
 async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(make: Make) -> None:
     place = await make(load="on-demand", hold_seconds=0.05)
-    room = place.rooms.room("b")
+    slot = place.registry.slot("b")
     asked = {"model": "b", "messages": [{"role": "user", "content": "hi"}]}
     asked["options"] = {"num_predict": 2}
     for path, body, kept in (
@@ -235,18 +235,18 @@ async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(m
         ("/api/embed", {"model": "b", "input": "hi", "keep_alive": "0s"}, False),
     ):
         assert (await place.ask(path, body))[0] == 200
-        await until(lambda: not room.users)
-        assert (room.gateway is not None) == kept, body
+        await until(lambda: not slot.users)
+        assert (slot.model is not None) == kept, body
     for odd in ({"keep_alive": [0]}, {"timeout": {}}):
         status, reply = await place.ask("/api/chat", {**asked, **odd})
         assert status == 400 and "b" in place.loaded and "a" not in place.loaded, reply
     wrong = {"keep_alive": 0, "options": {"num_predict": "x"}}
     assert (await place.ask("/api/chat", {**asked, **wrong}))[0] == 400
-    await until(lambda: not room.users)
-    assert room.gateway is not None
+    await until(lambda: not slot.users)
+    assert slot.model is not None
     # That is how `ollama stop` says it.
     _, reply = await place.ask("/api/generate", {"model": "b", "keep_alive": 0})
-    assert reply["done_reason"] == "unload" and room.gateway is None
+    assert reply["done_reason"] == "unload" and slot.model is None
     loaded = place.loaded[:]
     for path, body in (("generate", {"prompt": ""}), ("chat", {"messages": []}), ("chat", {})):
         _, reply = await place.ask(f"/api/{path}", {"model": "b:latest", "keep_alive": 0, **body})
@@ -255,9 +255,9 @@ async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(m
     assert place.loaded == loaded  # it was not loaded to be unloaded
     # Who is answered meanwhile keeps it.
     assert (await place.ask("/api/chat", asked))[0] == 200
-    async with place.rooms.use("b"):
+    async with place.registry.use("b"):
         assert (await place.ask("/api/chat", {**asked, "keep_alive": 0}))[0] == 200
-        assert room.gateway is not None
+        assert slot.model is not None
 
 
 async def test_a_model_that_was_loaded_at_the_start_leaves_no_memory_taken(
@@ -265,9 +265,9 @@ async def test_a_model_that_was_loaded_at_the_start_leaves_no_memory_taken(
 ) -> None:
     monkeypatch.setattr(module, "CLEARED_SECONDS", 0.05)
     place = await make(idle_unload=0.1, hold_seconds=0.05)
-    room = place.rooms.room("b")
-    assert room.gateway is not None
-    gateway = weakref.ref(room.gateway)
+    slot = place.registry.slot("b")
+    assert slot.model is not None
+    gateway = weakref.ref(slot.model)
     gc.freeze()  # as a server does when it has started
     await until(lambda: gateway() is None)
 
@@ -277,11 +277,11 @@ async def test_a_load_that_fails_unexpectedly_is_not_tried_with_every_request(
 ) -> None:
     place, tries = await make(load="on-demand"), []
 
-    async def open_room(*given: object) -> ServedModel:
+    async def open_model(*given: object) -> ServedModel:
         tries.append(given)
         raise KeyError("vocab")
 
-    monkeypatch.setattr(module, "open_room", open_room)
+    monkeypatch.setattr(module, "open_model", open_model)
     monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 50.0)
     for _ in range(2):
         assert (await place.ask("/v1/completions", {"prompt": "hi"}))[0] == 500
@@ -306,7 +306,7 @@ async def test_a_key_is_told_neither_paths_nor_when_others_used_a_model(
     for sent, reason in ((key, "load"), ("operator", "unload")):
         asked = {"model": "a", "keep_alive": 0}
         assert (await place.ask("/api/generate", asked, sent))[1]["done_reason"] == reason
-        assert (place.rooms.room("a").gateway is None) == (reason == "unload")
+        assert (place.registry.slot("a").model is None) == (reason == "unload")
 
     for name in "ab":
         for where in (f"/v1/models/{name}", f"/get_model_info?model={name}"):
@@ -337,13 +337,13 @@ async def test_who_only_looks_neither_loads_a_model_nor_keeps_it(make: Make) -> 
         assert error["error"]["message"] == "the model b is not loaded"
     status, said = await place.ask("/flush_cache", {"model": "b"})
     assert (status, said) == (200, "The model b is not loaded.\n") and not place.loaded
-    room = place.rooms.room("b")
+    slot = place.registry.slot("b")
     await place.ask("/v1/completions", {"prompt": "hi", "model": "b", "max_tokens": 1})
-    used = room.used
+    used = slot.used
     for path in watched:
         assert (await place.ask(f"{path}?model=b"))[0] == 200, path
     assert (await place.ask("/flush_cache", {"model": "b"}))[1] == "Cache flushed.\n"
-    assert place.engines["b"].flushes == 1 and room.used == used
+    assert place.engines["b"].flushes == 1 and slot.used == used
     assert place.loaded == ["b"]
 
 
@@ -361,8 +361,8 @@ async def test_a_model_that_crashes_disturbs_no_other(
     place.exits["a"]("it died four times")
     status, error = await soon(dying)
     assert status == 503 and "the model a was unloaded" in error["error"]["message"]
-    assert not place.rooms.room("a").users
-    assert place.rooms.room("a").gateway is None
+    assert not place.registry.slot("a").users
+    assert place.registry.slot("a").model is None
     assert (await place.ask("/health"))[0] == 200
     place.broken.add("a")
     status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
@@ -372,14 +372,14 @@ async def test_a_model_that_crashes_disturbs_no_other(
     status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
     assert status == 503 and f"{said} (it is tried again in" in error["error"]["message"]
     with monkeypatch.context() as patched:  # nor is what nobody expected told in full
-        patched.setattr(module, "open_room", no_disk)
-        place.rooms.room("a")._retry_at = 0.0
+        patched.setattr(module, "open_model", no_disk)
+        place.registry.slot("a")._retry_at = 0.0
         for known in ("internal error", "internal error (OSError) (it is tried again in"):
             status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
             said = error["error"]["message"]
             assert status == 500 and said.startswith(known) and "secret" not in said
     place.broken.clear()
-    place.rooms.room("a")._retry_at = 0.0
+    place.registry.slot("a")._retry_at = 0.0
     assert (await place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))[0] == 200
     while not slow.done():
         place.engines["b"].step()
@@ -394,37 +394,37 @@ async def no_disk(*_: object) -> ServedModel:
 async def test_who_stops_waiting_for_a_model_leaves_it_loading(make: Make) -> None:
     place = await make(load="on-demand")
     place.gate.clear()
-    first, second = (asyncio.create_task(place.rooms.load("b")) for _ in range(2))
-    other = asyncio.create_task(place.rooms.load("a"))
+    first, second = (asyncio.create_task(place.registry.load("b")) for _ in range(2))
+    other = asyncio.create_task(place.registry.load("a"))
     await until(lambda: bool(place.loaded))
     first.cancel()
     await asyncio.sleep(0)
     place.gate.set()
-    assert await second is place.rooms.room("b").gateway and await other
+    assert await second is place.registry.slot("b").model and await other
     assert place.loaded == ["b", "a"]  # one after the other
     place.exits["a"]("it died")
     place.gate.clear()
-    dying = asyncio.create_task(place.rooms.load("a"))
+    dying = asyncio.create_task(place.registry.load("a"))
     await until(lambda: len(place.loaded) == 3)
-    await place.rooms.stop()
+    await place.registry.stop()
     with pytest.raises(asyncio.CancelledError):
         await dying
 
 
 async def test_a_model_that_is_stopped_while_it_loads_does_not_stay(make: Make) -> None:
     place = await make(load="on-demand")
-    room = place.rooms.room("b")
+    slot = place.registry.slot("b")
     place.gate.clear()
-    left = asyncio.create_task(place.rooms.load("b"))
+    left = asyncio.create_task(place.registry.load("b"))
     await until(lambda: bool(place.loaded))
     left.cancel()
     asked = {"model": "b", "keep_alive": 0}
     stopped = asyncio.create_task(place.ask("/api/generate", asked))
-    await until(lambda: bool(room.users) or stopped.done())
+    await until(lambda: bool(slot.users) or stopped.done())
     place.gate.set()
     assert (await stopped)[1]["done_reason"] == "unload"
-    await until(lambda: room.loading is None)
-    assert room.gateway is None and place.loaded == ["b"]
+    await until(lambda: slot.loading is None)
+    assert slot.model is None and place.loaded == ["b"]
 
 
 async def test_a_timeout_includes_the_time_of_a_load(make: Make) -> None:
@@ -433,9 +433,9 @@ async def test_a_timeout_includes_the_time_of_a_load(make: Make) -> None:
     body = {"prompt": "hi", "model": "b", "max_tokens": 1}
     status, error = await place.ask("/v1/completions", {**body, "timeout": 0.01})
     assert status == 408 and "0.01 s" in error["error"]["message"]
-    assert place.loaded == ["b"] and not place.rooms.room("b").users
+    assert place.loaded == ["b"] and not place.registry.slot("b").users
     slow = asyncio.create_task(place.ask("/v1/completions", {**body, "timeout": 50}))
-    await until(lambda: place.rooms.room("b").users == 1)
+    await until(lambda: place.registry.slot("b").users == 1)
     await asyncio.sleep(0.02)
     place.gate.set()
     assert (await slow)[0] == 200
