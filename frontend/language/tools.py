@@ -267,7 +267,7 @@ class Offer(NamedTuple):
         text = written if isinstance(written, str) else written[0]
         found = list(find_calls(text, self.form, self.tools))
         if found and found[-1].error is not None:
-            meta = self.said.meta()
+            meta = self.text.meta()
             meta = meta[0] if isinstance(meta, list) else meta
             if meta["finish_reason"]["type"] == "length":
                 error = ValueError(f"the call was cut off after {meta['completion_tokens']} tokens")

@@ -114,7 +114,9 @@ def load_adapter(
             log.warning(
                 "adapter %r: several of alpha_pattern match %s; the first counts, alpha %g, as "
                 "where PEFT loads the adapter, and may not be the one it was trained with",
-                *(config.name, module, config.alphas_of(module)[0]),
+                config.name,
+                module,
+                config.alphas_of(module)[0],
             )
             break
     return Adapter(config.name, layers)

@@ -212,7 +212,13 @@ class Entry(msgspec.Struct, frozen=True):
         }
         table = self.table
         return PackedWeights(
-            *(linears, tensors, blocks, table.in_head), *(table.remarks, table.arrays, self.damage)
+            linears,
+            tensors,
+            embedding_blocks=blocks,
+            embedding_in_head=table.in_head,
+            remarks=table.remarks,
+            mapped=table.arrays,
+            damage=self.damage,
         )
 
     def verify(self) -> None:

@@ -133,10 +133,13 @@ class ServedModel:
         refuse = ""
         if config.tools == "template-only":
             refuse = f"the chat template of {name_of(config)!r} has no place for tools"
-        sizes = (info.context_length, info.vocab_size, info.capacity_tokens, info.block_size)
         self.model_info = ModelInfo(
-            *(name_of(config), config.model),
-            *sizes,
+            name=name_of(config),
+            path=config.model,
+            context_length=info.context_length,
+            vocab_size=info.vocab_size,
+            capacity_tokens=info.capacity_tokens,
+            block_size=info.block_size,
             chat=chat_format(chat, chat.tool_use or chat, refuse),
             adapters=info.adapters,
             labels=info.labels,

@@ -55,8 +55,16 @@ class Children:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._opened = 0
         self._config = EngineProcessConfig(
-            *(config, "", "", str(self._folder.path), ""),
-            *(replica, replicas, digest_key.hex(), transfer, host),
+            config,
+            inbox="",
+            outbox="",
+            socket_folder=str(self._folder.path),
+            record="",
+            replica=replica,
+            replicas=replicas,
+            digest_key=digest_key.hex(),
+            transfer=transfer,
+            host_memory=host,
         )
 
     def open(self, hear: Callable[[FromEngine], None]) -> ChildEngine:
