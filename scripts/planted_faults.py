@@ -64,8 +64,8 @@ FAULTS = (
     Fault(
         "replay begins anew, and its tokens are sent twice",
         RESTARTS,
-        "            output_ids=output_ids,\n",
-        "",
+        "request, output_ids=output_ids, suspected",
+        "request, suspected",
     ),
     Fault(
         "replay omits the last token",
@@ -76,7 +76,7 @@ FAULTS = (
     Fault(
         "replay has another seed",
         RESTARTS,
-        "resumed=self.engines > 0,\n",
+        "resumed=self.engines > 0\n",
         "resumed=self.engines > 0,\n            params=msgspec.structs.replace("
         "request.params, seed=(request.params.seed or 0) + 1),\n",
     ),
@@ -245,8 +245,8 @@ FAULTS = (
     Fault(
         "state: text that is not tokenized yet is lost",
         SESSION_LOG,
-        "yield kept, SequenceState(ids, kept.pending,",
-        "yield kept, SequenceState(ids, (),",
+        "yield saved, SequenceState(ids, saved.pending,",
+        "yield saved, SequenceState(ids, (),",
     ),
     Fault(
         "namespaces share one tree",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -574,23 +575,24 @@ _Answers = Pinned | Unpinned | Flushed | Stats | Explained | Tree | HandedOver
 _Reports = PinsLost | Heartbeat | CacheChanged | CostMeasured | Leaving | Died
 FromEngine = Ready | EngineOutput | _Answers | _Reports
 
-_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<u8")}
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<f4", "<u8")}
+_PLAN_DTYPES = _DTYPES | {"<i8": np.dtype("<i8")}
 
 
-def _pack(value: Any) -> Any:
+def _pack(value: Any, dtypes: Mapping[str, Any] = _DTYPES) -> Any:
     """Return an array as its dtype, shape and bytes; other types are msgspec's."""
-    if not isinstance(value, np.ndarray) or value.dtype.str not in _DTYPES:
+    if not isinstance(value, np.ndarray) or value.dtype.str not in dtypes:
         raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
     return value.dtype.str, value.shape, value.tobytes()
 
 
-def _unpack(kind: type, value: Any) -> Any:
+def _unpack(kind: type, value: Any, dtypes: Mapping[str, Any] = _DTYPES) -> Any:
     """Return a read-only view of a received array. Raises ValueError if it is no array."""
     if kind is not np.ndarray:
         raise NotImplementedError(f"{kind} is not received")
     try:
         dtype, shape, data = value
-        return np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
+        return np.frombuffer(data, dtypes[dtype]).reshape(shape)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an array: {error!r}") from error
 
@@ -603,6 +605,8 @@ decode_from_engine = msgspec.msgpack.Decoder(list[FromEngine], dec_hook=_unpack)
 """Decodes a frame. Raises `msgspec.DecodeError`."""
 
 encode_arrays: Callable[[dict[str, np.ndarray]], bytes]
-encode_arrays = msgspec.msgpack.Encoder(enc_hook=_pack).encode
-decode_arrays = msgspec.msgpack.Decoder(dict[str, np.ndarray], dec_hook=_unpack).decode
+encode_arrays = msgspec.msgpack.Encoder(enc_hook=partial(_pack, dtypes=_PLAN_DTYPES)).encode
+decode_arrays = msgspec.msgpack.Decoder(
+    dict[str, np.ndarray], dec_hook=partial(_unpack, dtypes=_PLAN_DTYPES)
+).decode
 """Arrays of several names in a frame, beside these messages."""

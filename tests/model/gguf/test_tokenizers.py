@@ -406,7 +406,7 @@ def test_what_is_refused(name: str) -> None:
     assert str(caught.value).startswith("m.gguf: tokenizer.") and words in str(caught.value)
 
 
-@pytest.mark.parametrize("pre", PATTERNS)
+@pytest.mark.parametrize("pre", sorted(PATTERNS))
 def test_every_pattern_can_be_built(pre: str) -> None:
     text = GgufSource(bpe(pre=pre, add_bos_token=False)).tokenizer_json()
     fast = FastTokenizer.from_str(text)
