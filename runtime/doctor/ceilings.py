@@ -213,9 +213,17 @@ def attention_rate(
     which one sees the other counts four per number of a query head."""
     shape = (ATTENDED // BLOCK, BLOCK, heads.num_kv_heads, heads.head_dim)
     keys, values = (torch.randn(shape).to(dtype) for _ in range(2))
-    rows = (np.array([0, ATTENDED]), np.array([ATTENDED]), np.arange(shape[0])[None])
-    sizes = (BLOCK, heads.num_heads, heads.num_kv_heads, heads.head_dim)
-    batch = AttentionBatch(*rows, *sizes, dtype, torch.device("cpu"))
+    batch = AttentionBatch(
+        row_start=np.array([0, ATTENDED]),
+        context_len=np.array([ATTENDED]),
+        block_tables=np.arange(shape[0])[None],
+        block_size=BLOCK,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
     q = torch.randn(ATTENDED, heads.num_heads, heads.head_dim).to(dtype)
     attend = NativeAttention(library, Team(library, threads))
     plan = attend.plan(batch, None)

@@ -239,9 +239,17 @@ class StepInputBuilder(msgspec.Struct, frozen=True, dict=True):
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:
         attention = self.spec.attention
-        rows = (plan.row_start, plan.context_len, plan.block_tables)
-        heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
-        return AttentionBatch(*rows, self.block_size, *heads, self.dtype, self.device)
+        return AttentionBatch(
+            row_start=plan.row_start,
+            context_len=plan.context_len,
+            block_tables=plan.block_tables,
+            block_size=self.block_size,
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
 
 def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarray]:

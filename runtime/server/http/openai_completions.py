@@ -387,14 +387,14 @@ class ToolCallReply(TypedDict):
     function: CalledFunction
 
 
-class ChatMessage(msgspec.Struct):
+class ChatMessage(msgspec.Struct, kw_only=True):
     """Answer, with thoughts and calls if there are any."""
 
+    role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
 
 
 class ChatChoice(msgspec.Struct):
@@ -515,7 +515,7 @@ class ChatCompletions:
         choices: list[ChatChoice] = []
         for index, answer in enumerate(answers):
             output = ended.generated.outputs[index]
-            message = ChatMessage(answer.content)
+            message = ChatMessage(content=answer.content)
             if answer.reasoning and asked.thoughts:
                 message.reasoning_content = answer.reasoning
             if answer.calls:
