@@ -352,9 +352,9 @@ class Ledger:
         """Whether pins left less room than there would be: the output ends early, by its length."""
         length = len(prompt) + len(output.token_ids)
         shape = self._world.scenario.shape
-        room = shape.blocks * shape.block_size - self._pinned - shape.block_size
+        most = shape.blocks * shape.block_size - self._pinned - shape.block_size
         early = output.finish_reason == "length" and len(output.token_ids) < len(wanted.ids)
-        return early and self._world.pins and length >= room
+        return early and self._world.pins and length >= most
 
     def _check_chunks(self, sent: Sent, end: Generated) -> None:
         chunks = [event for event in sent.events if isinstance(event, Chunk)]
@@ -414,8 +414,8 @@ class Ledger:
         if code == "pin_refused" and op.handling.cache.pin is True:
             return
         if code == "context_length_exceeded":
-            room = self._capacity - (self._pinned if self._world.pins else 0)
-            if length > room:
+            most = self._capacity - (self._pinned if self._world.pins else 0)
+            if length > most:
                 return
         if code == "invalid_request" and op.handling.cache.pin and not branch.share:
             return
