@@ -1,4 +1,4 @@
-"""What every operation of a connection must have come to."""
+"""Checks of every operation of a connection."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ disk of `--state` first."""
 
 
 class Branch:
-    """A branch as the reference has it."""
+    """Branch in the reference."""
 
     def __init__(self, content: Content, namespace: str = "", share: bool = True) -> None:
         self.content = content
         self.namespace = namespace
         self.share = share
         self.tree: Hashable = namespace if share else self
-        """Branches of which others see what is cached."""
+        """Owner of the cache that the branch sees: the namespace, or the branch alone."""
         self.broken = False
         self.deadly = False
         """Whether its text kills engines or makes steps raise."""
@@ -386,7 +386,7 @@ class Ledger:
         return timeout < 6 * longest
 
     def _killed(self) -> int:
-        """How many requests of this connection may have been taken for what kills engines."""
+        """Count the connection's requests that may have been taken for killers of engines."""
         count = 0
         for sent in self._actor.sent:
             if sent.life == self._life and sent.failure and DIED in sent.failure.message:
