@@ -451,7 +451,7 @@ def trace(function: Definition, args: Sequence[Any], values: Mapping[str, Any]) 
     except StopTracing as reason:
         result.stopped = str(reason)
     except Exception as error:
-        # The program or our references may be to blame. What was found so far is worth having.
+        # The fault may lie in the program or in our references. Keep the findings so far.
         files = [
             f"{frame.f_code.co_filename}:{line}"
             for frame, line in traceback.walk_tb(error.__traceback__)

@@ -180,7 +180,7 @@ class _Giver:
         """Raises `BlockLost`; ValueError where it sends what nobody asked for."""
         self.ask([slot])
         end, found, at = time.monotonic() + patience, -1, 0
-        while found != slot:  # nobody wants another one any more
+        while found != slot:  # other slots are no longer wanted
             head, *pieces = self._next(end)
             found = int.from_bytes(head.bytes, "little")
             self._asked.remove(found)
@@ -228,8 +228,8 @@ class Nixl:
         name = secrets.token_hex(16)
         self._patience = patience
         self._slots = np.zeros((num_slots, block_bytes), np.uint8)
-        # One is enough, though a read that was given up may still write to it: what is taken has
-        # the checksum that was offered, or is computed.
+        # One buffer is enough, though an abandoned read may still write to it: an accepted block
+        # has the offered checksum, otherwise it is computed.
         self._landing = np.zeros(block_bytes, np.uint8)
         self._givers: dict[bytes, str] = {}
         """Names of the known agents, the last read from at the end."""

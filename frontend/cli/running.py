@@ -273,7 +273,7 @@ def _frame(url: str, last: Sample, now: Sample) -> RenderableType:
     worst = sorted(now.findings, key=lambda each: -each["tokens_lost"])[:_FINDINGS]
     if worst:
         lines.append(Text("\nPrompts that could share more", style="bold"))
-    # What a prompt says is no markup.
+    # The text of a prompt is no markup.
     lines += [Text(f"{each['tokens_lost']:>10,} tokens  {each['says']}") for each in worst]
     return Group(*lines)
 
@@ -298,7 +298,7 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
 
     prompt = more("prompt_tokens")
     whole = at("cached_tokens") / at("prompt_tokens") if at("prompt_tokens") else 0.0
-    # Prompts count when they come, and what is found of them when they begin.
+    # Prompts are counted on arrival, their cached tokens at the start.
     begun = more("cached_tokens", "computed_tokens")
     hits = f"{more('cached_tokens') / begun:.1%}" if begun else "-"
     blocks = max(at("blocks_total"), 1)
@@ -359,7 +359,7 @@ def _of_replica(counters: dict[str, Any]) -> str:
     )
 
 
-# `rootlace bench`: load on a server that speaks OpenAI's interface, and what came of it.
+# `rootlace bench`: load on a server with OpenAI's interface, and its results.
 # `bench_load` makes the requests, sends and times them, sums them up and draws.
 
 

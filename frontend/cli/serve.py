@@ -96,7 +96,7 @@ def serve(
     sampling = [one for some in settings["default_sampling"] for one in some.split(",")]
     for name, given in models:
         own = settings if name is None else {**settings, "served_name": name}
-        # What begins with a model's name is for that alone.
+        # Settings that begin with a model's name are for this model alone.
         mine = [one for one in sampling if one.partition(":")[0] not in names - {name}]
         own = {**own, "default_sampling": [one.removeprefix(f"{name}:") for one in mine]}
         configs.append(_config(given, program_address, own, keys, sources))

@@ -269,7 +269,7 @@ class Runtime(RuntimeEndpoint):
             if options.get("draft_model"):
                 options["draft_model"] = _local(options["draft_model"], options)[0]
             config = runtime_config(path, address, options, name)
-            # Programs that wait for a server which died too often are told.
+            # Programs that wait for a server get an error once it has died too often.
             on_gone = super().close if options.get("state") else None
             self._started = GatewayProcess(config, log, launch_timeout, on_gone)
             self._process = self._started

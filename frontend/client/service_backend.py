@@ -400,7 +400,7 @@ class ServiceBackend(RuntimeEndpoint):
         elif constraint is not None:
             schema = schema_of(constraint)
         if constraint is not None and constraint.source in JSON_TYPES:
-            # White space ends our numbers, and may stand before those of others.
+            # White space ends Rootlace's numbers, and may precede a service's.
             stop = tuple(text for text in params.stop if text not in NUMBER_STOPS)
             params = msgspec.structs.replace(params, stop=stop)
         request = self._request(branch, op.handling.timeout, params)

@@ -202,7 +202,7 @@ def app(
         graceful_shutdown_timeout_s=seconds + MORE_SECONDS,
         ray_actor_options={"num_cpus": 0},
     )
-    # During an update, those that end are there beside those that begin.
+    # During an update, ending and beginning replicas exist side by side.
     places = 2 * (most + prefill)
     return front.bind(msgspec.json.encode(config), version, key, places, 2 * prefill, *bound)
 

@@ -437,7 +437,7 @@ _MISSING = object()
 
 
 def _same(one: Any, other: Any) -> bool:
-    # Equality is only asked of types whose equality is cheap and means "writes the same text".
+    # Only types with a cheap equality that means "writes the same text" are compared.
     return one is other or (type(one) is type(other) is str and one == other)
 
 

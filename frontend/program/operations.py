@@ -679,7 +679,7 @@ def _stretches(
 
 
 def _shortened(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode()  # half a character fails, and is told
+    text = text.encode("utf-8", "replace").decode()  # half a character fails later, with an error
     if len(text) <= SHOWN:
         return text
     half = SHOWN // 2

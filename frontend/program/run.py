@@ -279,7 +279,7 @@ class ProgramRun:
         except BaseException as caught:
             error = caught
             if self.cancelled and isinstance(caught, asyncio.CancelledError):
-                error = Cancelled(self.cancelled)  # the task's own would cancel who reads it
+                error = Cancelled(self.cancelled)  # the task's own error would cancel its readers
             self.error = error  # before anything is cancelled for it
             self.cancel()
             raise
@@ -400,18 +400,18 @@ class RemoteBranch:
         """End the unsendable `operation` as a failed one, and cancel the branch on the server."""
         operation.failure = failure = self.failed(operation, error)
         operation.finish()
-        # What follows would continue a text without this operation: the branch is broken.
+        # Later operations would continue a text without this one: the branch is broken.
         self._run.connection.send(protocol.Cancel(self.next_op(), self.id), Answer())
         raise failure.exception()
 
-    # ------------------------------------------------------------ what the I/O thread reports
+    # ------------------------------------------------------------ reports of the I/O thread
 
     def late(self) -> DeadlineExceeded | None:
         return self._run.budget.late()
 
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
         """Return the failure that readers of `operation` see: the first cause, in any branch."""
-        if isinstance(error, DeadlineExceeded):  # the request was given what was left of the run's
+        if isinstance(error, DeadlineExceeded):  # the request had the remaining time of the run
             error = self._run.budget.late() or error
         if isinstance(error, Cancelled) and self._run.cancelled:
             error = Cancelled(self._run.cancelled)

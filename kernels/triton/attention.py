@@ -172,8 +172,8 @@ def plan_attention(
     lengths = np.diff(batch.row_start)
     decode = extend = None
     tables = batch.block_tables
-    room = len(lengths) if rows is None else rows
-    tile = rules.tile or tree_tile(room, group, batch.head_dim, batch.dtype)
+    padded_rows = len(lengths) if rows is None else rows
+    tile = rules.tile or tree_tile(padded_rows, group, batch.head_dim, batch.dtype)
     if rows is not None or bool((lengths == 1).any()):
         programs = tree_programs(batch.device, arch, batch.head_dim, batch.dtype, tile)
         decode = plan_decode(

@@ -427,8 +427,8 @@ def plan_decode(
     count = len(step.context)
     if rows is not None and (rows < count or not step.decoding.all()):
         raise ValueError(f"{rows} rows of one new token cannot hold these {count}")
-    room = count if rows is None else rows
-    slots = room * split.slots_per_row
+    padded_rows = count if rows is None else rows
+    slots = padded_rows * split.slots_per_row
 
     ranges: list[SharedRange] = []
     if np.count_nonzero(step.decoding) > 1:
@@ -442,29 +442,31 @@ def plan_decode(
         above[found.begin : found.end] += number
     partial = above + own
     partial[partial == 1] = 0  # an only item writes the output directly
-    starts = np.zeros(room + 1, np.int64)
+    starts = np.zeros(padded_rows + 1, np.int64)
     np.cumsum(partial, out=starts[1 : count + 1])
     starts[count + 1 :] = starts[count]
 
     items = _own_items(step, begin, own, np.where(partial > 0, starts[:count] + above, -1))
     group = batch.num_heads // batch.num_kv_heads
     shared = _shared_items(ranges, segments, ordinals, group, tile, sharing.unit)
-    blocks_at = items_at(room) + items.size + shared.size
+    blocks_at = items_at(padded_rows) + items.size + shared.size
     blocks = _place_blocks(batch, step, begin, ranges, items, shared, blocks_at)
 
     numbers = np.zeros(blocks_at + sum(map(len, blocks)), np.int32)
-    numbers[:3] = len(items), len(shared), items_at(room) + items.size
-    head = numbers[HEADER : HEADER + 3 * room + 1]
-    head[: room + 1] = starts
-    head[room + 1 : 2 * room + 1] = -1
-    head[room + 1 : room + 1 + count] = step.token
-    head[2 * room + 1 : 2 * room + 1 + count] = step.first
-    numbers[items_at(room) : blocks_at] = np.concatenate((items.reshape(-1), shared.reshape(-1)))
+    numbers[:3] = len(items), len(shared), items_at(padded_rows) + items.size
+    head = numbers[HEADER : HEADER + 3 * padded_rows + 1]
+    head[: padded_rows + 1] = starts
+    head[padded_rows + 1 : 2 * padded_rows + 1] = -1
+    head[padded_rows + 1 : padded_rows + 1 + count] = step.token
+    head[2 * padded_rows + 1 : 2 * padded_rows + 1 + count] = step.first
+    numbers[items_at(padded_rows) : blocks_at] = np.concatenate(
+        (items.reshape(-1), shared.reshape(-1))
+    )
     if blocks:
         np.concatenate(blocks, out=numbers[blocks_at:], casting="same_kind")
     return DecodePlan(
         numbers=numbers,
-        rows=room,
+        rows=padded_rows,
         slots=int(starts[-1]) if rows is None else slots,
         shares=bool(ranges) if rows is None else rows > 1,
     )

@@ -150,7 +150,7 @@ class Sizes(NamedTuple):
     """Block sizes: tokens of a tile (at most 2^13), candidates held at once, warps."""
 
     tile: int
-    room: int
+    candidates: int
     num_warps: int
 
 
@@ -219,15 +219,15 @@ def pick_tokens(
                 source, asked, ladders, MASKED=masked, SECOND=second, **grid, **options
             )
         above = scratch(torch.float64, count, tiles)
-        values = scratch(torch.float32, count, size.room)
-        candidates = (above, values, scratch(torch.int32, count, size.room))
+        values = scratch(torch.float32, count, size.candidates)
+        candidates = (above, values, scratch(torch.int32, count, size.candidates))
         tile_candidates_kernel[every](
             source,
             asked,
             ladders,
             candidates,
             MASKED=masked,
-            ROOM=size.room,
+            ROOM=size.candidates,
             PART=min(PART, size.tile),
             **grid,
             **options,
@@ -241,7 +241,7 @@ def pick_tokens(
             bounds,
             MASKED=masked,
             TILES=padded(tiles),
-            ROOM=size.room,
+            ROOM=size.candidates,
             **options,
         )
         kept = scratch(torch.float64, count, tiles)

@@ -92,12 +92,12 @@ class StoreState(Protocol):
         return True
 
     @property
-    def room(self) -> int:
+    def writable_slots(self) -> int:
         """Count of slots that SAVE or PASS moves may fill now."""
         return self.num_slots
 
     def reserve(self, slot: int, key: bytes) -> None:
-        """Take room for a planned move of the block of `key` into `slot`."""
+        """Reserve space for a planned move of the block of `key` into `slot`."""
         return
 
     def cancel(self, slot: int) -> None:

@@ -33,7 +33,7 @@ from rootlace.runtime.model.kv_pool import main_memory
 
 # Machine ------------------------------------------------------------------------------------------
 #
-# What the system tells of this machine.
+# Facts about this machine, as reported by the system.
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ def read_machine() -> Machine:
 
 # Work ---------------------------------------------------------------------------------------------
 #
-# What a step of a model computes and reads.
+# Computation and reads of a model's step.
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -63,7 +63,7 @@ from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Attempts -----------------------------------------------------------------------------------------
 #
-# Measurements that may fail for want of memory, and what was wrong with those that did.
+# Measurements that may fail for lack of memory, and the errors of failed ones.
 
 
 Found = TypeVar("Found")
@@ -88,7 +88,7 @@ class Attempts:
 
 # Forecast -----------------------------------------------------------------------------------------
 #
-# What a model needs and reaches at best on a machine, from the machine's ceilings.
+# Forecast of a model's needs and best speed on a machine, from the machine's ceilings.
 
 
 PROMPTS = (256, 1024, 4096)
@@ -99,7 +99,7 @@ CONTEXT = 1024
 """Context of each decoding request, in tokens."""
 
 
-class Room(msgspec.Struct, frozen=True):
+class Capacity(msgspec.Struct, frozen=True):
     """Tokens that fit: into the context, into the KV cache, into one step."""
 
     context: int
@@ -125,7 +125,9 @@ class Forecast(msgspec.Struct, frozen=True):
     decoding: tuple[Decoding, ...]
 
 
-def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room) -> Forecast:
+def forecast(
+    spec: ModelSpec, element: Elements, ceilings: Ceilings, capacity: Capacity
+) -> Forecast:
     """Return the forecast for all of `PROMPTS` and `REQUESTS` that there is room for. The model's
     longest prompt takes the place of longer ones.
 
@@ -133,13 +135,13 @@ def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room)
     bandwidth, whichever is longer. A real one takes longer: what lies between products and
     attention is not counted, nor what the host does, which is most of a very small model's step.
     """
-    longest = min(room.context, room.cache)
+    longest = min(capacity.context, capacity.cache)
     prompts = sorted({min(prompt, longest) for prompt in PROMPTS})
     context = min(CONTEXT, longest)
-    requests = [count for count in REQUESTS if count * context <= room.cache]
+    requests = [count for count in REQUESTS if count * context <= capacity.cache]
     return Forecast(
         tuple(
-            FirstToken(prompt, prompt_seconds(spec, element, ceilings, prompt, room.step))
+            FirstToken(prompt, prompt_seconds(spec, element, ceilings, prompt, capacity.step))
             for prompt in prompts
         ),
         tuple(
@@ -172,7 +174,7 @@ def step_seconds(spec: ModelSpec, element: Elements, ceilings: Ceilings, rows: l
 
 # Foreign load -------------------------------------------------------------------------------------
 #
-# What other programs take of the machine while something is measured.
+# Processor time of other programs during a measurement.
 
 
 class ForeignLoad:
@@ -464,14 +466,16 @@ def _on_this_machine(
     memory = _memory(setup, weights, machine if gpu is None else gpu)
     ceilings = found = None
     if memory.fits:
-        room = Room(setup.context_length, memory.cache_tokens, SchedulerConfig().max_step_tokens)
+        capacity = Capacity(
+            setup.context_length, memory.cache_tokens, SchedulerConfig().max_step_tokens
+        )
         library = kernels.library if name == "native" else None
         read = None if gpu else memory.weights
         ceilings = _ceilings(measured, attempt, spec, dtype, library, read)
         # Rates are those of dense weights.
         dense = config.quantisation is None and executor.quantize == "none"
         if ceilings is not None and dense:
-            found = forecast(spec, element, ceilings, room)
+            found = forecast(spec, element, ceilings, capacity)
     context = setup.context_length
     return ModelReport(str(config.path), dtype.name, context, name, why, memory, ceilings, found)
 

@@ -345,9 +345,9 @@ class _Writer:
     def add(self, data: memoryview) -> None:
         self.at += len(data)
         while data:
-            room = HUGE_PAGE - len(self._page)
-            self._page += data[:room]
-            data = data[room:]
+            rest = HUGE_PAGE - len(self._page)
+            self._page += data[:rest]
+            data = data[rest:]
             if len(self._page) == HUGE_PAGE:
                 self.send()
 

@@ -203,8 +203,10 @@ class SlotFile:
         """Slots whose bytes have space on the disk."""
         wanted, free = block_bytes * int(np.count_nonzero(~self._stored)), self.free_bytes()
         if free < wanted:
-            room = max(free, 0) / 1e9
-            log.warning("%s: the disk has room for %.1f of %.1f GB", folder, room, wanted / 1e9)
+            available = max(free, 0) / 1e9
+            log.warning(
+                "%s: the disk has room for %.1f of %.1f GB", folder, available, wanted / 1e9
+            )
 
     @staticmethod
     def slots_in(most_bytes: int, block_bytes: int) -> int:

@@ -200,7 +200,7 @@ class SlotStore:
         return self._switch.on
 
     @property
-    def room(self) -> int:
+    def writable_slots(self) -> int:
         return self.unreserved if self._switch.writes else 0
 
     def poll(self) -> list[Done]:

@@ -25,7 +25,7 @@ from rootlace.runtime.routing.router import Router, RouterConfig
 
 # Hearing ------------------------------------------------------------------------------------------
 #
-# What engines say of their caches, checked for what was lost on the way.
+# Reports of engines about their caches, checked for lost messages.
 
 
 _PATIENCE = 64
@@ -161,7 +161,7 @@ class Dispatch:
         if program and not prefill:
             self._homes.pop(program, None)
             self._homes[program] = at
-            if len(self._homes) > _MOST_HOMES:  # whoever asked nothing for the longest time
+            if len(self._homes) > _MOST_HOMES:  # the program without requests for the longest time
                 del self._homes[next(iter(self._homes))]
         return at
 
@@ -215,7 +215,7 @@ class Dispatch:
         self._router.lost(at)
         self._sweep_soon()
         for running in self._running.values():
-            if running.replica == at:  # what stays there is not the router's business any more
+            if running.replica == at:  # the router no longer counts requests that stay there
                 running.routed = False
 
     def back(self, at: int) -> None:

@@ -140,7 +140,7 @@ class Handover:
             or request.suspected
         ):
             return False
-        # What may be cached counts as cached: all of a prompt is computed anew where it is not.
+        # Possibly cached blocks count as cached; if they are not, the prompt is computed again.
         held = most_blocks(max(self._dispatch.held(request).values(), default=0))
         return length - held * self._size > self._least and self._dispatch.can_prefill
 
@@ -210,7 +210,7 @@ class Handover:
             handed.prompt = update
         if update.finish is None:
             return
-        # What made steps fail, or engines die, would do so again.
+        # A request that made steps fail, or engines die, would do so again.
         failed = update.finish == "error"
         hopeless = failed and isinstance(from_code(update.code, ""), InternalError)
         if self._closed or update.finish == "abort" or hopeless:
@@ -302,7 +302,7 @@ class Handover:
     def _free_slots_of(self, giver: Ready) -> list[int]:
         """Slots that an engine may write blocks to."""
         if giver.handed_at not in self._free:
-            # Those of engines that are gone are gone, too.
+            # Slots of lost engines are lost, too.
             there = {getattr(client, "info", giver).handed_at for client in self._clients}
             self._free = {at: slots for at, slots in self._free.items() if at in there}
             self._free[giver.handed_at] = list(range(giver.handed_slots))

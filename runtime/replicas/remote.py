@@ -93,7 +93,7 @@ class Line:
     ) -> Line:
         """Return the engine's end."""
         push, pull = new_pair(context)
-        # First of all its monitor: a handshake that is over before is told to nobody.
+        # The monitor comes first: it misses a handshake that ended earlier.
         line = cls(push, Pipes(push, pull, on_message, encode, decode_to_engine), on_lost)
         for socket, target in ((push, address.from_engine), (pull, address.to_engine)):
             socket.setsockopt(zmq.IMMEDIATE, 1)

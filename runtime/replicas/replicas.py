@@ -39,7 +39,7 @@ from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailabl
 
 # Answers ------------------------------------------------------------------------------------------
 #
-# One answer made of those of several engines.
+# One answer from the answers of several engines.
 
 
 PATIENCE_SECONDS = 5.0
@@ -161,7 +161,7 @@ class Replicas:
     ) -> None:
         self._count = count
         self._apart = apart
-        # Engines of other machines were told how when they were started.
+        # Engines of other machines got their transfer settings at their start.
         self._transfer = None if apart is None or meeting else transfer_of(apart)
         self._handover: Handover | None = None
         self._on_exit = on_exit
@@ -320,7 +320,7 @@ class Replicas:
         ServerUnavailable if no engine answers."""
         if kind is GetTree:
             return await self._tree(*fields)
-        # Who is down, or away, is to let go of what it would pin again.
+        # Engines that are down, or away, must drop prompts that they would pin again.
         engines = dict(enumerate(self._clients)) if kind is Unpin else self._up
         found = await all_answers(engines, lambda engine: engine.ask(kind, *fields))
         if kind is Explain:

@@ -88,7 +88,7 @@ class BelowPools:
             found = []
             for way in ways:
                 rest = way.replicas
-                # A pool may hold more than is told, which a level need not hold.
+                # A pool may hold more blocks than reported; a level need not.
                 first = way.end if way.blocks else most_blocks(way.end)
                 for end, replicas in index.longest(key, blocks, first, rest):
                     read = (level, end - way.end)

@@ -109,9 +109,9 @@ class RunningSet:
         """Stop running requests so that `alone` can be computed alone. Stops the requests that do
         not decode. Stops all if they leave no blocks, or no row of `max_rows`, for `alone`."""
         others = [one for one in self.sequences if one is not alone]
-        room = alone in self.sequences or self.fits(alone, self.promises())
+        fits_beside = alone in self.sequences or self.fits(alone, self.promises())
         for sequence in others:
-            if not (room and sequence.decoding and len(others) < max_rows):
+            if not (fits_beside and sequence.decoding and len(others) < max_rows):
                 self.remove(sequence)
                 insort(self.preempted, sequence, key=BY_ORDER)
 
@@ -319,7 +319,7 @@ class StepBudget(msgspec.Struct):
         if math.isfinite(part.seconds):
             self.seconds += part.seconds
 
-    def room(self, sequence: RequestState, start: int) -> int:
+    def fitting(self, sequence: RequestState, start: int) -> int:
         """Return the number of tokens of `sequence` from `start` on that fit."""
         cost = self.cost
         if cost is None or math.isinf(self.seconds):
@@ -420,7 +420,7 @@ class Prefill:
         long = [
             one
             for one in begun
-            if one.target() - one.computed > budget.room(one, one.computed) // (len(begun) + 1)
+            if one.target() - one.computed > budget.fitting(one, one.computed) // (len(begun) + 1)
         ]
         if self._go_on([one for one in begun if one not in long], budget, builder):
             part = budget.split(len(long) + 1)
@@ -436,10 +436,10 @@ class Prefill:
                 continue
             parts = 1 if budget.cost is None else len(begun) - at
             part = budget if parts == 1 else budget.split(parts)
-            room = self._chunk(sequence, part, builder)
+            planned = self._chunk(sequence, part, builder)
             if parts > 1:
                 budget.give_back(part)
-            if not room:
+            if not planned:
                 return False
         return budget.open
 
@@ -499,10 +499,10 @@ class Prefill:
                 following.newcomer = newcomer
                 following.queued = self.clock() - following.arrived
             running.admit(following)
-            room = self._chunk(following, budget, builder)
+            planned = self._chunk(following, budget, builder)
             if tiering.active:
                 tiering.let_go(following)
-            if alone is not None or not room:
+            if alone is not None or not planned:
                 break
             if not (following.decoding or following.finished):  # cut
                 break
@@ -547,7 +547,7 @@ class Prefill:
         if self.max_rows - len(running) <= max(2 * (self.max_rows // _SPARE_ROWS), 1):
             return None
         held = any(one.place == following.place for one in running)
-        if not held and following.length <= budget.room(following, 0):
+        if not held and following.length <= budget.fitting(following, 0):
             return None
         found = next(shorts, None)
         if found is None:
@@ -566,9 +566,11 @@ class Prefill:
             found = queue.peek() if queue.requests else None
             if found is None or any(one.place == found.place for one in self.running.sequences):
                 continue
-            whole = found.length <= budget.room(found, 0)
+            whole = found.length <= budget.fitting(found, 0)
             start = 0 if whole else self.kv.estimate(found)
-            if found.length - start > budget.room(found, start) or self._waits(found, budget, long):
+            if found.length - start > budget.fitting(found, start) or self._waits(
+                found, budget, long
+            ):
                 continue
             if fetching is not None and fetching.holds_back(found):
                 return  # reads for requests in turn come first
@@ -586,7 +588,7 @@ class Prefill:
                 if shared > max(one.computed, start):
                     return True
         rest = following.target() - start
-        if rest <= budget.room(following, start):
+        if rest <= budget.fitting(following, start):
             return False
         if any(one.place == following.place for one in long):
             return True
@@ -610,9 +612,9 @@ class Prefill:
                 self.pin(sequence)
                 self.complete(sequence)
             return True
-        within = budget.room(sequence, sequence.computed)
-        room = self.kv.room(sequence)
-        count = min(wanted, within, room)
+        within = budget.fitting(sequence, sequence.computed)
+        growth = self.kv.max_growth(sequence)
+        count = min(wanted, within, growth)
         if count <= 0:
             return False
         if not sequence.pinned and not self._may_pin(sequence, count):
@@ -642,7 +644,7 @@ class Prefill:
             sequence.count_prompt(cached=False)
         self.counters.computed_tokens += count
         budget.spend(end - count, count, max(scores[1] - scores[0], 0))
-        return complete or count < room
+        return complete or count < growth
 
     def pin(self, sequence: RequestState) -> None:
         """Pin the prompt of `sequence`, if requested and the whole prompt is in the tree."""

@@ -317,7 +317,7 @@ class KVStore:
         sequence.tree_len = sequence.computed = node.end
         return gained
 
-    def room(self, sequence: RequestState) -> int:
+    def max_growth(self, sequence: RequestState) -> int:
         """Return how many more tokens the sequence can have with all available blocks."""
         pool = self.pool
         blocks = sequence.table_len + pool.free + pool.evictable
@@ -326,7 +326,7 @@ class KVStore:
         return blocks * self.block_size - sequence.computed
 
     def grow(self, sequence: RequestState, count: int, builder: PlanBuilder) -> None:
-        """Allocate blocks for `count` more tokens, within `room`.
+        """Allocate blocks for `count` more tokens, within `max_growth`.
 
         A sequence that continues inside a tree block adopts the block if no other request holds it.
         Otherwise the sequence gets a copy of the block's rows so far.

@@ -502,11 +502,11 @@ class Limits(msgspec.Struct, frozen=True):
         outputs = len(request.output_ids)
         length = len(request.token_ids) + outputs
         window = self.context_length - int(outputs < params.max_tokens)
-        room = min(window, self.capacity)
-        if length > room:
+        longest = min(window, self.capacity)
+        if length > longest:
             raise ContextLengthExceeded(
-                f"the prompt has {length} tokens; at most {room} fit into the context window and "
-                f"the KV cache ({self.capacity} tokens)"
+                f"the prompt has {length} tokens; at most {longest} fit into the context window "
+                f"and the KV cache ({self.capacity} tokens)"
             )
         if length > self.capacity - self.pinned:
             raise ContextLengthExceeded(

@@ -299,7 +299,7 @@ class Drafting:
         self._sample_rows.masks.begin_drafts()
         asked: list[tuple[RequestState, int]] = []
         for sequence, (count, by_model) in wanted.items():
-            count = self._room(sequence, min(count, max_draft, budget))
+            count = self._fitting(sequence, min(count, max_draft, budget))
             if count < 1:
                 continue
             if by_model:
@@ -419,13 +419,13 @@ class Drafting:
         tried = None if model is None else model.trial(others, self._price, share)
         return {} if tried is None else {tried: (TRIED, True)}
 
-    def _room(self, sequence: RequestState, most: int) -> int:
+    def _fitting(self, sequence: RequestState, most: int) -> int:
         """Return how many of `most` draft tokens fit for the sequence."""
         kv = self._kv
         # A block is left for a prefill that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)
-        room = blocks * kv.block_size - sequence.computed - 1
-        return min(most, sequence.full - sequence.length - 1, room)
+        free = blocks * kv.block_size - sequence.computed - 1
+        return min(most, sequence.full - sequence.length - 1, free)
 
     def _begin(
         self, sequence: RequestState, draft: list[int], source: int, builder: PlanBuilder

@@ -18,7 +18,7 @@ from rootlace.wire.protocol import CacheReport
 
 # Finding ------------------------------------------------------------------------------------------
 #
-# Findings about prompts: where they differ, and what the difference costs.
+# Findings about prompts: the place of a difference, and its cost.
 
 
 Kind = Literal["time", "id", "number", "text", "order"]

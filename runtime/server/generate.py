@@ -280,8 +280,8 @@ def token_logprob(
 MAX_STOP_LENGTH = 1024
 MAX_PROMPT_LOGPROBS = 2**19
 """Alternatives included: the wire's encoder takes 40 ms for them, and blocks the event loop."""
-# Tokens per update of the engine where nobody streams and there is no stop string. If the engine
-# dies, up to that many are lost, and the next engine samples them again.
+# Tokens per update of the engine without streaming and stop strings. If the engine dies, up to that
+# many tokens are lost, and the next engine samples them again.
 QUIET_TOKENS = 32
 # Least seconds between two points of a generation's reported progress.
 PROGRESS_SECONDS = 0.01
@@ -528,9 +528,9 @@ class Generation:
                     raise InvalidRequest(
                         f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
                     )
-        check_fits(self._model, prompt, room=0 if given.max_tokens == 0 else 1)
-        room = self._model.max_prompt - prompt
-        most = room if given.max_tokens is None else min(given.max_tokens, room)
+        check_fits(self._model, prompt, outputs=0 if given.max_tokens == 0 else 1)
+        left = self._model.max_prompt - prompt
+        most = left if given.max_tokens is None else min(given.max_tokens, left)
         stops = set(given.stop_token_ids)
         if not given.ignore_eos:
             stops |= self._model.eos_ids

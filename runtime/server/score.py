@@ -163,7 +163,7 @@ async def _prompt(model: ServedModel, parts: Input) -> np.ndarray:
     ids = await model.tokenize(length, _ids, model, parts)
     if not ids:
         raise InvalidRequest("it is empty")
-    check_fits(model, len(ids), room=0)
+    check_fits(model, len(ids), outputs=0)
     vocabulary = model.model_info.vocab_size
     bad = next((one for one in ids if not 0 <= one < vocabulary), None)
     if bad is not None:
@@ -313,7 +313,7 @@ class Selection:
                 raise InvalidRequest(
                     f"select: choice {index} ({choice!r}) adds no token", f"choices[{index}]"
                 )
-            check_fits(self._model, len(settled) + length, room=0)
+            check_fits(self._model, len(settled) + length, outputs=0)
         tokens = sum(map(len, joint))
         _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
         _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")

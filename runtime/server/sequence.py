@@ -454,7 +454,7 @@ async def prefill(model: ServedModel, sequence: TokenSequence, op: Prefill) -> E
     ids = sequence.state.ids
     if not ids:
         return Done(op.op, Usage())
-    check_fits(model, len(ids), room=0)
+    check_fits(model, len(ids), outputs=0)
     cached = 0
 
     def note(update: EngineOutput) -> None:
@@ -495,11 +495,12 @@ def gained_text(model: ServedModel, state: SequenceState) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def check_fits(model: ServedModel, prompt: int, room: int, known: str = "") -> None:
-    """Raise ContextLengthExceeded unless `room` tokens fit behind a prompt of `prompt` tokens. The
-    message puts `known` before the prompt's length."""
+def check_fits(model: ServedModel, prompt: int, outputs: int, known: str = "") -> None:
+    """Raise ContextLengthExceeded unless `outputs` tokens fit behind a prompt of `prompt` tokens.
+
+    The message puts `known` before the prompt's length."""
     limit = model.max_prompt
-    if prompt + room <= limit:
+    if prompt + outputs <= limit:
         return
     window = model.model_info.context_length
     # Clients recognise the case by these words, which are OpenAI's.
@@ -517,7 +518,7 @@ async def check_text_fits(
     if tokens + characters > model.max_prompt:
         longest = await asyncio.to_thread(getattr, model.tokenizer, "longest_token")
         fewest = tokens + characters // longest
-        check_fits(model, fewest, room=0, known=known)
+        check_fits(model, fewest, outputs=0, known=known)
 
 
 def _add_piece(state: SequenceState, piece: Piece) -> None:

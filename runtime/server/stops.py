@@ -33,16 +33,16 @@ from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 #
 # Search for the first match of a pattern in a growing text.
 #
-# A match is found where `re.search` finds one first: in the shortest beginning of the text that has
-# a match, the match that begins first. So matches do not depend on the pieces in which the text
-# comes. The text's open end counts as an end: `$` and `\b` hold there.
+# The match is the first one that `re.search` would find in a growing text: in the shortest
+# beginning with a match, the match that begins first. So matches do not depend on the pieces in
+# which the text comes. The text's open end counts as an end: `$` and `\b` hold there.
 #
-# The pattern's positions (Thompson 1968) are followed for all places where a match may have begun
-# at a time, those that began first before the others, and each position for the first place alone:
-# so Pike's matcher keeps the leftmost match (R. Cox, "Regular Expression Matching: the Virtual
-# Machine Approach", 2009). Which positions are kept, in that order and without the places, is a
-# state; states and steps are remembered up to a bound, beyond which all are forgotten. So a
-# character costs at most a walk over the positions, whatever the pattern, and memory has a bound.
+# The pattern's positions (Thompson 1968) are followed for all possible starts of a match together,
+# the earliest start first. Each position is kept for its first start alone. So Pike's matcher keeps
+# the leftmost match (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). A
+# state is the ordered list of kept positions, without their starts. States and steps are remembered
+# up to a bound, beyond which all are forgotten. So with any pattern a character costs at most a
+# walk over the positions, and memory has a bound.
 
 
 MAX_POSITIONS = 64

@@ -140,7 +140,7 @@ class RayPrefix(PowerOfTwo):
 
     def __init__(self, workload: Workload, machine: Machine, engines: list[SimulatedEngine]):
         super().__init__(workload, machine, engines)
-        # Twice as big as it can become: nothing of what was sent is ever missing.
+        # Twice the largest possible size, so that it never loses an entry.
         self._sent = PrefixIndex(2 * len(workload.all_blocks()[0]))
         self._sizes = [0.0] * len(engines)
 
@@ -312,7 +312,7 @@ class Group:
 
 # Disaggregated ------------------------------------------------------------------------------------
 #
-# Some of the simulated replicas compute prompts alone, and hand their KV to those that decode.
+# Some simulated replicas compute prompts alone, and hand their KV to replicas that decode.
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -361,7 +361,7 @@ def receive(engine: SimulatedEngine, workload: Workload, number: int, units: int
         return
     first = whole - missing
     node = kv.tree.advance(kv.tree.enter(""), prompt, (first + count) * size)
-    # What the prompt begins with is held now, and counts no longer as room.
+    # The prompt's cached prefix is locked now, and no longer available.
     count = min(count, kv.pool.available)
     if count:
         kv.tree.evict(max(count - kv.pool.free, 0))
@@ -507,7 +507,7 @@ class Cluster:
         found = times.cached.copy()
         if self._prompts is not None:
             groups.append(self._prompts)
-            # What was computed in the other place was not found.
+            # Tokens computed by the prompt replica were not found.
             computed = workload.prompt_units - self._prompts.times.cached
             found[self._taken] -= computed[self._taken]
         served = np.flatnonzero(times.cached >= 0)

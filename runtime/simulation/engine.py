@@ -77,7 +77,7 @@ def all_policies() -> list[NamedPolicy]:
 
 # Below --------------------------------------------------------------------------------------------
 #
-# What lies below a simulated pool: a disk, or memory beside a GPU. Nothing is in it but time.
+# Level below a simulated pool: a disk, or memory beside a GPU. It simulates only times.
 
 
 _ROOM = 8192
@@ -96,11 +96,13 @@ class TimedStore(StoreState):
     """See `StoreState`. Blocks are read and written one after the other, at one speed; the clock
     says what is done."""
 
-    room = 0
+    writable_slots = 0
 
-    def __init__(self, slots: int, room: int, seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, slots: int, writable_slots: int, seconds: float, clock: Callable[[], float]
+    ) -> None:
         self.num_slots = slots
-        self.room = room
+        self.writable_slots = writable_slots
         self._seconds = seconds
         self._clock = clock
         self._under_way: deque[tuple[float, Done]] = deque()
@@ -112,10 +114,10 @@ class TimedStore(StoreState):
         return self._under_way[0][0] if self._under_way else math.inf
 
     def reserve(self, slot: int, key: bytes) -> None:
-        self.room -= 1
+        self.writable_slots -= 1
 
     def cancel(self, slot: int) -> None:
-        self.room += 1
+        self.writable_slots += 1
 
     def write(self, slot: int) -> None:
         """Start the write of a reserved slot."""
@@ -128,7 +130,7 @@ class TimedStore(StoreState):
         now, found = self._clock(), list[Done]()
         while self.next_done <= now:
             found.append(self._under_way.popleft()[1])
-            self.room += not found[-1].read
+            self.writable_slots += not found[-1].read
         return found
 
     def seconds(self, blocks: int) -> float:
@@ -207,16 +209,16 @@ def time_step(
         steps = max(longest, 1)
         total = cost.step * steps + decoding
         return StepTimes(total, np.empty(0), row_tokens * (total / steps), steps)
-    room = max(cost.max_step_tokens - len(row_tokens), 1)
+    step_tokens = max(cost.max_step_tokens - len(row_tokens), 1)
     computed = np.cumsum(chunk_tokens)
     spent = np.cumsum(chunk_tokens * (cost.prefill + cost.pair * (chunk_ends - chunk_tokens / 2)))
-    needed = -(-computed // room)
+    needed = -(-computed // step_tokens)
     steps = max(int(needed[-1]), longest)
     tokens_by, spent_by = np.append(0, computed), np.append(0.0, spent)
 
     def until(step: np.ndarray) -> np.ndarray:
         """Seconds that the first `step` steps take."""
-        prompts = np.interp(step * room, tokens_by, spent_by)
+        prompts = np.interp(step * step_tokens, tokens_by, spent_by)
         return cost.step * step + decoding * (step / steps) + prompts
 
     total = float(until(np.array([steps]))[0])
@@ -339,7 +341,7 @@ class SimulatedEngine:
         """Run one simulated step and move the clock to its end; return None if there is nothing to
         compute."""
         plan = self.scheduler.plan()
-        # What is saved is written from now on; what was read is in the pool.
+        # Saves are written from now on; finished reads are in the pool.
         for kind, at, slot, other in self.scheduler.kv.tiering.moves.take().tolist():
             if kind == SAVE:
                 self._stores[at].write(slot)

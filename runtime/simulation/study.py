@@ -93,10 +93,10 @@ class _Uses:
 
 
 def _keep_nearest(
-    begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, sizes: np.ndarray, room: int
+    begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, sizes: np.ndarray, capacity: int
 ) -> int:
-    """Count the units found again, with `room` units in all, if `amounts` may be kept from turn
-    `begins` (ascending) to turn `ends`. At turn t, prompt t takes `sizes[t]` of the room."""
+    """Count the units found again, with `capacity` units in all, if `amounts` may be kept from turn
+    `begins` (ascending) to turn `ends`. At turn t, prompt t takes `sizes[t]` of the capacity."""
     kept: dict[int, int] = {}  # end -> units kept until then
     heap: list[int] = []  # ends, the latest first; some have passed
     total = found = at = 0
@@ -105,16 +105,16 @@ def _keep_nearest(
         used = kept.pop(turn, 0)
         found += used
         total -= used
-        # What is kept beyond this turn is no part of this prompt and has to fit beside it.
-        while total > room - size:
+        # Units kept beyond this turn are no part of this prompt, and must fit beside it.
+        while total > capacity - size:
             end = -heap[0]
             amount = kept.get(end, 0)
-            if amount <= total - (room - size):
+            if amount <= total - (capacity - size):
                 heapq.heappop(heap)
                 total -= kept.pop(end, 0)
             else:
-                kept[end] = amount - (total - (room - size))
-                total = room - size
+                kept[end] = amount - (total - (capacity - size))
+                total = capacity - size
         while at < len(spans) and spans[at][0] == turn:
             _, end, amount = spans[at]
             if end not in kept:

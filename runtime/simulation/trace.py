@@ -166,7 +166,7 @@ def _azure(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) -> I
             counts = msgspec.convert(given, _AzureCounts, strict=False)
         except msgspec.ValidationError as error:
             bad(path, number, str(error))
-        # What a prompt consists of is not told: each is one block of its own.
+        # The trace has no contents of prompts: each prompt is one block of its own.
         yield _Row(seconds, counts.ContextTokens, counts.GeneratedTokens, [number])
 
 

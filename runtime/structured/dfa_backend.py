@@ -437,11 +437,11 @@ def stepped_automaton(
     """Return the whole of `dfa`, with new state numbers; None if the result exceeds the bounds."""
     if dfa.empty or not _explore(dfa, max_states):
         return None
-    room = max_bytes - 4 * trie.vocab_size
-    classes = token_classes(trie, dfa, room) if room > 0 else None
+    table_bytes = max_bytes - 4 * trie.vocab_size
+    classes = token_classes(trie, dfa, table_bytes) if table_bytes > 0 else None
     if classes is None:
         return None
-    found = _masks(classes, eos_token_ids, dfa, room - classes.next_state.nbytes)
+    found = _masks(classes, eos_token_ids, dfa, table_bytes - classes.next_state.nbytes)
     if found is None:
         return None
     masks, mask_of = found

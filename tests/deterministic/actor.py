@@ -48,7 +48,7 @@ class Actor:
             await asyncio.sleep(1.0)
 
     def vanish(self) -> None:
-        """Its process is killed, and another one takes its place."""
+        """Kill the actor's process; another one takes its place."""
         if self._connection is not None and self._connection.lost is None:
             self._connection.vanish()
 
@@ -90,7 +90,7 @@ class Actor:
 
 
 class Run:
-    """One program on one connection."""
+    """Run of one program on one connection."""
 
     def __init__(self, actor: Actor, number: int, connection: SimulatedConnection) -> None:
         self._actor = actor
@@ -101,7 +101,7 @@ class Run:
         self._pending: dict[int, list[Sent]] = {}
         self._all: list[Sent] = []
         self._news = asyncio.Event()
-        """Something ended."""
+        """Event that is set when something ended."""
 
     async def go(self, actions: tuple[Action, ...]) -> None:
         for verb, *rest in actions:

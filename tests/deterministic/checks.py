@@ -1,4 +1,4 @@
-"""What every operation of a connection must have come to."""
+"""Checks of every operation of a connection."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ disk of `--state` first."""
 
 
 class Branch:
-    """A branch as the reference has it."""
+    """Branch in the reference."""
 
     def __init__(self, content: Content, namespace: str = "", share: bool = True) -> None:
         self.content = content
         self.namespace = namespace
         self.share = share
         self.tree: Hashable = namespace if share else self
-        """Branches of which others see what is cached."""
+        """Owner of the cache that the branch sees: the namespace, or the branch alone."""
         self.broken = False
         self.deadly = False
         """Whether its text kills engines or makes steps raise."""
@@ -352,9 +352,9 @@ class Ledger:
         """Whether pins left less room than there would be: the output ends early, by its length."""
         length = len(prompt) + len(output.token_ids)
         shape = self._world.scenario.shape
-        room = shape.blocks * shape.block_size - self._pinned - shape.block_size
+        most = shape.blocks * shape.block_size - self._pinned - shape.block_size
         early = output.finish_reason == "length" and len(output.token_ids) < len(wanted.ids)
-        return early and self._world.pins and length >= room
+        return early and self._world.pins and length >= most
 
     def _check_chunks(self, sent: Sent, end: Generated) -> None:
         chunks = [event for event in sent.events if isinstance(event, Chunk)]
@@ -386,7 +386,7 @@ class Ledger:
         return timeout < 6 * longest
 
     def _killed(self) -> int:
-        """How many requests of this connection may have been taken for what kills engines."""
+        """Count the connection's requests that may have been taken for killers of engines."""
         count = 0
         for sent in self._actor.sent:
             if sent.life == self._life and sent.failure and DIED in sent.failure.message:
@@ -414,8 +414,8 @@ class Ledger:
         if code == "pin_refused" and op.handling.cache.pin is True:
             return
         if code == "context_length_exceeded":
-            room = self._capacity - (self._pinned if self._world.pins else 0)
-            if length > room:
+            most = self._capacity - (self._pinned if self._world.pins else 0)
+            if length > most:
                 return
         if code == "invalid_request" and op.handling.cache.pin and not branch.share:
             return

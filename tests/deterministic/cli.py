@@ -21,7 +21,7 @@ from tests.deterministic.scenario import Scenario, draw
 from tests.deterministic.shrink import shrink
 
 MAX_SHRUNK = 3
-"""So many failures are shrunk; of further ones the seed is printed."""
+"""Most failures that are shrunk; of further ones only the seed is printed."""
 
 
 def main() -> int:
@@ -86,14 +86,14 @@ def alike(one: str, other: str) -> bool:
 
 
 def _kind(failure: str) -> str:
-    """The words of a failure, without what is particular to its world."""
+    """Return the words of a failure, without parts that belong to its world."""
     op = re.search(r"\): (.*?); it ended at .*? with (\w+)", failure, re.DOTALL)
     said = f"{op[1]} {op[2]}" if op else failure
     return " ".join(re.findall(r"[A-Za-z]+", said)[:5])
 
 
 def short(text: str) -> str:
-    """Without the fields of operations that scenarios leave as they are."""
+    """Return the text without the default fields of operations."""
     names = (
         "top_p|top_k|min_p|\\w+_penalty|logit_bias|top_logprobs|prompt_logprobs_from|"
         "skip_special_tokens|no_stop_trim|whitespace|strict|tell_cached|name|ignore_eos"

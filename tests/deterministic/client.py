@@ -17,8 +17,11 @@ from rootlace.wire.protocol import Event, Failed, Op
 
 @dataclass(eq=False)
 class Sent:
-    """An operation, and all that was heard of it. `life`: of which connection of its client;
-    `socket`: that connection's descriptor; `lost`: whether it was lost when the operation ended."""
+    """Operation with all its received events.
+
+    `life`: number of the client's connection; `socket`: the connection's descriptor; `lost`:
+    whether the connection was lost at the operation's end.
+    """
 
     op: Op
     at: float
@@ -44,7 +47,7 @@ class SimulatedConnection(Connection):
 
     task: asyncio.Task[None]
     descriptor: Any = -1
-    """Of its socket."""
+    """Descriptor of the socket."""
 
     @classmethod
     def begin(cls, address: str, loop: asyncio.AbstractEventLoop) -> SimulatedConnection:
@@ -73,7 +76,7 @@ class SimulatedConnection(Connection):
         self.task.cancel()
 
     async def settled(self) -> None:
-        """Until it is welcome, or lost."""
+        """Wait until the connection is welcome, or lost."""
         while self._lost is None and not self._started.is_set():
             await asyncio.sleep(0.001)
         self._deadline.cancel()

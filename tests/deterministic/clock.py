@@ -1,5 +1,5 @@
-"""An event loop whose time is virtual: it stands still while something runs, and jumps to the next
-timer when nothing is left to do."""
+"""Event loop with virtual time: time stands still while something runs, and jumps to the next timer
+when nothing is left to do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._start_process = start_process
         self._readers: dict[int, Callable[[], object]] = {}
         self.complaints: list[str] = []
-        """What asyncio would have logged: exceptions that nobody took, callbacks that raised."""
+        """Errors that asyncio would log: exceptions that no task took, callbacks that raised."""
         self.set_exception_handler(self._complain)
 
     def time(self) -> float:
@@ -86,7 +86,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._readers.pop(fd, None) is not None
 
     def signal(self, fd: int) -> None:
-        """Something changed at a descriptor: tell who reads it."""
+        """Tell readers of a descriptor about a change."""
 
         def tell() -> None:
             if fd in self._readers:
@@ -164,4 +164,4 @@ def _commit(
 
 
 SEED_OF_THE_GATEWAY = 123456789
-"""What the gateway draws for a request without a seed, so that its tokens are known."""
+"""Seed that the gateway draws for a request without a seed, so that its tokens are known."""

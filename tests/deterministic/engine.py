@@ -44,11 +44,11 @@ INJECTED = "injected fault"
 
 
 class EngineDied(BaseException):
-    """The process is gone, in the middle of what it did."""
+    """Death of the process, in the middle of its work."""
 
 
 class Executor(SimulatedExecutor):
-    """The tokens are those of `tokens.next_token`; every step can be the last."""
+    """Executor with the tokens of `tokens.next_token`; every step can be the last."""
 
     def __init__(self, process: EngineProcess, num_blocks: int, block_size: int) -> None:
         vocab_size = tokens.vocabulary().size
@@ -118,7 +118,8 @@ class Compiler:
 
 
 class EngineProcess:
-    """From its configuration on standard input to its end. `tell` hears how it ended."""
+    """Engine process, from its configuration on standard input to its end. `tell` receives its
+    exit."""
 
     def __init__(
         self,
@@ -132,19 +133,19 @@ class EngineProcess:
         self.pid = pid
         self.code: int | None = None
         self.error: BaseException | None = None
-        """What a turn of the loop raised that it should not."""
+        """Unexpected exception of a turn of the loop."""
         self.poisoned = 0
         self.losses: list[float] = []
         """When all KV was lost, because a step failed."""
         self.seams_left: int | None = None
-        """It dies at so many seams from now."""
+        """Number of seams from now to the process's death; None: none."""
         self.failing = 0
-        """So many of the next steps raise."""
+        """Number of next steps that raise."""
         self.slow = 1.0
-        """How many times as long its steps take."""
+        """Factor of its steps' times."""
         self.suspended = self.stuck = False
         self._loading: EngineProcessConfig | None = None
-        """What it is to be started with, of one that stands still before it is."""
+        """Configuration of a process that stands still before its start."""
         self.loop: EngineLoop | None = None
         self.scheduler: Scheduler
         self.replica = 0
@@ -158,7 +159,7 @@ class EngineProcess:
         self._context: Any = network.context()()
         self._sockets: list[Socket] = []
         self._address = b""
-        """Of its own memory for others, where it has one."""
+        """Address of its memory for other engines, if any."""
         self._waits = 0
         self._changed = False
         """Whether there was anything to do in the last turn."""
@@ -168,7 +169,7 @@ class EngineProcess:
     # ------------------------------------------------------------ life
 
     def read(self, data: bytes) -> None:
-        """What is written to its standard input: the configuration."""
+        """Read standard input: the configuration."""
         config = processes.read_config(io.BytesIO(data), EngineProcessConfig)  # type: ignore[arg-type]
         self._clock.call_later(self._dice.uniform(0.2, 2.0), self._start, config)
 
@@ -176,7 +177,7 @@ class EngineProcess:
         self.end(-9)
 
     def end(self, code: int) -> None:
-        """Frames that it sent lately arrive or are lost."""
+        """End the process: frames sent lately arrive or are lost."""
         if self.code is not None:
             return
         self.code = code
@@ -193,7 +194,7 @@ class EngineProcess:
         self._clock.call_later(self._dice.uniform(1e-4, 0.05), self._tell, code)
 
     def seam(self, _: str) -> None:
-        """Where it may die: between what a step does."""
+        """Mark a place inside a step where the process may die."""
         if self.seams_left is not None and self.loop is not None:
             self.seams_left -= 1
             if self.seams_left <= 0:
@@ -209,7 +210,7 @@ class EngineProcess:
         return self._clock.now
 
     def resume(self) -> None:
-        """Go on after it was suspended or stuck."""
+        """Continue after a suspension or a stuck loop."""
         if self.loop is None:
             self.suspended = self.stuck = False
             if self._loading is not None:
@@ -291,7 +292,7 @@ class EngineProcess:
         self._turn_soon(0.0)
 
     def _open_disk(self) -> Level:
-        """What the process before it has left there."""
+        """Open the disk with the blocks of the process before."""
         store = SlowStore(self._disk, random.Random(self.pid))
         if self.replica in self._network.disks:
             self._network.disks[self.replica].found_by(store)
@@ -315,10 +316,10 @@ class EngineProcess:
             self._waits = 0
         return received
 
-    def _send(self, said: list[FromEngine]) -> None:
+    def _send(self, messages: list[FromEngine]) -> None:
         self.seam("send")
         self._outbox.later = self._worked
-        self._outbox.send(encode(said))
+        self._outbox.send(encode(messages))
 
     @property
     def _worked(self) -> float:
@@ -354,7 +355,7 @@ class EngineProcess:
         self._next = self._clock.call_later(seconds, self._turn)
 
     def _wake(self) -> None:
-        """Something came: an idle loop takes its turn."""
+        """Wake an idle loop for a turn, as a message came."""
         if self._waits:
             self._waits = 0
             self._turn_soon(0.0)
@@ -366,7 +367,7 @@ class EngineProcess:
 
 
 class Transport(asyncio.SubprocessTransport):
-    """What asyncio sees of a process."""
+    """Transport of a process, as asyncio sees it."""
 
     def __init__(self, protocol: Any, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()

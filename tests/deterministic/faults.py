@@ -1,4 +1,4 @@
-"""What can go wrong in a world. Each method is a kind of `scenario.Fault`; `value` is in [0, 1)."""
+"""Faults of a world. Each method is a kind of `scenario.Fault`; `value` is in [0, 1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Does the faults of a scenario, and remembers those that excuse failures."""
+    """Faults of a scenario, with a record of those that excuse failures."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -20,7 +20,7 @@ class Faults:
         getattr(self, kind)(value)
 
     def _engine(self, value: float) -> EngineProcess | None:
-        """One of those that live."""
+        """Return one of the live engines."""
         live = self._world.live_processes
         return live[int(value * 1000) % len(live)] if live else None
 
@@ -32,26 +32,26 @@ class Faults:
             process.kill()
 
     def die(self, value: float) -> None:
-        """It dies in the middle of a step, some seams from now."""
+        """Kill an engine in the middle of a step, some seams from now."""
         if (process := self._engine(value)) is not None:
             process.seams_left = 1 + int(value * 40)
 
     def suspend(self, value: float) -> None:
-        """It stands still as a whole, for a while or for ever."""
+        """Suspend an engine as a whole, for a while or for ever."""
         if (process := self._engine(value)) is not None:
             process.suspended = True
             if value < 0.6:
                 self._later(1.0 + 40.0 * value, process.resume)
 
     def stick(self, value: float) -> None:
-        """Its loop stands still, for a while or for ever, and its heart beats."""
+        """Stop an engine's loop, for a while or for ever, while its heart beats."""
         if (process := self._engine(value)) is not None:
             process.stuck = True
             if value < 0.6:
                 self._later(1.0 + 100.0 * value, process.resume)
 
     def slow(self, value: float) -> None:
-        """Its steps take longer for some seconds."""
+        """Slow an engine's steps for some seconds."""
         if (process := self._engine(value)) is not None:
             process.slow = 1.0 + 200.0 * value**2
 
@@ -78,7 +78,7 @@ class Faults:
             line.dark = True
 
     def lag(self, value: float) -> None:
-        """What goes over a line takes longer for a while."""
+        """Slow a line's frames for a while."""
         if line := self._world.line(value):
             before, line.delay = line.delay, (1e-3, 0.5)
 
@@ -123,7 +123,7 @@ class Faults:
             self._later(20.0 * value + 100.0 * value % 4.0, self._world.kill_gateway)
 
     def jump(self, value: float) -> None:
-        """Time passes, and nobody ran: the machine was suspended, or the clock was set."""
+        """Let time pass while nothing runs: the machine was suspended, or the clock was set."""
         self._world.jump(60.0 * value)
 
     def _later(self, seconds: float, call: object) -> None:

@@ -27,7 +27,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Line:
-    """What connects two sockets. `delay` is the range of seconds that a frame takes."""
+    """Line between two sockets. `delay`: range of seconds that a frame takes."""
 
     def __init__(self, network: Network, near: Socket, far: Socket, identity: bytes) -> None:
         self.network = network
@@ -36,7 +36,8 @@ class Line:
         self.delay = (2e-5, 2e-4) if near.local else (1e-4, 3e-3)
         self.up = True
         self.dark = False
-        """Frames vanish, and nobody is told: a peer that lost its power, a cut cable."""
+        """Whether frames vanish without a notice, as after a power loss of the peer or with a cut
+        cable."""
         self._free = [0.0, 0.0]
         """When the last frame arrives that was sent from either end."""
 
@@ -63,8 +64,8 @@ class Line:
             target.deliver([frame])
 
     def cut(self) -> None:
-        """The line breaks, and both ends hear of it (of a dark one only who closed its end); what
-        is under way is lost."""
+        """Cut the line: both ends notice (of a dark line only the closing one); frames under way
+        are lost."""
         if self.up:
             self.up = False
             for socket in self.ends:
@@ -84,13 +85,13 @@ class Network:
         self.frames = 0
         self.memories: dict[bytes, Memory] = {b"": {}}
         self.disks: dict[int, SlowStore] = {}
-        """What engines hand each other, by whose memory it is in."""
+        """Transferred blocks of engines, by the engine whose memory holds them."""
         self.tap: Callable[[Socket, bytes], None] = lambda socket, frame: None
-        """Sees each frame that a ROUTER sends, with the socket that it is for."""
+        """Function that sees each frame of a ROUTER, with the target socket."""
         self.arrived: dict[int, list[tuple[float, bytes]]] = {}
-        """When ROUTERs got which frames, by the descriptor of who sent them."""
+        """Arrival times of frames at ROUTERs, by the sender's descriptor."""
         self.monitored: dict[str, Socket] = {}
-        """By the address of their events."""
+        """Monitored sockets by the address of their events."""
         self._next = 0
 
     def descriptor(self) -> int:
@@ -98,7 +99,7 @@ class Network:
         return self._next
 
     def arrival(self, descriptor: int, op: int) -> float:
-        """When a ROUTER got this operation of who sent it."""
+        """Return the time when a ROUTER got this operation of a sender."""
         return next(
             at
             for at, frame in self.arrived[descriptor]
@@ -117,7 +118,7 @@ class Network:
         return [_encode(messages[:at]), _encode(messages[at:])]
 
     def context(self) -> type:
-        """What stands in for `zmq.Context`."""
+        """Return the stand-in for `zmq.Context`."""
         network = self
 
         class Context:
@@ -151,9 +152,9 @@ class Socket:
         self.closed = False
         self.context: Any = None
         self.on_message: Callable[[], None] = lambda: None
-        """Called when something came (for who has no event loop of its own)."""
+        """Callback for new frames, for readers without an event loop."""
         self.later = 0.0
-        """Seconds from now at which what is sent leaves: the sender works ahead of the clock."""
+        """Seconds from now at which sent frames leave: the sender works ahead of the clock."""
         self.blocked = False
         """The peer reads nothing, and its queue is full (ROUTER: see `send_multipart`)."""
         self._options: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""What must come out: recomputed from an operation's tokens alone, without a cache, a batch, a
+"""Expected results, recomputed from an operation's tokens alone, without a cache, a batch, a
 schedule or a fault."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Expected:
 
 @dataclass
 class Content:
-    """What a branch holds: tokens, the text behind them, and what it gained since it was opened."""
+    """Content of a branch: tokens, the text behind them, and the tokens gained since its
+    opening."""
 
     ids: list[int] = field(default_factory=list)
     pending: list[Piece] = field(default_factory=list)
@@ -83,7 +84,7 @@ def generated(
     grammar: Grammar | None = None,
     jumps: bool = True,
 ) -> Expected:
-    """One sample; `most` tokens at most, and `params` has a seed."""
+    """Return the expected sample, of at most `most` tokens; `params` has a seed."""
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else (tokens.eos(),))}
     run = _Run(prompt, params, most, stops, None if grammar is None else grammar.matcher(), jumps)
     found = run.go()
@@ -189,7 +190,7 @@ class _Run:
 
 
 def logprobs(prompt: list[int], ids: list[int]) -> list[float]:
-    """Of each of `ids` behind a prompt."""
+    """Return log-probabilities of each of `ids` behind a prompt."""
     return scores([*prompt, *ids], len(prompt))
 
 

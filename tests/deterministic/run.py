@@ -52,7 +52,7 @@ def run(scenario: Scenario) -> Result:
 
 
 def _discard(loop: asyncio.AbstractEventLoop) -> None:
-    """End what a world that failed has left running."""
+    """End the tasks left by a failed world."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""What happens in a world, as data: programs of clients, faults, and how the world is made.
+"""Scenarios of worlds as data: programs of clients, faults, and the shape of the world.
 
 A scenario is drawn from a seed. It can be written as JSON, and any part of it can be left out:
 actions on a branch that was not opened are skipped.
@@ -12,12 +12,12 @@ import msgspec
 from rootlace.runtime.contracts.block_store import TransferKind
 
 Action = tuple[Any, ...]
-"""A verb and what it needs; branches are named by numbers of the program's own."""
+"""Verb and its arguments; branches have numbers of their program."""
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What one client does from second `start` on, in this order; `wait`, `sleep` and `cancel` are
-    what make it take time."""
+    """Actions of one client from second `start` on, in order; `wait`, `sleep` and `cancel` make the
+    program take time."""
 
     client: int
     start: float
@@ -33,7 +33,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How a world is made."""
+    """Shape of a world."""
 
     clients: int = 6
     blocks: int = 60
@@ -46,13 +46,13 @@ class Shape(msgspec.Struct, frozen=True):
     split: float = 0.1
     replicas: int = 1
     prefill: int = 0
-    """So many of the replicas compute prompts for the others ..."""
+    """Number of replicas that compute prompts for the others."""
     by: TransferKind = "memory"
     """... and hand them over by a memory of all of them, or of each."""
     disk: int = 0
     """Slots of the disk below each engine's pool."""
     state: bool = False
-    """Whether the gateway keeps what programs do (`--state`)."""
+    """Whether the gateway keeps programs' state (`--state`)."""
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ FAULTS = (
     *("gateway", "jump"),
 )
 LOSSES = ("gateway", "gateway", "cut", "darken", "block", "fill")
-"""What happens more often where it is to be only a pause."""
+"""Faults that happen more often in worlds with pauses only."""
 
 
 def draw(seed: int, programs: int = 60) -> Scenario:
@@ -128,7 +128,7 @@ def draw(seed: int, programs: int = 60) -> Scenario:
 
 
 def actions(dice: random.Random) -> tuple[Action, ...]:
-    """One program: it opens branches, lets them grow, forks, joins and closes them."""
+    """Draw one program: it opens branches, extends, forks, joins and closes them."""
     found: list[Action] = []
     branches = [1]
     options = {"program": "p"} if dice.random() < 0.5 else {}

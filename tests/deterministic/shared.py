@@ -1,5 +1,5 @@
-"""What engines of a world have below their pools: blocks on a disk, and those that they hand over,
-in a dictionary that all of them have, or its own."""
+"""Blocks below the pools of a world's engines: blocks on a disk, and transferred blocks, in a
+dictionary of all engines, or of one."""
 
 import random
 from typing import Any, cast
@@ -26,12 +26,12 @@ class SlowStore(SimulatedStore):
         return super().poll()
 
     def seconds(self, blocks: int) -> float:
-        """Less than what an engine measures of its steps, which are over at once here."""
+        """Return less time than an engine measures for its steps, which take no time here."""
         return 1e-9 * blocks
 
 
 TORN = 0.1
-"""Chance that a block does not come as it was: its giver wrote another meanwhile, say."""
+"""Chance that a block arrives changed, as if its giver wrote another block meanwhile."""
 
 
 class _Memories:

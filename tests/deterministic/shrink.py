@@ -13,7 +13,7 @@ T = TypeVar("T")
 def shrink(
     scenario: Scenario, fails: Callable[[Scenario], bool], runs: int = 400
 ) -> tuple[Scenario, int]:
-    """The smallest scenario found in so many `runs`, and how many were needed."""
+    """Return the smallest scenario found in `runs` runs, and the number of runs."""
     left = runs
 
     def still(candidate: Scenario) -> bool:
@@ -44,7 +44,7 @@ def _fewer_faults(scenario: Scenario, still: Callable[[Scenario], bool]) -> Scen
 
 
 def _shorter(scenario: Scenario, at: int, still: Callable[[Scenario], bool]) -> Scenario:
-    """With fewer actions of one program."""
+    """Return the scenario with fewer actions of one program."""
 
     def having(actions: tuple[object, ...]) -> Scenario:
         programs = list(scenario.programs)
@@ -55,8 +55,8 @@ def _shorter(scenario: Scenario, at: int, still: Callable[[Scenario], bool]) -> 
 
 
 def _fewer(items: tuple[T, ...], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """Those without which it does not hold: halves are left out, then quarters, ... (Zeller's
-    delta debugging, complements only)."""
+    """Return the items without which the failure vanishes: halves are left out, then quarters, ...
+    (Zeller's delta debugging, complements only)."""
     chunk = max(len(items) // 2, 1)
     while items:
         at = 0

@@ -1,4 +1,4 @@
-"""What `--state` needs of a simulated world: a disk's thread, and a gateway that is killed."""
+"""Parts of `--state` in a simulated world: a disk's thread, and a gateway that is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """Where state is written."""
+    """Disk with the state."""
 
     full = False
 
@@ -64,7 +64,7 @@ class DiskThread:
 
 
 def kill(store: SessionStore) -> None:
-    """Its process is gone: what it has not written is lost, and it writes nothing any more."""
+    """Kill the store's process: unwritten state is lost, and nothing more is written."""
     thread: Any = store._thread
     thread.die()
     store._retry.at = math.inf

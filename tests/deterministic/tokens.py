@@ -15,9 +15,9 @@ from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint
 
 POISON = "<poison>"
-"""A special token that kills the engine that computes it."""
+"""Special token that kills the engine that computes it."""
 THORN = "<thorn>"
-"""One that makes the step raise that computes it."""
+"""Special token that makes its step raise."""
 _MERGES = (
     *("t h", "th e", "Ġ the", "Ġ a", "i n", "e r", "o n", "Ġ t", "a n", "an d", "Ġ and", "r e"),
     *("Ã ©", "Ġ {", '" :', '{ "', "n a", "m e", "na me", "a g", "ag e", "y e", "ye s", "2 3"),
@@ -67,7 +67,7 @@ def grammar_compiler() -> GrammarCompiler:
 
 @cache
 def _likely() -> tuple[int, ...]:
-    """What the model says where nothing constrains it: mostly letters and words, seldom the end."""
+    """Return the model's tokens without a constraint: mostly letters and words, seldom the end."""
     tok = fast_tokenizer()
     letters = [tok.encode(char, add_special_tokens=False).ids[0] for char in _LETTERS]
     words = [tok.token_to_id("".join(merge.split())) for merge in _MERGES]

@@ -1,16 +1,16 @@
-"""What a world finds wrong, and what it was told."""
+"""Faults that a world finds, and the facts that clients received."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 
 class Violation(AssertionError):
-    """Something that was promised did not hold."""
+    """Broken promise."""
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """What a client was told is pinned: from `sent` on, for longer than a world lives."""
+    """Pin reported to a client: valid from `sent` on, for longer than a world lives."""
 
     id: str
     sent: float
@@ -29,7 +29,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Found:
-    """How much of a prompt an operation was told to be cached in its namespace."""
+    """Cached length of a prompt that an operation reported for its namespace."""
 
     op: object
     namespace: Hashable

@@ -1,4 +1,4 @@
-"""One world: a runtime and its clients in one event loop on a virtual clock."""
+"""World: a runtime and its clients in one event loop on a virtual clock."""
 
 import asyncio
 import hashlib
@@ -64,14 +64,14 @@ class World:
         self.began = 0.0
         self.pins_left: set[str] | None = None
         self.gone = 0
-        """How often an engine was gone for good."""
+        """Number of engines that were gone for good."""
         self.pinned: list[Pinned] = []
         self.pins_lost = 0
         """Pins that were to be set again, and were refused; of a gateway that is gone nothing is
         known."""
         self.held: list[Held] = []
         self.found: list[Found] = []
-        """What operations computed in which namespace, and what was cached of their prompts."""
+        """Prompts computed by operations, with namespace and cached length."""
         shaking = SHAKING_STATE if scenario.shape.state else SHAKING
         self.shaken = bool({fault.kind for fault in scenario.faults} & shaking)
         """Whether something happens that may cost a client its connection."""
@@ -93,15 +93,15 @@ class World:
         self.told: dict[tuple[int, int], list[float]] = {}
         """When terminal events were sent, by socket and operation."""
         self.pauses: list[tuple[float, float]] = []
-        """From when to when nobody ran, or a client read nothing."""
+        """Intervals in which nothing ran, or a client read nothing."""
         self.digest = hashlib.blake2b(digest_size=8)
-        """Of all frames that programs were sent."""
+        """Digest of all frames sent to programs."""
         self.folder = TemporaryDirectory(prefix="world-")
         self.disk = Disk()
         self._store: SessionStore | None = None
         self._server: ProgramServer | None = None
         self._starting: asyncio.Task[None] | None = None
-        """The gateway that comes after one that ended, until it is there."""
+        """Start of the next gateway, until it runs."""
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self.actors = [Actor(self, number) for number in range(scenario.shape.clients)]
@@ -168,7 +168,7 @@ class World:
         self._server.start()
 
     async def _start_engine(self, config: EngineConfig) -> EngineClient | Replicas:
-        """One that dies while it starts is tried again, as an operator would."""
+        """Start an engine; retry after a death at the start, as an operator would."""
         replicas = self.scenario.shape.replicas
         while True:
             try:
@@ -179,7 +179,7 @@ class World:
                 await asyncio.sleep(1.0)
 
     def _apart(self) -> Apart | None:
-        """So little memory that it is full now and then."""
+        """Return settings with so little memory that it fills up now and then."""
         shape = self.scenario.shape
         return Apart(shape.prefill, 8, memory_bytes=16, by=shape.by) if shape.prefill else None
 
@@ -253,7 +253,7 @@ class World:
         self.actors[int(value * len(self.actors))].vanish()
 
     def pause(self, seconds: float) -> None:
-        """From now on somebody cannot be told anything for so long."""
+        """Record that a reader gets nothing for a number of seconds."""
         self.pauses.append((self.loop.now, self.loop.now + seconds))
 
     def jump(self, seconds: float) -> None:
@@ -266,7 +266,7 @@ class World:
     # ------------------------------------------------------------ all of it
 
     async def live(self) -> None:
-        """From the start of the runtime until everything is over. Raises Violation."""
+        """Run from the start of the runtime until everything ended. Raises Violation."""
         await self._start_runtime()
         began = self.began = self.loop.now
         faults = Faults(self)
@@ -363,7 +363,7 @@ class World:
                 raise Violation(f"memory is left: {stats}")
 
     def _check_table(self, replicas: Replicas, live: list[EngineProcess]) -> None:
-        """The gateway knows what the caches hold, and nothing of requests that are over."""
+        """Check that the gateway knows the caches' contents, and nothing of ended requests."""
         dispatch = replicas._dispatch
         assert dispatch is not None
         router = dispatch._router
@@ -391,7 +391,7 @@ class World:
                 raise Violation(f"not all that was handed over was taken: {lent}")
 
     def check(self) -> None:
-        """What only shows at the end. Raises Violation."""
+        """Check facts that only show at the end. Raises Violation."""
         for process in self.processes:
             if process.error is not None:
                 raise Violation(f"an engine's loop raised {process.error!r}") from process.error
@@ -412,7 +412,7 @@ class World:
         return [*self.deaths, *(at for process in self.processes for at in process.losses)]
 
     def _check_namespaces(self) -> None:
-        """Nothing of a prompt was cached but what its own namespace had."""
+        """Check that cached tokens of a prompt came from its own namespace only."""
         for found in self.found:
             known = 0
             for held in self.held:
@@ -435,7 +435,7 @@ class World:
                 )
 
     def _check_pins(self, left: set[str]) -> None:
-        """What was pinned is: an engine that died has its pins again, unless one was refused."""
+        """Check that pins hold: an engine that died has its pins again, unless one was refused."""
         last = 0.0
         if self.pins_lost or self.gone or len(self.lives) > 1 or self.scenario.shape.replicas > 1:
             last = max((at for at in self.losses() if at < self.settled), default=0.0)

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from rootlace.runtime.doctor.ceilings import Ceilings, Elements, Row, StepWork, step_work
 from rootlace.runtime.doctor.report import (
+    Capacity,
     Decoding,
     FirstToken,
-    Room,
     forecast,
     prompt_seconds,
     step_seconds,
@@ -163,7 +163,7 @@ def test_a_prompt_is_computed_in_steps() -> None:
 
 def test_a_forecast() -> None:
     ceilings = Ceilings(math.inf, math.inf, 1000.0)
-    found = forecast(SPEC, BFLOAT16, ceilings, Room(context=40, cache=320, step=2048))
+    found = forecast(SPEC, BFLOAT16, ceilings, Capacity(context=40, cache=320, step=2048))
     # Prompts of 40 tokens are the longest, and just eight of them fit into the cache.
     read = 2 * (1184 + 8 + 256) + 2 * 40 * 16
     assert found.first_tokens == (FirstToken(40, read / 1000),)
@@ -175,6 +175,8 @@ def test_a_forecast() -> None:
 
 
 def test_requests_that_do_not_fit_are_left_out() -> None:
-    room: dict[str, Any] = {"context": 40, "step": 2048}
-    found = forecast(SPEC, BFLOAT16, Ceilings(1.0, 1.0, 1.0), Room(cache=40 * 8 - 1, **room))
+    capacity: dict[str, Any] = {"context": 40, "step": 2048}
+    found = forecast(
+        SPEC, BFLOAT16, Ceilings(1.0, 1.0, 1.0), Capacity(cache=40 * 8 - 1, **capacity)
+    )
     assert [one.requests for one in found.decoding] == [1]

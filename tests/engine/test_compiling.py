@@ -114,7 +114,7 @@ class Talk:
         self, service: FakeService, *turns: Turn, jump: bool = True, waiting: int = 9
     ) -> None:
         self.turns = deque(turns)
-        self.said: list[FromEngine] = []
+        self.received: list[FromEngine] = []
         executor = SimulatedExecutor(64, 4, vocab_size=VOCAB, verify=True)
         self.loop = EngineLoop(
             Scheduler(
@@ -126,7 +126,7 @@ class Talk:
             executor,
             service,
             self.receive,
-            self.said.extend,
+            self.received.extend,
             jump,
         )
         self.loop.run()
@@ -141,7 +141,7 @@ class Talk:
         return turn
 
     def of(self, rid: int) -> list[EngineOutput]:
-        return [m for m in self.said if isinstance(m, EngineOutput) and m.rid == rid]
+        return [m for m in self.received if isinstance(m, EngineOutput) and m.rid == rid]
 
     def end(self, rid: int) -> EngineOutput:
         (final,) = [update for update in self.of(rid) if update.finish]
@@ -166,7 +166,7 @@ def test_others_go_on_while_a_constraint_is_compiled() -> None:
         lambda: time.sleep(0.02),
         lambda: service.finish("slow"),
     )
-    assert [m.rid for m in talk.said if isinstance(m, EngineOutput) and m.finish] == [2, 1]
+    assert [m.rid for m in talk.received if isinstance(m, EngineOutput) and m.finish] == [2, 1]
     assert talk.tokens(1) == [7, 7, 7] and talk.end(1).finish == "stop"
     assert talk.of(1)[0].forced == (0, 1, 2)
     facts = talk.of(1)[0].facts
@@ -221,7 +221,7 @@ def test_abort_duplicates_bounds_and_stats_while_compiling() -> None:
     assert talk.end(3).code == "overloaded"
     assert talk.end(3).error == "at most 2 requests may wait for their constraints"
     assert talk.end(2).finish == "stop"
-    before, after = [m.values for m in talk.said if isinstance(m, Stats)]
+    before, after = [m.values for m in talk.received if isinstance(m, Stats)]
     assert (before["compiling"], before["waiting"]) == (2, 2)
     assert (after["compiling"], after["waiting"]) == (0, 0)
     assert after["requests_added"] == 1
@@ -260,12 +260,12 @@ def test_what_another_engine_generated_is_taken_in_while_others_go_on(
         [msgspec.structs.replace(long), GetStats(6)],
         [Abort((3,))],
     )
-    ends = [m.rid for m in talk.said if isinstance(m, EngineOutput) and m.finish]
+    ends = [m.rid for m in talk.received if isinstance(m, EngineOutput) and m.finish]
     assert ends.index(5) < ends.index(1, 1), "others have gone on meanwhile"
     assert talk.end(5).finish == talk.end(4).finish == "length"
     assert [one.code for one in talk.of(1) if one.finish] == ["invalid_request", ""]
     assert talk.end(2).code == "invalid_constraint" and talk.end(3).finish == "abort"
-    (stats,) = [m.values for m in talk.said if isinstance(m, Stats)]
+    (stats,) = [m.values for m in talk.received if isinstance(m, Stats)]
     assert stats["waiting"] == 3
 
 

@@ -86,7 +86,7 @@ class Served:
 
     def __init__(self, compiling: LateCompiler) -> None:
         self.inbox: deque[ToEngine] = deque()
-        self.said: list[FromEngine] = []
+        self.received: list[FromEngine] = []
         self.rid = 0
         self.loop = EngineLoop(
             Scheduler(
@@ -98,7 +98,7 @@ class Served:
             SimulatedExecutor(64, 4, vocab_size=VOCAB),
             compiling,
             self.receive,
-            self.said.extend,
+            self.received.extend,
         )
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
@@ -120,11 +120,11 @@ class Served:
         )
         if fate == "vanished":
             self.inbox.append(Abort((self.rid,)))
-        while not any(isinstance(one, EngineOutput) and one.finish for one in self.said):
+        while not any(isinstance(one, EngineOutput) and one.finish for one in self.received):
             self.loop.turn()
-            if fate == "aborted" and any(isinstance(one, EngineOutput) for one in self.said):
+            if fate == "aborted" and any(isinstance(one, EngineOutput) for one in self.received):
                 self.inbox.append(Abort((self.rid,)))
-        self.said.clear()
+        self.received.clear()
 
 
 @pytest.fixture(scope="module")

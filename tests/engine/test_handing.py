@@ -331,7 +331,7 @@ def test_a_memory_that_cannot_be_written_holds_nobody_up(model: Path, memory: in
     peer = Peer(model, memory)
     peer.ask(PROMPT, 0)
     store = peer.below.tiers.handed.store
-    reserved = [(100 + at, at.to_bytes(16, "big")) for at in range(store.room)]
+    reserved = [(100 + at, at.to_bytes(16, "big")) for at in range(store.writable_slots)]
     for slot, key in reserved:  # no room: the giving waits
         store.reserve(slot, key)
     peer.handing.give(7, "", np.array(PROMPT, np.int32), 0, [0])

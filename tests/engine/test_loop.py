@@ -77,7 +77,7 @@ class Conversation:
         self.turns = deque(turns)
         self.preparations = preparations
         self.busy_while_prepared: list[bool] = []
-        self.said: list[FromEngine] = []
+        self.received: list[FromEngine] = []
         self.loop = EngineLoop(
             Scheduler(
                 SchedulerConfig(max_step_tokens=32, check_invariants=True),
@@ -88,7 +88,7 @@ class Conversation:
             CountingExecutor(),
             compiling := compiling_with(compiler()),
             self.receive,
-            self.said.extend,
+            self.received.extend,
             record=record,
             prepare=self.prepare,
             executor_stats=lambda: {"prepared": len(self.busy_while_prepared)},
@@ -110,7 +110,7 @@ class Conversation:
         return [t for u in self.updates(rid) for t in u.token_ids]
 
     def updates(self, rid: int) -> list[EngineOutput]:
-        return [m for m in self.said if isinstance(m, EngineOutput) and m.rid == rid]
+        return [m for m in self.received if isinstance(m, EngineOutput) and m.rid == rid]
 
     def end(self, rid: int) -> EngineOutput:
         finals = [u for u in self.updates(rid) if u.finish]
@@ -191,9 +191,9 @@ def test_pins_that_a_failing_step_loses_are_told() -> None:
     poison, more = (submit(rid, CountingExecutor.poison) for rid in (2, 3))
     talk = Conversation([pinned], *[[]] * 5, [poison], *[[]] * 3, [more])
     assert any(update.facts and update.facts.pin for update in talk.updates(1))
-    lost = [m for m in talk.said if isinstance(m, PinsLost)]
+    lost = [m for m in talk.received if isinstance(m, PinsLost)]
     assert lost == [PinsLost(1)]  # none was left for the second fault
-    assert talk.said.index(lost[0]) > talk.said.index(talk.end(1))
+    assert talk.received.index(lost[0]) > talk.received.index(talk.end(1))
 
 
 def test_refusals_name_the_reason() -> None:
@@ -212,8 +212,8 @@ def test_abort_flush_and_stats_are_answered() -> None:
         [submit(1, 5, max_tokens=100)], [], [Abort((1, 99))], [Flush(7)], [GetStats(8)]
     )
     assert talk.end(1).finish == "abort"
-    assert any(isinstance(m, Flushed) and m.ticket == 7 for m in talk.said)
-    (stats,) = [m for m in talk.said if isinstance(m, Stats)]
+    assert any(isinstance(m, Flushed) and m.ticket == 7 for m in talk.received)
+    (stats,) = [m for m in talk.received if isinstance(m, Stats)]
     assert stats.values["running"] == 0
     assert stats.values["blocks_free"] == 64
 
@@ -223,7 +223,7 @@ def test_time_without_work_is_used_to_prepare_and_never_slept_away_before() -> N
     # Stop comes where the loop would sleep: when nothing is left to be prepared.
     assert len(talk.busy_while_prepared) == 6
     assert not any(talk.busy_while_prepared)
-    (stats,) = [m for m in talk.said if isinstance(m, Stats)]
+    (stats,) = [m for m in talk.received if isinstance(m, Stats)]
     assert stats.values["prepared"] > 0
     assert talk.end(1).finish == "length"
 

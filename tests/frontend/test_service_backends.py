@@ -184,13 +184,13 @@ class LiteLLM:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.said: Any = "Hi."
+        self.answer: Any = "Hi."
         self.ends = True
 
     def completion(self, **asked: Any) -> Any:
         self.asked.append(asked)
-        if isinstance(self.said, Exception):
-            raise self.said
+        if isinstance(self.answer, Exception):
+            raise self.answer
         usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": None}
 
         def reply(kind: str, text: str, reason: str | None) -> Any:
@@ -199,9 +199,9 @@ class LiteLLM:
             return SimpleNamespace(model_dump=lambda: told)
 
         if not asked["stream"]:
-            return reply("message", self.said, "stop")
+            return reply("message", self.answer, "stop")
         end = [reply("delta", "", "stop")] if self.ends else []
-        return iter([*(reply("delta", letter, None) for letter in self.said), *end])
+        return iter([*(reply("delta", letter, None) for letter in self.answer), *end])
 
 
 @pytest.fixture
@@ -218,10 +218,10 @@ def ask(s):
 
 def test_litellm(litellm: LiteLLM) -> None:
     backend = rl.LiteLLMBackend("gemini/x", api_key="k")
-    litellm.said = '{"name": "Ida"}'
+    litellm.answer = '{"name": "Ida"}'
     for streams in (False, True):
         state = ask.run(backend=backend, stream=streams)
-        assert "".join(state.text_iter("x")) == litellm.said and state["x"] == Person("Ida")
+        assert "".join(state.text_iter("x")) == litellm.answer and state["x"] == Person("Ida")
         assert state.get_meta_info("x")["prompt_tokens"] == 7
     asked = litellm.asked[0]
     assert (asked["model"], asked["api_key"], asked["seed"]) == ("gemini/x", "k", 3)
@@ -230,12 +230,12 @@ def test_litellm(litellm: LiteLLM) -> None:
     litellm.ends = False  # as where a connection is lost
     with pytest.raises(rl.ProgramError, match="0 samples of 1"):
         _ = ask.run(backend=backend, stream=True)["x"]
-    litellm.said = LiteLLM.RateLimitError("slowly")
+    litellm.answer = LiteLLM.RateLimitError("slowly")
     with pytest.raises(rl.ProgramError, match="RateLimitError: slowly") as caught:
         ask.run(backend=backend)
     assert isinstance(caught.value.__cause__, Overloaded)
     with pytest.raises(rl.ProgramError, match="no way to go on"):
-        litellm.said = "Hi."
+        litellm.answer = "Hi."
         chat.run("?", backend=backend)
 
 
@@ -276,7 +276,7 @@ def test_top_k_is_turned_off_by_saying_nothing(
     def program(s):
         s += rl.user("Hi") + rl.assistant(rl.gen("x", top_k=off, temperature=1.0))
 
-    litellm.said = "Hi."
+    litellm.answer = "Hi."
     program.run(backend=backend)
     program.run(backend=rl.LiteLLMBackend("gemini/x"))
     for asked in (service.asked[0], litellm.asked[0]):

@@ -20,7 +20,8 @@ def first_plan(rows: Sequence[Row], params: Sequence[SamplingParams]) -> StepPla
 
 
 def next_plan(rows: Sequence[Row], params: Sequence[SamplingParams]) -> StepPlan:
-    """One token of each row, found by the plan before, whose samples are in the order of `rows`."""
+    """Return a plan of one token of each row, found by the plan before, with samples in the order
+    of `rows`."""
     for row in rows:
         row.token_ids.append(UNKNOWN)
     plan = make_plan([Work(row, params=p) for row, p in zip(rows, params, strict=True)])

@@ -1,4 +1,4 @@
-"""For tests of tiny models."""
+"""Fixtures for tests of tiny models."""
 
 from collections.abc import Iterator
 

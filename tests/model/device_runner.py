@@ -1,4 +1,4 @@
-"""A runner whose steps are a device's, where the device is the CPU."""
+"""Runner whose steps are a device's, with the CPU as the device."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def device_runner(
     clock: Callable[[], float] = stands_still,
     adapters: Sequence[str] = (),
 ) -> ModelRunner:
-    """In float32, with a pool of NaN."""
+    """Load a runner in float32, with a pool of NaN."""
     config = ModelConfig.read(folder)
     vocab_size = config.spec.vocab_size
     executor = ExecutorConfig(str(folder), context_length=context_length)

@@ -106,7 +106,7 @@ def save_head_for(model: Path, folder: Path, *, embeds: bool = False) -> Path:
 
 
 class Reference:
-    """What a head computes, a whole sequence at a time."""
+    """Reference forward pass of a head, a whole sequence at a time."""
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor], embedding: Tensor):
         """`embedding`: the model's."""
@@ -124,8 +124,8 @@ class Reference:
         return x * scale * self.weights[name]
 
     def __call__(self, features: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """features [T, H], of the tokens before `token_ids` [T] -> logits [T, draft vocabulary],
-        and what the next features are [T, H]."""
+        """Compute features [T, H], of the tokens before `token_ids` [T] -> logits [T, draft
+        vocabulary], and the next features [T, H]."""
         heads, kv_heads = self.layer["num_attention_heads"], self.layer["num_key_value_heads"]
         normed = self.norm("hidden_norm", features)
         residual = normed if self.config.get("norm_before_residual") else features

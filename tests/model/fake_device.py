@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class FakeEvent:
-    """Pending from `record` until somebody waits for it."""
+    """Event that is pending from `record` until a wait for it."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -105,7 +105,7 @@ class _Recorder(TorchDispatchMode):
         return out
 
     def undo(self) -> None:
-        """As capturing does not run anything, nothing has happened."""
+        """Undo a capture: capturing runs nothing, so nothing has happened."""
         for storage, before in self._before.values():
             storage.copy_(before)
         self._before.clear()

@@ -1,4 +1,4 @@
-"""Adapters as PEFT writes them, and the model that one stands for, by the definition of LoRA."""
+"""Adapters as PEFT writes them, and the model of equal output, by the definition of LoRA."""
 
 import copy
 import json

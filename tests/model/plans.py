@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Work:
-    """What a row does in a step: compute `count` tokens (None: all that are left)."""
+    """Work of a row in a step: compute `count` tokens (None: all remaining ones)."""
 
     row: Row
     count: int | None = None

@@ -78,7 +78,7 @@ def edit(folder: Path, **keys: Any) -> None:
 def compressed(
     form: str, weights: Mapping[str, Any], **settings: Any
 ) -> tuple[dict[str, Any], Write]:
-    """What the package writes of linear modules with such weights, and how it reads it."""
+    """Return the package's tensors for linear modules, and a function that reads them."""
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args, **settings)
     config = QuantizationConfig(
@@ -99,7 +99,7 @@ def compressed(
         return {f".{name}": value for name, value in packed.items()}, read(packed)
 
     def read(packed: Tensors) -> torch.Tensor:
-        """In float32: the package rounds to the type of the scales, or to bfloat16."""
+        """Read in float32: the package rounds to the dtype of the scales, or to bfloat16."""
         scale = packed["weight_scale"]
         if args.strategy == "tensor_group":
             values = unpack_fp4_from_uint8(
@@ -115,7 +115,8 @@ def compressed(
 
 
 def parameters(weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales by largest magnitudes, or ranges with zero points, of the weights that share them."""
+    """Return scales by largest magnitudes, or ranges with zero points, of the weights that share
+    them."""
     rows, columns = weight.shape
     high, wide = {
         "tensor": (rows, columns),
@@ -272,7 +273,7 @@ AUTO_ROUND = {
     "enable_quanted_input": False,
     "iters": 0,
 }
-"""What AutoRound 0.16.1 writes of how it found the weights."""
+"""Entries of AutoRound 0.16.1 about its search for the weights."""
 
 
 def auto_round(
@@ -289,7 +290,7 @@ def auto_round(
 def fp8(
     block: tuple[int, int] | None, name: str = ".weight_scale_inv", *, exponents: bool = False
 ) -> tuple[dict[str, Any], Write]:
-    """As DeepSeek and Qwen store it; `block` None: one scale for a module, as AutoFP8."""
+    """Store as DeepSeek and Qwen do; `block` None: one scale for a module, as AutoFP8."""
 
     def write(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         rows, columns = weight.shape
@@ -321,7 +322,7 @@ def fp8(
 
 
 def mxfp4() -> tuple[dict[str, Any], Write]:
-    """As gpt-oss stores it, of random codes: transformers says what they stand for."""
+    """Store random codes as gpt-oss does; transformers gives their values."""
 
     def write(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         rows, columns = weight.shape

@@ -1,4 +1,4 @@
-"""What is read of an adapter's folder, and what is refused by name."""
+"""Adapters' folders: the entries that are read, and refusals by name."""
 
 import json
 import re
@@ -126,7 +126,7 @@ def test_all_linear_modules_of_some_layers(folder, tmp_path) -> None:
 
 
 def test_a_whole_name_says_its_layer_itself(folder, copied) -> None:
-    """As PEFT has it: only ends of names are looked for in the layers that are to be changed."""
+    """As in PEFT, only ends of names are searched in the layers to change."""
     name = "model.layers.{}.self_attn.{}_proj"
     whole = [name.format(layer, one) for layer in range(5) for one in "qv"]
     change(copied, target_modules=whole, layers_to_transform=[1])
@@ -136,7 +136,7 @@ def test_a_whole_name_says_its_layer_itself(folder, copied) -> None:
 
 
 def test_patterns_of_which_the_first_counts(folder, copied, caplog) -> None:
-    """PEFT saves them sorted, so that the first may be another than in training."""
+    """PEFT saves patterns sorted, so the first may differ from training."""
     change(copied, alpha_pattern={"v_proj": 2})
     load(folder, copied)
     assert not caplog.records
@@ -195,7 +195,7 @@ def test_what_is_given_on_the_command_line(folder, tmp_path) -> None:
 
 
 def test_a_bare_model_s_adapter_is_that_of_the_whole(folder, copied) -> None:
-    """PEFT names modules as the model that it was given does: one without a head lacks "model."."""
+    """PEFT uses the module names of its model, which lack "model." without a head."""
     file = copied / "adapter_model.safetensors"
     whole = load(folder, copied)
     tensors = {name.replace("model.model.", "model.", 1): t for name, t in load_file(file).items()}

@@ -1,4 +1,4 @@
-"""Automata and masks that come and go on the device, against those that were brought."""
+"""Automata and masks that come and go on the device, compared with the originals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ shared = st.builds(MaskRow, st.sampled_from(TABLES), st.integers(0, 8))
 def test_any_sequence_of_steps(
     max_bytes: int, steps: list[list[AutomatonState | np.ndarray | MaskRow]]
 ) -> None:
-    """However little room there is, the rows of each step find what they need."""
+    """The rows of each step find their automata with any memory."""
     arena = AutomatonArena(VOCAB, "cpu", max_bytes)
     rng = np.random.default_rng(0)
     for needs in steps:

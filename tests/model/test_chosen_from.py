@@ -1,4 +1,4 @@
-"""Logits that nobody may choose are not computed, and nobody looks at them."""
+"""Logits of forbidden tokens are neither computed nor read."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What configuration files say, without weights: read, or refused by a message that names it."""
+"""Configuration files, without weights: read, or refused by a message that names them."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.model.test_families import ABSENT, LAYERS, NAMES
 
 
 def architecture(config: PreTrainedConfig) -> str:
-    """What transformers calls the decoder of a configuration."""
+    """Return transformers' class name of a configuration's decoder."""
     return str(AutoModelForCausalLM._model_mapping[type(config)].__name__)
 
 
@@ -141,7 +141,7 @@ def test_modules_that_ask_an_input_are_refused_in_our_own_words(tmp_path: Path) 
 
 
 def test_internlm3_as_it_is_published(tmp_path: Path) -> None:
-    """By its own architecture, and by the names that its own code has for keys."""
+    """The file names its own architecture, and keys by its own code's names."""
     edit = {"attention_bias": ABSENT, "mlp_bias": ABSENT, "architectures": ["InternLM3ForCausalLM"]}
     for bias in (False, True):
         write_config("internlm3", tmp_path, {"attention_bias": bias, "mlp_bias": bias})
@@ -156,7 +156,7 @@ def test_internlm3_as_it_is_published(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("exaone" not in configs(), reason="this transformers does not have it")
 def test_exaone_as_it_is_published(tmp_path: Path) -> None:
-    """By its own architecture, and by the names that its own code has for keys."""
+    """The file names its own architecture, and keys by its own code's names."""
     write_config("exaone", tmp_path, {})
     saved = ModelConfig.read(tmp_path).spec
     edit = {
@@ -177,7 +177,7 @@ def test_exaone_as_it_is_published(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("sarvam_mla" not in configs(), reason="this transformers does not have it")
 def test_sarvam_as_it_is_published(tmp_path: Path) -> None:
-    """By its own architecture, and by the names that its own code has for keys."""
+    """The file names its own architecture, and keys by its own code's names."""
     write_config("sarvam_mla", tmp_path, {"rope_parameters": None})
     saved = ModelConfig.read(tmp_path).spec
     published = {
@@ -249,7 +249,7 @@ BY_TYPE = {config.model_type: n for n, config in configs().items() if config.mod
 
 @pytest.mark.parametrize("name", BY_TYPE.values())
 def test_tokens_that_begin_and_end_a_text(name: str, tmp_path: Path) -> None:
-    """Where neither file says any, they are those of the family."""
+    """If neither file names such tokens, the family's count."""
     config = configs()[name]
     config.architectures = [architecture(config)]
     config.save_pretrained(tmp_path)
@@ -263,7 +263,7 @@ def test_tokens_that_begin_and_end_a_text(name: str, tmp_path: Path) -> None:
 
 
 def test_a_length_that_scaling_has_led_to(tmp_path: Path) -> None:
-    """Gemma 3 states it, though its scaling is `linear`."""
+    """Gemma 3 states this length, though its scaling is `linear`."""
     config = configs()["gemma3"]
     config.architectures = ["Gemma3ForCausalLM"]
     config.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The steps that memory is measured with, and what is left for the KV cache."""
+"""Trial steps that measure memory, and the memory left for the KV cache."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ GIB = 1 << 30
     [(64, 8, 256, 16), (64, 8, 16, 4), (5, 8, 256, 1), (300, 4, 100, 16), (7, 1, 3, 2)],
 )
 def test_trial_steps_are_steps(max_tokens: int, max_rows: int, context: int, size: int) -> None:
-    """Whatever the limits: well formed, within them, and as large as they allow."""
+    """Trial steps are well formed for any limits, and as large as these allow."""
     plans, blocks = trial_steps(99, max_tokens, max_rows, context, size)
     for plan in plans:
         executor = SimulatedExecutor(blocks, size, verify=True, vocab_size=99)

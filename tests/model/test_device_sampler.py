@@ -1,5 +1,4 @@
-"""The sampler as a device runs it (plans, arrays, masks that stay there) finds what it finds on the
-host."""
+"""Sampler on a device (plans, arrays, resident masks): the same results as on the host."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def sampled(
     before: Sequence[int] = (),
     empty: int = 0,
 ) -> tuple[list[int], np.ndarray]:
-    """(tokens, logprobs), with `empty` rows behind the others."""
+    """Return (tokens, logprobs), with `empty` rows behind the others."""
     count = len(rows) + empty
     plan = device.plan(rows, count)
     arrays = {name: torch.from_numpy(array.copy()) for name, array in plan.arrays.items()}
@@ -194,7 +193,7 @@ def test_rows_go_on_from_tokens_not_known_yet() -> None:
 
 
 def test_penalties_follow_a_sequence() -> None:
-    """Counts are kept while it grows, and made anew where it is another or was taken back."""
+    """Counts are kept while a sequence grows, and made again for another or a shortened one."""
     device = device_sampler()
     params = SamplingParams(temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.8)
     random = np.random.default_rng(0)

@@ -347,7 +347,8 @@ def test_idle_time_is_used_to_capture(llama: Path) -> None:
 
 
 def test_what_cannot_be_prepared_is_left_alone(llama: Path) -> None:
-    """Nobody asked for it: it ends neither the loop nor what else there is to prepare."""
+    """No request asked for the capture, so its failure ends neither the loop nor further
+    captures."""
     it = subject(llama, FakeDevice())
     decode = it.steps._decode
     assert decode is not None

@@ -223,7 +223,7 @@ ELSEWHERE = {
 
 
 def names_it(key: str, message: str) -> bool:
-    """Whether a refusal says which key it is about: where weights do not fit, it names them."""
+    """Return whether a refusal names the key; if weights do not fit, the refusal names weights."""
     return (
         key in message
         or "weight" in message
@@ -252,7 +252,7 @@ def theirs(folder: Path, key: str = "") -> torch.Tensor | None:
 
 
 def with_stacks(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of a file as transformers' models have them: experts as one tensor."""
+    """Return a file's tensors with experts as one tensor, as in transformers' models."""
     found, experts = {}, dict[tuple[str, str], dict[int, torch.Tensor]]()
     for name, tensor in stored.items():
         name = name.replace(".block_sparse_moe.", ".mlp.")
@@ -330,8 +330,8 @@ def is_read_as(spec: ModelSpec, folder: Path) -> bool:
 def heeded(
     folder: Path, plain: dict[str, Any], edits: list[tuple[str, Any]], usual: torch.Tensor
 ) -> list[tuple[str, Any]]:
-    """Those of the edits that change what transformers computes; all are tried at once, and halves
-    only where there is one."""
+    """Return the edits that change transformers' results; halves are tried only if the whole
+    does."""
     rewrite(folder, plain, dict(edits))
     slow_loader = "tie_word_embeddings" if "tie_word_embeddings" in dict(edits) else ""
     if agree(usual, theirs(folder, slow_loader)):

@@ -1,4 +1,4 @@
-"""What is said of things that are no model folder: what they are, and what to do."""
+"""Errors for things that are no model folder: their kind, and the remedy."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ FETCH = ["a pointer of Git LFS", "git lfs pull"]
 
 
 def pointer(name: str) -> Callable[[Path], None]:
-    """What git leaves of a large file that it has not fetched."""
+    """Write git's placeholder of a large file that was not fetched."""
 
     def make(folder: Path) -> None:
         touch("config.json", "tokenizer.json", "model.safetensors")(folder)
@@ -44,7 +44,7 @@ def pointer(name: str) -> Callable[[Path], None]:
 def parts(
     *names: str, there: list[str], pointers: list[str] | None = None
 ) -> Callable[[Path], None]:
-    """A folder whose index names these files, of which some are there."""
+    """Make a folder whose index names these files, some of which exist."""
 
     def make(folder: Path) -> None:
         for name in pointers or []:

@@ -73,11 +73,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
     },
 }
-"""By model type, what is changed of `SHAPE`."""
+"""Changes of `SHAPE` by model type."""
 
 
 def known(kinds: Iterable[str]) -> list[Any]:
-    """The model types, of which those that transformers lacks are to be skipped."""
+    """Return the model types, with those that transformers lacks marked to skip."""
     lacking = [kind for kind in kinds if kind not in CONFIG_MAPPING]
     why = f"transformers {transformers.__version__} has it not"
     skip = pytest.mark.skip(reason=why)

@@ -22,7 +22,7 @@ assert not [one for one in gc.get_objects() if isinstance(one, ModelWeights)]
 
 
 def test_weights_are_gone_when_they_are_packed(tmp_path: Path) -> None:
-    """The memory that the KV pool takes is what is free then."""
+    """The KV pool takes the memory that is free then."""
     native_library()
     save(configs()["llama-tied"], tmp_path)
     ran = subprocess.run(

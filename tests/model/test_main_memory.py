@@ -1,4 +1,4 @@
-"""Main memory that a process may take, as machines and control groups of both versions grant it."""
+"""Main memory of a process, as granted by machines and control groups of both versions."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.tiny_model import make_tiny_model
 
 MIB = 1 << 20
 UNLIMITED = str((1 << 63) - 4096)
-"""What version 1 says of a group without a limit."""
+"""Value of version 1 for a group without a limit."""
 
 
 @pytest.fixture(autouse=True)

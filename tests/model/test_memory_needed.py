@@ -1,4 +1,4 @@
-"""A model that does not fit is refused before it is loaded, with what would fit."""
+"""Models that do not fit are refused before loading, with choices that would fit."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 def refusal(
     config: ModelConfig, available: int, cache: CacheConfig, dtype: str = "float32", **given: Any
 ) -> str | None:
-    """What is said; None where it fits."""
+    """Return the refusal; None if the model fits."""
     executor = ExecutorConfig(model=str(config.path), dtype=dtype, **given)
     setup = ModelSetup(config, executor, cache, np.dtype(dtype))
     try:
@@ -96,7 +96,7 @@ def test_nothing_is_loaded(config: ModelConfig, monkeypatch: pytest.MonkeyPatch)
 def test_a_tied_head_is_counted_once_where_it_is_the_embedding(
     tmp_path: Path, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on the reference kernels, which `auto` means where the native ones do not know a model."""
+    """`auto` means the reference kernels for a model that the native ones lack."""
     wide = configs()["llama-tied"]
     wide.head_dim = 258
     save(wide, tmp_path)

@@ -30,7 +30,7 @@ def experts(chosen: int, normalised: bool = False) -> Experts:
 
 
 def scaled(x: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
-    """An MLP whose rows have the same bits in any company."""
+    """Compute an MLP whose rows have the same bits in any company."""
     assert isinstance(gate_up, Dense) and isinstance(down, Dense)
     return torch.tanh(x * gate_up.matrix[0]) * down.matrix[0]
 
@@ -88,7 +88,7 @@ def test_steps_of_more_tokens_than_the_native_kernels_take_at_a_time(tmp_path: P
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
-    """So that packing them takes the memory of one more: those of a layer are most of the model."""
+    """So packing takes the memory of one more expert; a layer's experts are most of the model."""
     save(configs()[name], tmp_path)
     weights = load_weights(ModelConfig.read(tmp_path), torch.float32, torch.device("cpu"))
     read = []
@@ -99,7 +99,7 @@ def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
 
 
 def test_experts_of_unlike_codes(tmp_path: Path) -> None:
-    """In bfloat16: one expert's codes are unpacked, the others' are multiplied as they are."""
+    """In bfloat16, one expert's codes are unpacked, the others' are multiplied directly."""
     skip_without("native")
     save(configs()["qwen2_moe"], tmp_path)
 

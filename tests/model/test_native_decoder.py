@@ -115,14 +115,14 @@ def bits(scores: TokenScores | None) -> list[Any]:
 
 
 def cold(runner: ModelRunner, prompt: list[int]) -> list[Any]:
-    """What follows a prompt that is computed alone and at once."""
+    """Return the results for a prompt that is computed alone and at once."""
     [row] = rows_of(runner, [prompt])
     result = runner.run(make_plan([Work(row, params=ALL)]))
     return bits(result.scores[0])
 
 
 PROMPTS = [tokens(count, seed=count) for count in (1, 5, 16, 33, 70)]
-"""Each longer than those before, so that slots behind its tokens are NaN still."""
+"""Prompts of growing length, so that slots behind their tokens are still NaN."""
 
 
 def all_cold(runner: ModelRunner) -> list[list[Any]]:
@@ -155,7 +155,7 @@ def test_threads(load: Load) -> None:
 
 
 def test_block_sizes(load: Load) -> None:
-    """What lies in panels has the bits of what lies in plain rows."""
+    """Panels and plain rows give the same bits."""
     expected = all_cold(load())
     for size in (1, 16, 24, 48):
         assert all_cold(load(block_size=size)) == expected
@@ -263,7 +263,7 @@ def test_tokens_that_are_wanted_several_times(load: Load) -> None:
 
 
 def test_rotations_of_each_step(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a table for all positions would be too big."""
+    """A table for all positions would be too large here."""
     expected = all_cold(load())
     monkeypatch.setattr(native_decoder, "TABLE_BYTES", 0)
     assert all_cold(load()) == expected
@@ -352,7 +352,7 @@ def test_what_is_asked_for(folder: Path) -> None:
 def test_a_pool_that_memory_has_no_room_for(
     folder: Path, kernels: str, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the system says, where it had told of more memory than it gives."""
+    """The system had reported more memory than it gives."""
     skip_without(kernels)
     monkeypatch.setattr(runner, "main_memory", lambda: MainMemory(1 << 90, 1 << 90))
     executor = ExecutorConfig(model=str(folder), kernels=kernels)
@@ -417,7 +417,7 @@ def test_a_step_that_gets_no_memory_fails_alone(folder: Path) -> None:
 
 
 class Watched(Sequence[LayerWeights]):
-    """Layers that are read when they are asked for; counts those that are in memory then."""
+    """Layers that are read on request, with a count of the layers in memory."""
 
     def __init__(self, layers: Sequence[LayerWeights]) -> None:
         self._layers = layers
@@ -435,7 +435,7 @@ class Watched(Sequence[LayerWeights]):
 
 
 def test_layers_are_packed_one_by_one(folder: Path) -> None:
-    """No more than one is in memory beside the one that is read."""
+    """At most one layer is in memory beside the layer that is read."""
     native_library()
     watched: list[Watched] = []
 

@@ -35,7 +35,7 @@ from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedMo
 from tests.wheels import ask_pip, install, wheel
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
-"""pip takes it for what it is: bytes in a wheel."""
+"""Content of a file, which pip takes as bytes in a wheel."""
 FILE = "tiny.gguf"
 
 
@@ -66,7 +66,7 @@ def script(path: Path, commands: str) -> str:
 
 @pytest.fixture
 def copying(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of pip, a program that copies what is in the index."""
+    """Replace pip by a program that copies from the index."""
     stem = '"$(echo "${4%==*}" | tr - _)-${4#*==}"'
     pip = script(tmp_path / "copying", f'cp "$PIP_FIND_LINKS"/{stem}-*.whl "$6"')
     monkeypatch.setattr(PackagedFile, "_pip", lambda _: [pip])
@@ -80,13 +80,13 @@ def tiny(index: Path, tmp_path: Path) -> PackagedFile:
 
 
 def left_in(file: PackagedFile) -> set[str]:
-    """What a fetch left in the cache."""
+    """Return the files that a fetch left in the cache."""
     assert file.cache is not None
     return {path.name for path in file.cache.rglob("*") if path.is_file()} - {".lock"}
 
 
 def fails(file: PackagedFile, kind: type[RootlaceError], *words: str) -> None:
-    """With the command that helps, and nothing is kept."""
+    """Check that a fetch fails with the helpful command, and keeps nothing."""
     with pytest.raises(kind) as caught:
         file.fetch()
     said = str(caught.value)
@@ -291,7 +291,7 @@ class _SlowIndex(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def slow_index(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_SlowIndex]]:
-    """Of a wheel that is large enough for pip to write half of it."""
+    """Serve a wheel that is large enough for pip to write half of it."""
     content = os.urandom(1 << 22)
     made = wheel(index, "tiny-model", {f"tiny_model/{FILE}": content})
     go_on = threading.Event()
@@ -401,7 +401,7 @@ def test_lists_are_checked(wrong: dict[str, Any]) -> None:
 
 
 def test_our_own_list() -> None:
-    """Every file is one that can be served, and its package's version is known."""
+    """Every listed file can be served, and its package has a known version."""
     own = packaged._read(OWN)
     assert "smollm2" in own
     for name, model in own.items():
@@ -436,7 +436,7 @@ def test_names_and_paths(
 def test_without_its_weights_nothing_is_downloaded(
     copying: None, tiny: PackagedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told how to get them; where they are there, they are what describes it."""
+    """The error has the command to get the weights; existing weights describe the model."""
     monkeypatch.setattr(local, "packaged_model", lambda name: tiny.model)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     with pytest.raises(ServerUnavailable, match=r"not been downloaded; .*rootlace models get tiny"):

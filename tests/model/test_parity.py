@@ -42,7 +42,7 @@ class Model(msgspec.Struct, frozen=True):
     reference: PreTrainedModel
     kernels: Kernels = "reference"
     known: dict[tuple[int, ...], np.ndarray] = msgspec.field(default_factory=dict)
-    """Of both kinds of kernels: what they are asked for is the same."""
+    """Results of transformers, by input, for both kinds of kernels."""
 
     def logprobs(self, token_ids: list[int]) -> np.ndarray:
         """Transformers', after each token."""
@@ -117,8 +117,8 @@ def test_prefill_then_decode(model: Model) -> None:
 
 
 def test_divided_among_two_ranks(saved: Model) -> None:
-    """Shards that the spec says, of whose parts the sums are taken. The reference divides norms of
-    all heads together; tests of GGUF files divide other models by it."""
+    """Sums are taken of the shards that the spec names. The reference divides norms of all heads
+    together; tests of GGUF files divide other models."""
     token_ids, config = tokens(23), ModelConfig.read(saved.folder)
     kernels: Kernels = "reference" if config.spec.attention.joint_norm else "native"
     skip_without(kernels)
@@ -284,7 +284,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(
 
 
 class Enough(Exception):
-    """What is asked about has been seen."""
+    """Exception that ends a run after the observed call."""
 
 
 def test_gemma_rounds_what_embeddings_are_multiplied_by_and_not_norms(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def as_pickled(name: str) -> str:
 
 
 def pickle_weights(folder: Path) -> None:
-    """What was safetensors becomes what torch.save writes, under the names that it then has."""
+    """Replace safetensors files by torch's files, with the names for these."""
     for file in folder.glob("*.safetensors"):
         stored = load_file(file)
         # As some are: rows that do not lie one behind the other.
@@ -62,7 +62,7 @@ def test_they_are_the_same_model(tmp_path: Path, size: str) -> None:
 
 
 class Hostile:
-    """Creates a file when it is unpickled as pickle does it."""
+    """Object that creates a file when pickle loads it."""
 
     def __init__(self, made: Path) -> None:
         self.made = made

@@ -1,4 +1,4 @@
-"""What vector of a text a folder names, as sentence-transformers has it."""
+"""Pooling that a folder names, as sentence-transformers reads it."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ MODES = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
 
 
 def flags(*modes: str) -> dict[str, Any]:
-    """Of a file that names each mode there is."""
+    """Return the flags of a file that names each of these modes."""
     return {"word_embedding_dimension": 8, "include_prompt": True} | {
         f"pooling_mode_{mode}": mode in modes for mode in MODES
     }

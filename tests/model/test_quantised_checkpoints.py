@@ -142,7 +142,7 @@ exact for scales of 16 bits, as all checkpoints have them."""
 
 
 def made(name: str, folder: Path, family: str = "qwen2", **options: Any) -> tuple[Path, Path]:
-    """The folders of a quantised checkpoint and of the dense one that it stands for."""
+    """Make the folders of a quantised checkpoint and of the dense one of equal values."""
     settings, write = FORMATS[name]()
     dtype = DENSE_TYPES.get(name, torch.float32)
     dense = quantised(configs()[family], folder, settings, write, dtype, **options)
@@ -175,7 +175,7 @@ def check_weights(packed: Path, dense: Path) -> ModelWeights:
 DENSE_ON_NATIVE = ("gptq-odd-group", "gptq-odd-ordered", "fp8-odd-blocks", "ct-fp8-blocks")
 """Formats whose groups of columns are too small for the native kernels."""
 UNPACKED = "take the memory of dense ones"
-"""What the log says of weights that are made dense."""
+"""Text of the log about weights that are made dense."""
 
 
 def check_logprobs(
@@ -187,7 +187,8 @@ def check_logprobs(
     kernels: str = "native",
     unpacked: bool = False,
 ) -> None:
-    """`kernels` are expected to run, where those are asked for, and codes that are `unpacked`."""
+    """Compare log-probabilities. `kernels` must run if requested, and codes must be `unpacked` if
+    so."""
     executor = ExecutorConfig(model=str(packed), dtype="float32", kernels=asked, device="cpu")
     caplog.clear()
     runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4)
@@ -220,7 +221,8 @@ def test_weights_are_what_the_format_means(
 def test_transformers_reads_the_same_files(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those that it reads on a CPU without further packages, and computes as they are."""
+    """transformers reads these files on a CPU without further packages, and computes without
+    rounding."""
     packed, _ = made(name, tmp_path)
     check_logprobs(packed, packed, caplog, unpacked=name in DENSE_ON_NATIVE)
 
@@ -244,7 +246,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Biases, joined and tied modules, the head among those that are quantised."""
+    """The modules include biases, joined and tied ones, and a quantised head."""
     name, modules = FAMILIES[family]
     packed, dense = made(name, tmp_path, family, modules=modules)
     weights = check_weights(packed, dense)
@@ -279,7 +281,7 @@ def test_a_quantised_head(
 
 
 def test_experts_in_mxfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As gpt-oss has them: all of a layer in one tensor, multiplied by as they are stored."""
+    """All experts of a layer are one tensor, multiplied as stored."""
     settings, write = FORMATS["mxfp4"]()
     for folder in (dense := tmp_path / "dense", packed := tmp_path / "packed"):
         save(configs()["gpt_oss"], folder)
@@ -314,7 +316,7 @@ def test_transposed_modules_are_refused(tmp_path: Path) -> None:
 
 
 def test_some_modules_are_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a joined part, too: what is quantised stays so."""
+    """A part of a joined product is dense; the quantised rest stays quantised."""
     packed, dense = made("ct-int4", tmp_path, modules=("q_proj", "down_proj", "up_proj"))
     weights = check_weights(packed, dense)
     kinds = [product.kind for product in weights.layers[1].products()]
@@ -358,7 +360,7 @@ def test_zero_biases_are_nothing(tmp_path: Path) -> None:
 
 
 def test_zero_points_that_are_nothing(tmp_path: Path) -> None:
-    """Of one module of a product: it is joined with the others all the same."""
+    """Zero points of nothing in one module do not keep it from being joined."""
     settings, shifted = writers.gptq(4, 32)
     _, plain = writers.gptq(4, 32, symmetric=True)
 
@@ -457,7 +459,7 @@ def test_auto_round_by_module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "ct-int4"])
 def test_auto_round_writes_other_formats(tmp_path: Path, method: str) -> None:
-    """Its remarks stand in the configurations of other methods, too."""
+    """AutoRound's remarks also occur in configurations of other methods."""
     packed, dense = made(method, tmp_path)
     kinds = {"gptq": {"data_type": "int"}, "awq": {"data_type": "int", "sym": False}}
     own = {"data_type": "fp", "bits": 8, "sym": True, "group_size": [32, 32], "act_bits": 8}
@@ -469,7 +471,7 @@ def test_auto_round_writes_other_formats(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.parametrize(("method", "order"), [("awq", "reorder"), ("fp8-tensor", "order")])
 def test_quark_writes_other_formats(tmp_path: Path, method: str, order: str) -> None:
-    """AMD's Quark adds to the configurations how it exported the model."""
+    """AMD's Quark adds its export settings to the configurations."""
     packed, dense = made(method, tmp_path)
     export = {"kv_cache_group": [], "min_kv_scale": 0.0, "weight_merge_groups": None}
     said: dict[str, Any] = {
@@ -489,7 +491,7 @@ def test_symmetric_awq_has_one_zero_point(tmp_path: Path) -> None:
 
 
 def test_groups_of_modules_in_formats_of_their_own(tmp_path: Path) -> None:
-    """Names go before patterns, patterns before classes, and what is ignored before all."""
+    """Names precede patterns, patterns precede classes, and ignored modules precede all."""
     settings, four = writers.compressed(PACKED, ints(4))
     other, eight = writers.compressed(WHOLE, ints(8, **CHANNEL), **W8A8)
     third, rows = writers.compressed(PACKED, ints(4, **CHANNEL))

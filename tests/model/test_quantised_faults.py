@@ -155,7 +155,7 @@ def test_the_log_says_that_nothing_is_quantised(
 def test_kernels_that_do_not_know_the_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others run, and the log says why; who asks for the native ones is refused."""
+    """Other kernels run, and the log names the reason; a request for native kernels is refused."""
     monkeypatch.setattr("rootlace.runtime.model.executor.cpu_setup.KINDS", frozenset({"dense"}))
     quantised(configs()["llama"], tmp_path, *gptq(4, 32))
     packed = tmp_path / "quantised"

@@ -1,4 +1,4 @@
-"""How quantised weights are packed: answers by hand, and of a converter."""
+"""Layouts of quantised weights: answers by hand, and of a converter."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.model import quantised_checkpoints as writers
 
 @pytest.mark.parametrize("groups", [[0] * 32 + [1] * 16, [1] * 16 + [0] * 32, [1] * 30 + [0] * 18])
 def test_stated_groups_of_unlike_sizes(groups: list[int]) -> None:
-    """The last of two groups has 16 columns, the others are whichever the file says."""
+    """The last of two groups has 16 columns; the file gives the other sizes."""
     integers = torch.randint(0, 16, (16, 48))
     shifts = torch.arange(0, 32, 4)
     words = (integers.view(16, 6, 8) << shifts).sum(2)

@@ -1,4 +1,5 @@
-"""What quantisation costs a trained model: as much as in the reference implementation."""
+"""Loss of quality of a trained model by quantisation: as large as in the reference
+implementation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,14 +47,14 @@ ACTIVATIONS: dict[str, Scheme] = {
         REAL, floats(8, strategy="channel"), input_activations=ROW | {"type": "float"}
     ),
 }
-"""The same, with activations that it rounds."""
+"""The same limits, with rounded activations."""
 OTHERS: dict[str, Scheme] = {
     "GPTQ's int4 in groups of 32": FORMATS["gptq"],
     "AWQ's int4 in groups of 32": FORMATS["awq"],
     "MXFP4": FORMATS["ct-mxfp4"],
     "NVFP4": FORMATS["ct-nvfp4"],
 }
-"""Schemes that are compared with transformers on the weights that they stand for."""
+"""Schemes compared with transformers on weights of equal values."""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_perplexity(shared_dir: Path, tmp_path: Path, texts: list[list[int]], sc
 def test_perplexity_over_a_cache_of_integers(
     shared_dir: Path, texts: list[list[int]], kv_dtype: KVDtype, most: float
 ) -> None:
-    """Tokens attend to what is stored of those of their own step, too."""
+    """Tokens also attend to the stored keys of their own step."""
     folder = shared_dir / "data" / "models" / "stories3M"
     for dtype in ("float32", "bfloat16"):
         plain, found = (ours(folder, texts, dtype, one) for one in ("auto", kv_dtype))

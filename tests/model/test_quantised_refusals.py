@@ -1,4 +1,4 @@
-"""Quantised checkpoints whose configuration is refused, by name, and what is not."""
+"""Configurations of quantised checkpoints: refusals by name, and accepted ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose configuration tests replace; its weights are not read."""
+    """Write a checkpoint whose configuration tests replace; its weights are not read."""
     found = tmp_path_factory.mktemp("model")
     save(configs()["llama"], found)
     return found
@@ -52,7 +52,7 @@ def refusal(folder: Path, settings: Any) -> str:
 
 @pytest.mark.parametrize("method", [*sorted(OTHERS), "a-new-one"])
 def test_other_methods(folder: Path, method: str) -> None:
-    """The refusal says what is read instead."""
+    """The refusal names the methods that are read."""
     found = refusal(folder, {"quant_method": method, "bits": 4})
     assert f"quantization_config.quant_method {method!r}" in found
     assert all(name in found for name in METHODS)

@@ -62,7 +62,7 @@ SETS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
 
 
 def saved(folder: Path, **fields: Any) -> LlamaConfig:
-    """A configuration of heads of 64 numbers, as transformers writes it, with these keys."""
+    """Write a configuration of heads of 64 numbers, as transformers does, with these keys."""
     config = LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=CONTEXT)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
@@ -197,7 +197,7 @@ def test_which_set_of_longrope_serves_is_said(
 
 
 def test_queries_grow_as_transformers_has_them_grow() -> None:
-    """At all positions of Ministral 3's context, whose queries grow from 16,384 on."""
+    """All positions of Ministral 3's context are checked; its queries grow from 16,384 on."""
     positions = torch.arange(262144)
     found = query_factors((0.1, 16384), positions)
     assert torch.equal(found, get_llama_4_attn_scale(positions[None], 0.1, 16384)[0, 0, :, 0])

@@ -1,4 +1,4 @@
-"""Weights that are rounded while they are read (`quantize`)."""
+"""Weights that are rounded during reading (`quantize`)."""
 
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def test_products_are_rounded_and_nothing_else(folder: Path, codes: Any) -> None
 
 
 def test_rows_too_small_for_scales_in_float16_keep_their_own(folder: Path) -> None:
-    """A pruned row beside others: the largest number of a matrix says nothing of its rows."""
+    """A pruned row stands beside others: a matrix's largest number says nothing of its rows."""
     matrix = torch.randn((48, 64), generator=torch.Generator().manual_seed(1)) / 50
     matrix[5] *= 1e-5
     matrix[7] = 0
@@ -118,7 +118,7 @@ def dequantised(weight: Any) -> torch.Tensor:
 
 
 def numbers_of(weights: ModelWeights) -> ModelWeights:
-    """What the codes stand for."""
+    """Replace codes by their values."""
 
     layers = tuple(
         layer.with_products(lambda weight: dense(weight, torch.float32)) for layer in weights.layers
@@ -159,7 +159,7 @@ def test_tokens_are_those_of_the_rounded_weights(
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 def test_experts_of_unlike_schemes(tmp_path: Path, kernels: Any) -> None:
-    """One has a row too small for scales in float16."""
+    """One expert has a row too small for scales in float16."""
     skip_without(kernels)
     config = configs()["qwen2_moe"]
     config.hidden_size = config.moe_intermediate_size = 64

@@ -47,7 +47,7 @@ KERNELS: HostSampling = host_sampling()
 
 @pytest.fixture(autouse=True, params=["reference", "native"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `sample` samples with."""
+    """Choose the kernels of `sample`."""
     if request.param == "native":
         monkeypatch.setattr(f"{__name__}.KERNELS", native_host_sampling())
 
@@ -57,13 +57,13 @@ def sample(logits: torch.Tensor, rows: list[SampleRow], vocab: int = VOCAB) -> l
 
 
 def uniform(row: SampleRow) -> float:
-    """What the row's token is drawn with."""
+    """Return the random number of a row's token."""
     seed, position = torch.tensor([row.params.seed or 0]), torch.tensor([len(row.token_ids)])
     return float(uniforms(seed, position))
 
 
 def edited(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
-    """The logits after everything that the rows ask for, mask and bans among it."""
+    """Return the logits after all edits of the rows, including mask and bans."""
     plan = Sampler(VOCAB, KERNELS, HostMasks(VOCAB)).plan(rows, len(rows))
     arrays = plan.arrays
     names = {*LogitEdits.__struct_fields__} & arrays.keys()
@@ -275,7 +275,7 @@ class Table:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_greedy_under_masks_and_bans(seed: int) -> None:
-    """Rows whose best token is allowed beside rows where it is not, and where it is no number."""
+    """The best token is allowed in some rows, forbidden in others, and NaN in further ones."""
     generator = np.random.default_rng(seed)
     cold = SamplingParams(temperature=0.0)
     logits = make_logits(24, seed=seed, ties=True)
@@ -348,7 +348,7 @@ def test_one_allowed_token_is_taken_whatever_its_logit() -> None:
 
 
 def splitmix64(state: int) -> int:
-    """One output of the published generator, in Python integers."""
+    """Return one output of the published generator, in Python integers."""
     mask = (1 << 64) - 1
     z = (state + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -383,7 +383,7 @@ def test_seed_and_position_decide() -> None:
 
 
 def seed_for(bits: int, position: int) -> int:
-    """The seed whose number at `position` is bits * 2^-53: SplitMix64 backwards."""
+    """Return the seed whose number at `position` is bits * 2^-53: SplitMix64 backwards."""
     gamma, modulus = 0x9E3779B97F4A7C15, 1 << 64
 
     def unshifted(x: int, by: int) -> int:

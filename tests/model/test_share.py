@@ -1,4 +1,4 @@
-"""How the cores of a machine are divided among engines."""
+"""Division of a machine's cores among engines."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from rootlace.runtime.model.executor.refusals import cores_of, take_share
 
 
 def machine(*nodes: int) -> list[Core]:
-    """Cores with two hardware threads, of these nodes."""
+    """Return cores with two hardware threads, on these nodes."""
     return [Core((at, at + len(nodes)), node) for at, node in enumerate(nodes)]
 
 
@@ -53,7 +53,7 @@ def test_fewer_cores_than_engines_are_shared(monkeypatch: pytest.MonkeyPatch) ->
 def test_each_has_gpus_of_its_own(
     asked: str, ranks: int, gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as it has ranks."""
+    """Each engine has as many GPUs as ranks."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     assert refusals._device(ExecutorConfig(device=asked, tensor_parallel=ranks), 1, 2) == expected

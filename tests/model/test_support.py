@@ -1,4 +1,4 @@
-"""A decoder computes what its spec says, or refuses it by name; no field is passed over."""
+"""Decoders compute every field of a spec, or refuse it by name; no field is ignored."""
 
 import logging
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def load(config: ModelConfig, kernels: str, weights_of: Any = load_weights) -> L
 
 @torch.inference_mode()
 def logits(config: ModelConfig, kernels: KernelSet = REFERENCE) -> torch.Tensor:
-    """Of the torch decoder, after `TOKENS`."""
+    """Return the torch decoder's logits after `TOKENS`."""
     rotary = RotaryEmbedding(config, config.spec.max_context, CPU, torch.float32)
     weights = load_weights(config, torch.float32, CPU)
     decoder = torch_decoder.Decoder(config.spec, weights, kernels)
@@ -183,7 +183,7 @@ def test_codes_without_native_kernels_become_numbers(
 
 
 def paths(spec: Any, prefix: str = "") -> Iterator[tuple[str, bool]]:
-    """Every field's path, and whether it has a default, which every decoder knows."""
+    """Yield every field's path, and whether it has a default, which every decoder supports."""
     for field in fields(spec):
         yield prefix + field.name, field.default is not msgspec.NODEFAULT
         value = getattr(spec, field.name)
@@ -195,7 +195,7 @@ def paths(spec: Any, prefix: str = "") -> Iterator[tuple[str, bool]]:
 def specimens(
     config: ModelConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ModelConfig, ...]:
-    """Models that have every part of a spec between them."""
+    """Make models that together have every part of a spec."""
     folders = [tmp_path_factory.mktemp(name) for name in ("qwen2_moe", "deepseek_v3")]
     for folder in folders:
         save(configs()[folder.name[:-1]], folder)
@@ -230,7 +230,7 @@ class Recorder:
 def test_what_is_declared_is_read(
     specimens: tuple[ModelConfig, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A field that a decoder takes with any value has a part in what it does."""
+    """A field that a decoder supports with any value affects its results."""
     skip_without(name)
     known = [one for one in specimens if support.why_not(one.spec, DECODERS[name]) is None]
     monkeypatch.setattr(support, "why_not", lambda *_: None)
@@ -269,7 +269,8 @@ def test_scores_are_capped(config: ModelConfig) -> None:
 def test_quantised_weights_are_multiplied_by(
     config: ModelConfig, scheme: Scheme, kernels: str
 ) -> None:
-    """As dense ones of what they stand for; also where parts have schemes of their own."""
+    """Products equal those of dense weights of equal values, also for parts with their own
+    schemes."""
     skip_without(kernels)
     weights = load_weights(config, torch.float32, CPU)
     half = config.spec.mlp.inner_size

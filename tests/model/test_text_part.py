@@ -143,7 +143,7 @@ def test_files_as_they_were_published(name: str, config: dict[str, Any], tmp_pat
 
 @pytest.mark.parametrize("name", ["gemma3", "mistral3"])
 def test_a_head_that_no_file_names_is_the_embedding(name: str, tmp_path: Path) -> None:
-    """transformers leaves the key out where it is the default of the whole."""
+    """transformers omits the key if it is the default of the whole."""
     config = configs()[name]
     config.architectures = [f"{name.capitalize()}ForConditionalGeneration"]
     config.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The memory that quantised weights are said to need, against what those that are read take."""
+"""Forecast memory of quantised weights, compared with the memory of weights that are read."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,8 @@ from tests.native import native_library
 
 
 def sizes(config: ModelConfig) -> tuple[int, int]:
-    """What is said of a head that shares the embedding's memory if it can, and of one apart."""
+    """Return the forecast for a head that shares the embedding's memory if possible, and for a
+    separate one."""
     shared, apart = (
         weight_bytes(config, FLOAT32, "none", head_apart=apart) for apart in (False, True)
     )
@@ -43,7 +44,7 @@ def ends(config: ModelConfig) -> int:
 
 @pytest.mark.parametrize("name", ["llama-tied", "llama"])
 def test_a_dense_head(tmp_path: Path, name: str) -> None:
-    """Of its own memory where it is not tied, or where kernels pack it."""
+    """A head has its own memory if it is not tied, or if kernels pack it."""
     quantised(configs()[name], tmp_path, *FORMATS["ct-int4"]())
     config = ModelConfig.read(tmp_path / "quantised")
     shared, apart = sizes(config)
@@ -72,7 +73,7 @@ def test_what_latents_are_multiplied_by_is_dense(tmp_path: Path) -> None:
 
 
 def test_experts_whose_columns_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The native kernels have them dense: what is said is about what they pack."""
+    """The native kernels have these experts dense: the forecast counts packed weights."""
     native_library()
     packed = [0]
 
@@ -112,7 +113,7 @@ def test_a_quantised_embedding_with_a_head_of_its_own(tmp_path: Path) -> None:
 def test_sizes_do_not_compare_embedding_and_head(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which loading does, and warns of it once."""
+    """Loading makes this comparison, and warns once."""
     quantised(configs()["llama-tied"], tmp_path, *FORMATS["ct-int4"]())
     packed = tmp_path / "quantised"
     stored = {name: tensor.clone() for name, tensor in load_file(packed / WEIGHTS).items()}

@@ -137,7 +137,7 @@ def test_the_second_start_has_the_bytes_of_one_without_a_cache(
 
 
 def test_a_served_gguf_file_may_be_written_over(tmp_path: Path) -> None:
-    """What steps look up is in the packed file, with what is multiplied."""
+    """The packed file has all weights and tables that steps read."""
     starts = Starts(gguf(tmp_path / "model"), FLOAT32)
     cache = WeightCache(tmp_path / "cache", least_bytes=0)
     before = starts.start(cache).embedding_blocks
@@ -157,7 +157,7 @@ def test_a_served_gguf_file_may_be_written_over(tmp_path: Path) -> None:
 
 
 def kept(tmp_path: Path) -> tuple[Starts, WeightCache, Path]:
-    """A cache with one file in it."""
+    """Return a cache with one file."""
     starts = Starts(llama(tmp_path / "model"), BFLOAT16)
     cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
     cache.keep(KEY, starts.start(None), "m", None).join()
@@ -256,7 +256,7 @@ def flip(path: Path, place: int) -> None:
 
 
 def test_every_array_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first byte and the last of each, in places that are not looked at when it is mapped."""
+    """The first and last byte of each array are damaged, outside of the samples at mapping."""
     monkeypatch.setattr(cache_entry, "samples", lambda *_: ())
     starts = Starts(act_order(tmp_path / "model"), FLOAT32)
     cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
@@ -282,7 +282,7 @@ def test_every_array_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_damage_ends_the_executor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file is deleted, and the process that has mapped it uses no further step's result."""
+    """The file is deleted, and the process that mapped it uses no further step's result."""
     native_library()
     monkeypatch.setattr(cache_entry, "samples", lambda *_: ())
     cache = WeightCache(tmp_path / "cache", least_bytes=0)
@@ -304,7 +304,7 @@ def test_damage_ends_the_executor(
 def test_a_file_of_another_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not mapped, and one line of the log says why every start packs."""
+    """The file is not mapped, and the log explains in one line why every start packs."""
     starts, cache, path = kept(tmp_path)
     if os.getuid() == 0:
         os.chown(path, 1, 1)
@@ -358,7 +358,7 @@ def test_two_starts_at_once(tmp_path: Path) -> None:
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A folder of downloads, say, or one that others can write to."""
+    """The folder has downloads, for example, or other users can write to it."""
     starts, cache, path = kept(tmp_path)
     path.unlink()
     download, led_to = cache.folder / "film.part", tmp_path / "precious"
@@ -394,16 +394,16 @@ def test_no_room_on_the_disk(
 class Filling(io.FileIO):
     """A file on a disk with room for so many bytes: what is left is written, then nothing."""
 
-    def __init__(self, path: Path, room: int) -> None:
+    def __init__(self, path: Path, free: int) -> None:
         super().__init__(path, "w+")
-        self.room = room
+        self.free = free
 
     def write(self, data: Any) -> int:
         with memoryview(data) as whole:
-            if not self.room and len(whole):
+            if not self.free and len(whole):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            written = super().write(whole[: self.room])
-        self.room -= written
+            written = super().write(whole[: self.free])
+        self.free -= written
         return written
 
 
@@ -414,13 +414,13 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
         write_entry(file, packed, "m", None)
         size = file.tell()
     assert Entry.read(tmp_path / "whole").table.remarks == packed.remarks
-    for room in (0, 1, 64, size - 60, size - 1):
-        with Filling(tmp_path / "part", room) as file, pytest.raises(OSError, match="No space"):
+    for free in (0, 1, 64, size - 60, size - 1):
+        with Filling(tmp_path / "part", free) as file, pytest.raises(OSError, match="No space"):
             write_entry(file, packed, "m", None)
 
 
 def test_every_damaged_byte_of_a_table(tmp_path: Path) -> None:
-    """Of an entry that is smaller than a sample, too."""
+    """The table belongs to an entry smaller than a sample."""
     path = tmp_path / "entry"
     with Filling(path, 1 << 20) as file:
         write_entry(file, tiny_weights(), "m", None)
@@ -467,7 +467,7 @@ def test_what_options_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_reading_ahead_ends_with_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself: an end in the middle of torch's code would be an abort."""
+    """The thread ends on its own: an end inside torch's code would abort the process."""
     _, cache, path = kept(tmp_path)
     threads: list[threading.Thread] = []
     monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))

@@ -1,4 +1,4 @@
-"""An engine whose weights an earlier start has packed imports no torch, whatever is asked of it."""
+"""Engines whose weights an earlier start has packed import no torch, for any request."""
 
 import json
 import subprocess

@@ -266,7 +266,7 @@ def test_a_full_disk_is_read_and_written_to_again_later(
     while try_to_save(store, saved):
         saved += 1
     assert saved >= 3 and disk.free >= reserve
-    assert store.working and store.room == 0 and store.stats()["full"] == 1
+    assert store.working and store.writable_slots == 0 and store.stats()["full"] == 1
     found = read(store, 0, key_of(0))
     assert found is not None and np.array_equal(found, block_of(key_of(0)))
     # What is on its way meanwhile is dropped without a look at the disk.
@@ -274,7 +274,7 @@ def test_a_full_disk_is_read_and_written_to_again_later(
     pauses = []
     for _ in range(9):
         begun = now[0]
-        while not store.room:
+        while not store.writable_slots:
             now[0] += 1.0
         pauses.append(now[0] - begun)
         assert not try_to_save(store, saved)
@@ -282,7 +282,7 @@ def test_a_full_disk_is_read_and_written_to_again_later(
     assert caplog.text.count("no more blocks are kept there for now") == 1
     disk.free += 4 * SIZE
     now[0] += 64.0
-    assert store.room and try_to_save(store, saved) and store.stats()["full"] == 0
+    assert store.writable_slots and try_to_save(store, saved) and store.stats()["full"] == 0
     assert "there is room again" in caplog.text
     store.erase([0])
     assert store.wait(60) and store.working
@@ -365,7 +365,7 @@ def test_what_cannot_be_erased_on_a_full_disk_is_erased_later(
     store.erase([0, 1])
     store.erase([2])
     assert store.wait(60) and disk.tries == 1, "the second one waits with the first"
-    assert store.working and store.room == 0 and store.stats()["full"] == 1
+    assert store.working and store.writable_slots == 0 and store.stats()["full"] == 1
     assert read(store, 3, key_of(3)) is not None
     assert not try_to_save(store, 0), "nothing is written into a slot that is not erased"
     disk.full = False
@@ -409,7 +409,7 @@ def test_a_disk_that_fails_switches_the_store_off(
 
     monkeypatch.setattr("os.pwrite", broken)
     assert not try_to_save(store, 1)
-    assert not store.working and store.room == 0 and store.stats()["working"] == 0
+    assert not store.working and store.writable_slots == 0 and store.stats()["working"] == 0
     assert "Input/output error" in caplog.text
     assert read(store, 0, key_of(0)) is None  # nothing is read any more, either
     store.close({0: True})
@@ -462,14 +462,14 @@ def test_nobody_waits_for_a_disk_that_hangs(
 
 def test_more_is_never_reserved_than_there_is_room_for(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    assert store.room == 4
+    assert store.writable_slots == 4
     for slot in range(4):
         store.reserve(slot, key_of(slot))
-    assert store.room == 0
+    assert store.writable_slots == 0
     store.cancel(0)
     store.buffer(1)
     store.cancel(1)
-    assert store.room == 2
+    assert store.writable_slots == 2
     store.close()
 
 

@@ -32,7 +32,7 @@ def fill(world: World, *firsts: int) -> None:
 
 
 def test_what_was_evicted_comes_back() -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=12, stores=(store,))
     fill(world, 1, 2, 3)
     assert world.match(prompt(1)) == 0 and len(store.tier) >= 8
@@ -43,7 +43,7 @@ def test_what_was_evicted_comes_back() -> None:
 
 
 def test_who_waits_for_what_is_read_for_one_that_is_gone_is_waited_for() -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=12, stores=(store,))
     fill(world, 1, 2, 3)
     store.slow = True
@@ -60,7 +60,7 @@ def test_who_waits_for_what_is_read_for_one_that_is_gone_is_waited_for() -> None
     "other", [{}, {"client": "another"}, {"handling": Handling(priority=-1)}], ids=str
 )
 def test_others_are_admitted_while_the_first_ones_blocks_are_read(policy, other) -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=40, stores=(store,), policy=policy)
     fill(world, 5, 1, 2, 3, 4)
     store.slow = True
@@ -75,7 +75,7 @@ def test_others_are_admitted_while_the_first_ones_blocks_are_read(policy, other)
 
 
 def test_the_room_of_those_whose_blocks_are_read_is_left_to_them() -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=16, stores=(store,))
     fill(world, 1, 2, 3)
     store.slow = True
@@ -87,7 +87,7 @@ def test_the_room_of_those_whose_blocks_are_read_is_left_to_them() -> None:
 
 
 def test_no_more_overtake_one_whose_blocks_are_read_than_may_overtake_any() -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=100, stores=(store,), max_overtaken=3, max_delay=0.0)
     fill(world, *range(12))
     store.slow = True
@@ -102,7 +102,7 @@ def test_no_more_overtake_one_whose_blocks_are_read_than_may_overtake_any() -> N
 
 
 def test_the_next_start_is_warm() -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=12, stores=(store,))
     fill(world, 1, 2, 3)
     for _ in range(3):
@@ -124,7 +124,7 @@ def killed(world: World, store: SimulatedStore) -> World:
 
 
 def test_what_is_shared_outlives_a_kill() -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=64, stores=(store,))
     world.run(prompt(1))
     assert not store.saved, "nobody shares it, and nothing was evicted"
@@ -142,7 +142,7 @@ def test_what_is_shared_outlives_a_kill() -> None:
 
 def test_what_is_shared_is_not_written_twice_nor_beyond_the_hour() -> None:
     for hourly, expected in ((None, 8), (5, 5)):
-        store = SimulatedStore(64, room=64)
+        store = SimulatedStore(64, writable_slots=64)
         world = World(num_blocks=64, stores=(store,), hourly_bytes=hourly)
         for last in range(2, 6):
             world.run([*prompt(1, 32), last], 4)
@@ -151,7 +151,7 @@ def test_what_is_shared_is_not_written_twice_nor_beyond_the_hour() -> None:
 
 
 def test_what_is_shared_stays_in_memory_where_that_ends_with_the_process() -> None:
-    store = SimulatedStore(64, room=64, name="host")
+    store = SimulatedStore(64, writable_slots=64, name="host")
     world = World(num_blocks=64, stores=(store,))
     for _ in range(3):
         world.run(prompt(1))
@@ -173,7 +173,7 @@ def test_a_restart_begins_as_warm_as_it_ended() -> None:
         ]
         return sum(job.cached or 0 for job in jobs) / sum(len(job.prompt) for job in jobs)
 
-    store = SimulatedStore(400, room=400)
+    store = SimulatedStore(400, writable_slots=400)
     world = World(num_blocks=40, stores=(store,))
     cold, before = hit_rate(world), hit_rate(world)
     for moves in world.scheduler.kv.tiering.spill():
@@ -185,7 +185,7 @@ def test_a_restart_begins_as_warm_as_it_ended() -> None:
 
 
 def test_what_has_a_time_to_live_is_not_saved() -> None:
-    store = SimulatedStore(64, room=64)
+    store = SimulatedStore(64, writable_slots=64)
     world = World(num_blocks=12, stores=(store,))
     mortal = Handling(cache=Cache(ttl=5.0))
     for _ in range(2):
@@ -218,16 +218,17 @@ class TieredMachine(RuleBasedStateMachine):
 
     @initialize(
         slots=st.lists(st.sampled_from([2, 9, 50]), min_size=1, max_size=2),
-        room=st.sampled_from([1, 4, 50]),
+        writable_slots=st.sampled_from([1, 4, 50]),
         hourly=st.sampled_from([None, None, 20]),
         blocks=st.sampled_from([9, 12, 20]),
         eviction=st.sampled_from(get_args(Eviction)),
         step_tokens=st.sampled_from([7, 64]),
         eager=st.booleans(),
     )
-    def start(self, slots, room, hourly, blocks, eviction, step_tokens, eager) -> None:
+    def start(self, slots, writable_slots, hourly, blocks, eviction, step_tokens, eager) -> None:
         self.stores = tuple(
-            SimulatedStore(count, room, f"store{at}", slow=True) for at, count in enumerate(slots)
+            SimulatedStore(count, writable_slots, f"store{at}", slow=True)
+            for at, count in enumerate(slots)
         )
         self.world = World(
             num_blocks=blocks,

@@ -38,7 +38,7 @@ def test_infinite_bound_is_the_best_order_of_a_cache_that_forgets_nothing(prompt
     assert infinite_bound(_workload(prompts)) == pytest.approx(best)
 
 
-def _best_choices(prompts: list[list[int]], room: int) -> float:
+def _best_choices(prompts: list[list[int]], capacity: int) -> float:
     """Hit rate of the best choices of what to keep, among all prefix-closed sets of tokens."""
     paths = [tuple(tuple(prompt[: end + 1]) for end in range(len(prompt))) for prompt in prompts]
 
@@ -52,7 +52,7 @@ def _best_choices(prompts: list[list[int]], room: int) -> float:
             found += 1
         others = [token for token in kept if token not in path]
         best = 0
-        for count in range(min(len(others), room - len(path)) + 1):
+        for count in range(min(len(others), capacity - len(path)) + 1):
             for beside in itertools.combinations(others, count):
                 held = set(beside) | set(path)
                 if any(token[:-1] not in held for token in held if len(token) > 1):
@@ -66,9 +66,9 @@ def _best_choices(prompts: list[list[int]], room: int) -> float:
 @settings(max_examples=60, deadline=None)
 @given(PROMPTS, st.integers(0, 4))
 def test_clairvoyant_bound_is_what_the_best_choices_reach(prompts, spare) -> None:
-    room = max(map(len, prompts)) + spare
-    assert clairvoyant_bound(_workload(prompts), room) == pytest.approx(
-        _best_choices(prompts, room)
+    capacity = max(map(len, prompts)) + spare
+    assert clairvoyant_bound(_workload(prompts), capacity) == pytest.approx(
+        _best_choices(prompts, capacity)
     )
 
 
@@ -98,14 +98,14 @@ def _random_prompts(dice: random.Random, count: int) -> list[list[int]]:
 def test_no_policy_is_better(seed: int, policy: str) -> None:
     dice = random.Random(seed)
     workload = _workload(_random_prompts(dice, 60), outputs=3, gap=dice.choice([0.0, 1.0, 4.0]))
-    room = 16 * dice.choice([4, 8, 40])
+    capacity = 16 * dice.choice([4, 8, 40])
     cost = StepCost(step=1.0, prefill=0.1, max_step_tokens=dice.choice([8, 64]))
-    outcome = replay(workload, parse_policy(policy), Machine(room, cost, max_running=4))
+    outcome = replay(workload, parse_policy(policy), Machine(capacity, cost, max_running=4))
     assert len(outcome.admitted) == len(workload)
     rate = outcome.cached.sum() / workload.prompt_units.sum()
     assert 0 < rate <= infinite_bound(workload)
     if not outcome.retractions:
-        assert rate <= clairvoyant_bound(workload, room, outcome.admitted)
+        assert rate <= clairvoyant_bound(workload, capacity, outcome.admitted)
 
 
 def test_bounds_count_those_who_were_served() -> None:

@@ -530,12 +530,12 @@ def on_gpu(model: GpuModel, max_tokens: int, max_rows: int) -> tuple[DeviceSteps
 
         def left() -> int:
             free, total = free_memory(device)
-            room = kv_bytes(free, total, step_bytes, most_graphs)
+            kv_memory = kv_bytes(free, total, step_bytes, most_graphs)
             log.info(
                 "memory: %d MiB free beside the weights, %d for a step, %d for the KV cache",
-                *(value >> 20 for value in (free, step_bytes, room)),
+                *(value >> 20 for value in (free, step_bytes, kv_memory)),
             )
-            return room
+            return kv_memory
 
         num_blocks = setup.choose_num_blocks(left)
         try:

@@ -582,7 +582,7 @@ class DecodeStaging:
         return Bucket(rows, layout, attention, tails)
 
 
-def _sampling_layout(arrays: dict[str, np.ndarray], room: int) -> StagingLayout | None:
-    """Place the sampler's arrays from the buffer's start on; None: they need over `room` bytes."""
+def _sampling_layout(arrays: dict[str, np.ndarray], most: int) -> StagingLayout | None:
+    """Place the sampler's arrays from the buffer's start on; None: they need over `most` bytes."""
     layout = StagingLayout.of(arrays)
-    return layout if layout.stop <= room else None
+    return layout if layout.stop <= most else None

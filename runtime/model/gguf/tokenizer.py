@@ -242,9 +242,9 @@ def _tokens(keys: _Keys) -> list[str]:
 #
 # Split a text before BPE merges, as llama.cpp does for GGUF files.
 #
-# A text is split by the first pattern into what matches and what lies between, each of these by the
-# next one, and so on. Where a pattern of llama.cpp deviates from the original
-# tokenizer, llama.cpp's pattern counts. Text is not normalised, as in llama.cpp.
+# The first pattern splits a text into matches and the parts between; the next pattern splits each
+# of these, and so on. If a pattern of llama.cpp deviates from the original tokenizer, llama.cpp's
+# pattern counts. Text is not normalised, as in llama.cpp.
 
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"

@@ -210,7 +210,7 @@ class Saving:
         """
         level = self._levels[at]
         store, tier = level.store, level.tier
-        if store.room <= 0 or not tier.takes(label.key):
+        if store.writable_slots <= 0 or not tier.takes(label.key):
             return False
         if not self._tiers.pays(level, self._size):
             return False
@@ -301,7 +301,7 @@ class Saving:
         nodes = sorted(_nodes(self._tree), key=lambda one: one.last_use, reverse=True)
         for node in nodes:
             for label, block in reversed(self._whole_blocks(node, node.start)):
-                if level.store.room <= 0:
+                if level.store.writable_slots <= 0:
                     yield
                 if len(order) >= level.tier.num_slots:
                     break
@@ -309,7 +309,7 @@ class Saving:
                     order.append(label.key)
         for upper in self._levels[:last][-1:]:
             for entry in reversed(list(upper.tier.entries())):
-                if level.store.room <= 0:
+                if level.store.writable_slots <= 0:
                     yield
                 if entry.whole and entry.label.key not in level.tier:
                     self._save(last, entry.label, (PASS, entry.slot))

@@ -110,7 +110,7 @@ class Handing:
             assert handed is not None
             if not handed.store.working:  # no further write will end
                 self._stop(giving)
-            while giving.planned < len(giving.blocks) and handed.store.room > 0:
+            while giving.planned < len(giving.blocks) and handed.store.writable_slots > 0:
                 key, block = giving.blocks[giving.planned]
                 slot = giving.slots[giving.planned]
                 handed.store.reserve(slot, key)

@@ -271,8 +271,8 @@ class Runner:
                     await self._finish(batch)
                     break
                 except OSError as error:
-                    await self._wait_for_room(error)
-            self._note_room()
+                    await self._wait_for_disk(error)
+            self._note_disk()
         except Exception as error:
             log.exception("batch %s", batch.id)
             Results(self._storage.files, batch).keep(or_drop=True)
@@ -283,7 +283,7 @@ class Runner:
             del self._working[batch.owner]
             self._more.set()
 
-    async def _wait_for_room(self, error: OSError | Overloaded) -> None:
+    async def _wait_for_disk(self, error: OSError | Overloaded) -> None:
         """Sleep until the next attempt to write to a full disk or share; raise other errors."""
         if isinstance(error, OSError) and error.errno not in FULL:
             raise error
@@ -294,7 +294,7 @@ class Runner:
             log.warning("batches wait: %s", error)
         await asyncio.sleep(ROOM_SECONDS)
 
-    def _note_room(self) -> None:
+    def _note_disk(self) -> None:
         """Note a successful write. A short line finds room where a long one did not."""
         if self._said_full and time.monotonic() - self._full_at >= SETTLED_SECONDS:
             self._said_full = False
@@ -365,10 +365,10 @@ class Runner:
                 except (OSError, Overloaded) as error:  # the computed answer is not lost
                     if isinstance(error, Overloaded) and time.time() >= batch.expires_at:
                         return  # nobody made room
-                    await self._wait_for_room(error)
+                    await self._wait_for_disk(error)
                 else:
                     break
-            self._note_room()
+            self._note_disk()
 
     async def _answer(self, batch: Batch, line: bytes) -> Answer:
         """Return the reply to one row; a fault of the row is its reply."""

@@ -163,7 +163,7 @@ class DiskFull(RootlaceError):
 
 
 @contextmanager
-def room_needed() -> Iterator[None]:
+def space_needed() -> Iterator[None]:
     """Raise DiskFull where the block finds no room."""
     try:
         yield

@@ -285,7 +285,7 @@ class Chats:
         messages and the last turn stay. An answer without `max_tokens` gets an eighth of the
         context."""
         most = self.gateway.max_prompt
-        room = min(request.fields.get("max_tokens") or most // 8, most // 2)
+        reserve = min(request.fields.get("max_tokens") or most // 8, most // 2)
         turns = [at for at, one in enumerate(request.messages) if one["role"] == "user"]
         lead = (
             [one for one in request.messages[: turns[0]] if one["role"] == "system"]
@@ -297,7 +297,7 @@ class Chats:
             short = without(dropped)
             if _length(short) > _most(self.gateway):
                 return False
-            return len(await self.encode(replace(short, keep=False, behind=None))) + room <= most
+            return len(await self.encode(replace(short, keep=False, behind=None))) + reserve <= most
 
         def without(dropped: int) -> ChatRequest:
             if not dropped:

@@ -22,7 +22,7 @@ from rootlace.runtime.server.http.batch_store import (
     PageQuery,
     page,
     private,
-    room_needed,
+    space_needed,
 )
 from rootlace.runtime.server.http.body import Body, ignored
 from rootlace.runtime.server.http.errors import InvalidParameter
@@ -86,7 +86,7 @@ class Batches:
             metadata=body.metadata,
             owner=owner(),
         )
-        with room_needed():
+        with space_needed():
             storage.batches.put(batch)
         self._service.runner.wake()
         return batch
@@ -132,7 +132,7 @@ class Files:
         storage.forget_old()
         content = storage.files.new_upload(owner())
         try:
-            with room_needed():
+            with space_needed():
                 try:
                     async with asyncio.timeout(UPLOAD_SECONDS):
                         fields, filename = await self._receive(request, content)

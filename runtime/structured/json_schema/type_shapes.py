@@ -577,8 +577,8 @@ class _Object(msgspec.Struct, frozen=True):
         if shapes.empty(additional):  # then they need not be separated from other keys
             found = {pattern: part for pattern, part in found.items() if not shapes.empty(part)}
             # Each of few keys comes once, so no comma may follow the last one.
-            room = MAX_COUNTED - len(properties) if least or most < math.inf else math.inf
-            for few in [pattern for pattern in found if 0 < len(few_strings(pattern)) <= room]:
+            most_keys = MAX_COUNTED - len(properties) if least or most < math.inf else math.inf
+            for few in [pattern for pattern in found if 0 < len(few_strings(pattern)) <= most_keys]:
                 del found[few]
                 for name in few_strings(few):
                     properties[name] = of_all(methodcaller("of_name", name))

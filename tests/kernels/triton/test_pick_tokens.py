@@ -27,8 +27,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     sized(monkeypatch, 256, 512)
 
 
-def sized(monkeypatch: pytest.MonkeyPatch, tile: int, room: int) -> None:
-    monkeypatch.setattr(module, "sizes", lambda arch: Sizes(tile, room, 4))
+def sized(monkeypatch: pytest.MonkeyPatch, tile: int, candidates: int) -> None:
+    monkeypatch.setattr(module, "sizes", lambda arch: Sizes(tile, candidates, 4))
 
 
 def rows_of(params: list[tuple[float, int, float, float]], seed: int = 0) -> PickRows:
@@ -154,7 +154,7 @@ def test_vocabularies(vocab: int) -> None:
     check(normal(6, vocab, vocab), rows_of(params))
 
 
-def test_ties_beyond_the_room() -> None:
+def test_ties_beyond_the_candidates() -> None:
     """With more equal tokens than held candidates, ids decide, over the whole row."""
     vocab = 700
     logits = torch.zeros(5, vocab)
@@ -171,10 +171,12 @@ def test_ties_beyond_the_room() -> None:
     check(logits, rows_of(params))
 
 
-@pytest.mark.parametrize("room", [128, 1024])
-def test_room_changes_nothing(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+@pytest.mark.parametrize("candidates", [128, 1024])
+def test_the_number_of_candidates_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, candidates: int
+) -> None:
     """Whether the row's cut is found among candidates or by a search of the row."""
-    sized(monkeypatch, 256, room)
+    sized(monkeypatch, 256, candidates)
     params = [(1.0, 300, 1.0, 0.0), (1.0, 300, 0.9, 0.0), (1.0, 500, 0.99, 0.0)]
     check(normal(len(params), 500, seed=5, scale=0.7), rows_of(params))
 

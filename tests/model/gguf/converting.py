@@ -1,4 +1,5 @@
-"""Checkpoints and tokenizers of transformers as GGUF files, by what llama.cpp's converter does."""
+"""Checkpoints and tokenizers of transformers as GGUF files, by the rules of llama.cpp's
+converter."""
 
 import json
 import re
@@ -27,7 +28,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
-"""What llama.cpp calls a `model_type`, where it is another name."""
+"""llama.cpp's name of a `model_type`, if different."""
 OLD_NAMES = {
     "n_embd": "hidden_size",
     "n_inner": "intermediate_size",
@@ -37,7 +38,7 @@ OLD_NAMES = {
     "num_kv_heads": "num_key_value_heads",
     "n_positions": "max_position_embeddings",
 }
-"""What some families call what others call so."""
+"""Names of keys that some families call differently."""
 LAYER_NORM = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 PERMUTED = ("llama", "mistral3", "smollm3", "granite")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -263,7 +264,7 @@ ONE_OF_SEVERAL = re.compile(r"(.*\.(?:experts|norms)\.)(\d+)\.(.*)")
 def _rearranged(
     arch: str, config: Json, stored: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The tensors as files have them, by the names that checkpoints have for such."""
+    """Return the tensors as in files, by the names of checkpoints for this layout."""
     found: dict[str, Any] = {}
     heads, kv_heads = config["num_attention_heads"], _kv_heads(config)
     for name, tensor in stored.items():
@@ -301,7 +302,7 @@ def _rearranged(
 
 
 def _renamed(name: str, which: str) -> str:
-    """That of an expert's module in a file of gpt-oss, whose biases are called otherwise."""
+    """Return the name of an expert's module in a file of gpt-oss, with other names of biases."""
     prefix = name.rpartition(".")[0]
     return f"{prefix}.{which}.{'bias' if name.endswith('_bias') else 'weight'}"
 

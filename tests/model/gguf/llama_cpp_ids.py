@@ -30,7 +30,7 @@ PARTS = (
     *("<jupyter_output>", "<file_sep>", "<s>", "</s>", "<unk>", "<0x41>", "▁", "Ġ", "Ċ"),
     *("\x00", "\x7f"),
 )
-"""A text is some of these one after another, with or without spaces between."""
+"""Pieces: a text is some of these in a row, with or without spaces between."""
 
 
 def texts() -> list[str]:

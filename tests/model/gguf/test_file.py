@@ -1,4 +1,4 @@
-"""GGUF files are read as the `gguf` package reads them; what is not sound is refused by place."""
+"""GGUF files are read as by the `gguf` package; malformed parts are refused with their place."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_split_file(tmp_path: Path) -> None:
 
 
 def test_a_part_that_is_replaced_is_read_again(tmp_path: Path) -> None:
-    """Also while somebody has the model as it was."""
+    """The old model may be open meanwhile."""
     first = parts(tmp_path)
     held, second = GgufFile.read(first), tmp_path / "m-00002-of-00003.gguf"
     metadata = {"split.no": 1, "split.count": 3, "split.tensors.count": 3}
@@ -181,7 +181,7 @@ def test_a_part_that_is_replaced_is_read_again(tmp_path: Path) -> None:
 
 
 def test_what_a_merge_leaves(tmp_path: Path) -> None:
-    """`gguf-split --merge` writes one file, of which it says that it has 0 parts."""
+    """`gguf-split --merge` writes one file, which claims to have 0 parts."""
     metadata = {
         "general.architecture": "llama",
         "split.no": 0,
@@ -193,7 +193,7 @@ def test_what_a_merge_leaves(tmp_path: Path) -> None:
 
 
 def test_a_first_part_without_tensors(tmp_path: Path) -> None:
-    """As `gguf-split --no-tensor-first-split` writes it."""
+    """`gguf-split --no-tensor-first-split` writes such a first part."""
     first = tmp_path / "m-00001-of-00002.gguf"
     about = {"general.architecture": "llama", "split.no": 0, "split.count": 2}
     write(first, about | {"split.tensors.count": 1})
@@ -292,7 +292,7 @@ def test_faults_are_named(name: str, tmp_path: Path) -> None:
 
 
 def test_texts_that_are_no_texts_are_named_when_they_are_read(tmp_path: Path) -> None:
-    """Nobody who needs no vocabulary reads one."""
+    """Readers that need no vocabulary read no texts."""
     file = read(tmp_path, gguf_bytes({"k": u32(9) + u32(8) + u64(2) + text(b"a") + text(b"\xff")}))
     for _ in range(2):
         with pytest.raises(

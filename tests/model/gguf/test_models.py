@@ -1,4 +1,4 @@
-"""Models from GGUF files compute what transformers does with the checkpoint they were made of."""
+"""Models from GGUF files compute the results of transformers with the original checkpoint."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -199,7 +199,7 @@ def check_divided(path: Path, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "deepseek_v2"])
 def test_adapters(name: str, tmp_path: Path) -> None:
-    """They name modules, and order rows, as the checkpoint does that the file was made of."""
+    """Adapters name modules, and order rows, as the original checkpoint does."""
     model = save(stated_by_gguf()[name], tmp_path / "hf")
     changed = lora.write(tmp_path / "a", model, r"model\.layers\.\d\.self_attn\.(q|o|qkv)_proj")
     path = convert(tmp_path / "hf", tmp_path / "m.gguf")
@@ -211,7 +211,7 @@ QUANTISED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 
 
 def rounded(folder: Path, kind: str) -> None:
-    """Make the checkpoint in a folder what is left of it in a GGUF file of this type."""
+    """Replace a checkpoint's weights by their values in a GGUF file of this type."""
     number = gguf.GGMLQuantizationType[kind]
 
     def left(tensor: torch.Tensor) -> torch.Tensor:
@@ -239,7 +239,7 @@ def rounded(folder: Path, kind: str) -> None:
     ],
 )
 def test_quantised_weights(name: str, kind: str, tmp_path: Path) -> None:
-    """As transformers computes with the weights that codes and scales stand for."""
+    """Results equal those of transformers with the weights of equal values."""
     save(stated_by_gguf()[name], tmp_path / "hf")
     path = convert(tmp_path / "hf", tmp_path / "m.gguf", kind)
     rounded(tmp_path / "hf", kind)
@@ -290,7 +290,7 @@ def test_the_type_of_quantised_weights_is_what_the_processor_is_faster_at(
 
 
 UNITS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
-"""Where a block has the floats that it is multiplied by, of types that nobody here can round to."""
+"""Offsets of a block's float factors, for types that no package here can write."""
 
 
 @pytest.mark.parametrize("kind", UNITS)

@@ -1,4 +1,4 @@
-"""What a GGUF file's weights stand for, compared with the `gguf` package."""
+"""Values of a GGUF file's weights, compared with the `gguf` package."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ROWS, BLOCKS = 5, 3
 KIND = {kind.name: kind for kind in TYPES.values()}
 BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 8.5, "Q5_1": 9.0, "MXFP4": 4.5}
 BITS |= {"Q4_K": 4.625, "Q5_K": 8.625, "Q6_K": 8.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125}
-"""What a weight takes in memory, scales included. Codes of five and six bits take eight; scales of
+"""Bits of a weight in memory, scales included. Codes of five and six bits take eight; scales of
 four to six bits take a byte."""
 
 
@@ -63,7 +63,7 @@ def test_dequantised_as_the_gguf_package_does(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 def test_bits_of_a_weight(name: str) -> None:
-    """As it is read, and as it is packed."""
+    """Bits of a weight as read, and as packed."""
     weight = quantised(name, random_blocks(name, 0))
     for one in (weight, prepared(weight)):
         size = sum(tensor.nbytes for tensor in tensors(one))

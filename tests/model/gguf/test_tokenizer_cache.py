@@ -1,4 +1,4 @@
-"""A tokenizer kept for the next start is the one that the file has, and a damaged one is none."""
+"""Tokenizers kept for the next start equal the file's; a damaged one counts as missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = ["a", "b", "ab", "<|im_end|>", "<x>"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where tokenizers are kept: small ones, too."""
+    """Return the folder of kept tokenizers, with small ones kept too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tokenizer_cache, "LEAST_BYTES", 0)
     return tmp_path / "rootlace" / "tokenizers"

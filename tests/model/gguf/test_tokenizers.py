@@ -148,8 +148,8 @@ def ids_of(tokens: tuple[str, ...]) -> dict[str, int]:
 
 
 def merged_by_score(vocabulary: Vocabulary, text: str) -> list[int]:
-    """What SentencePiece finds: of all neighbours that make a token, those of the best score are
-    merged, the leftmost first."""
+    """Return SentencePiece's tokens: of all neighbours that make a token, those of the best score
+    are merged, the leftmost first."""
     ids = ids_of(tuple(vocabulary.tokens))
     parts = list((" " * vocabulary.space_prefix + text).replace(" ", "\u2581")) if text else []
     while True:
@@ -286,7 +286,7 @@ def test_ends_that_are_known_by_name(tokens: list[str], kinds: list[int], ends: 
 
 
 def test_ends_that_are_stated() -> None:
-    """Also those of filling in; what Harmony's messages end with is no end even then."""
+    """Tokens of filling in can be ends; the end of Harmony's messages is never one."""
     tokens = ["a", "b", "c", "<|end|>", "<|call|>", "<|return|>"]
     stated = {"eot": 3, "eom": 0, "fim_pad": 1, "fim_rep": 2, "fim_sep": 1}
     keys = {f"{name}_token_id": token for name, token in stated.items()}
@@ -345,7 +345,7 @@ def test_a_file_without_types_says_what_becomes_of_markers(
 
 
 def test_tokens_of_filling_in_stay_what_the_file_says() -> None:
-    """They are parts of prompts: only special tokens are ordinary text there."""
+    """These tokens are parts of prompts; only special tokens are ordinary text there."""
     tokens = ["a", "<|file_sep|>", "<|im_end|>"]
     source = GgufSource(
         bpe(tokens=tokens, token_type=array("i", [1, 4, 4]), merges=[], eos_token_id=2)
@@ -356,7 +356,7 @@ def test_tokens_of_filling_in_stay_what_the_file_says() -> None:
 
 @pytest.mark.parametrize("length", [512, 513])
 def test_the_longest_token_that_is_merged(length: int) -> None:
-    """There are as many places to cut a token as it has characters, and each takes as long."""
+    """A token has as many cuts as characters, and each takes equally long."""
     tokens = ["<unk>", "<s>", "</s>", "a", "b", "a" * (length - 1), "a" * length]
     types = array("i", [2, 3, 3, 1, 1, 1, 1])
     scores = array("f", [0, 0, 0, 0, 0, -1, -2])
@@ -419,7 +419,7 @@ def test_every_pattern_can_be_built(pre: str) -> None:
 
 @needs_smollm2
 def test_the_ids_of_llama_cpp() -> None:
-    """Of SmolLM2's file, as `python -m tests.model.gguf.llama_cpp_ids` recorded them."""
+    """The ids of SmolLM2's file were recorded by `python -m tests.model.gguf.llama_cpp_ids`."""
     assert SMOLLM2 is not None
     recorded = json.loads(KEPT.read_text("utf-8"))
     assert SMOLLM2.name == recorded["model"] and len(recorded["rows"]) >= 300

@@ -1,4 +1,4 @@
-"""Small GGUF files, sound ones and others, byte by byte."""
+"""Small GGUF files, well formed and malformed, byte by byte."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def u64(value: int) -> bytes:
 
 
 def value(given: Any) -> bytes:
-    """A value with its type in front of it, as files mostly have it."""
+    """Write a value behind its type, as in most places of files."""
     if isinstance(given, bytes):
         return given  # written by hand
     if isinstance(given, bool):

@@ -21,7 +21,7 @@ from tests.model.plans import Blocks, Row, Work, make_plan
 T = TypeVar("T")
 CPU, BLOCK_SIZE = torch.device("cpu"), 4
 SECONDS = 60.0
-"""A rank that waits so long waits for one that failed."""
+"""Seconds after which a waiting rank takes the other one for failed."""
 
 
 class LocalRank:
@@ -51,7 +51,7 @@ class LocalRank:
 
 
 def on_ranks(count: int, run: Callable[[int, LocalRank], T]) -> list[T]:
-    """What `run(rank, ranks)` returns on each rank."""
+    """Return the results of `run(rank, ranks)` on each rank."""
     slots: list[torch.Tensor | None] = [None] * count
     all_here = threading.Barrier(count)
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other, and how long they wait for it."""
+"""Messages between ranks, and the time that ranks wait for messages."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def test_rank_0_waits_for_no_rank_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one said that it had loaded, and never comes."""
+    """The other rank reported that it had loaded, and never comes."""
     monkeypatch.setattr(group_file, "FIRST_WAIT", timedelta(seconds=0.2))
     with pytest.raises(RuntimeError, match=r"[Tt]imeout"):
         Group(tmp_path / "group", 0, 2, CPU, lambda: None).agree(1)

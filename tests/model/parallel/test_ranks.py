@@ -1,4 +1,4 @@
-"""Two processes compute what one does: the embedded model, float32."""
+"""Two processes give the results of one: the embedded model, float32."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from tests.scheduler.matchers import Script
 from tests.waiting import eventually
 
 TOLERANCE = 1e-4
-"""Of log-probabilities: sums are cut in two places."""
+"""Tolerance of log-probabilities: sums are cut in two places."""
 LENGTH = 12
 SHARED = np.random.default_rng(0).integers(3, 300, 30).tolist()
 
@@ -67,7 +67,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def reference() -> Iterator[ModelRunner]:
-    """Two ranks whose decoder is torch's, as without a compiler."""
+    """Yield two ranks with torch's decoder, as without a compiler."""
     threads = torch.get_num_threads()
     runner = load(2, "reference")
     yield runner
@@ -78,8 +78,8 @@ def reference() -> Iterator[ModelRunner]:
 
 
 def add_all(harness: Harness, vocab: int, only: int | None = None) -> list[int]:
-    """Greedy, seeded and constrained requests with log-probabilities, two of whose prompts begin
-    alike; or one of them."""
+    """Add greedy, seeded and constrained requests with log-probabilities, or one of them. Two
+    prompts begin alike."""
     rids = []
     for at, prompt in enumerate(([*SHARED, 7, 8], [*SHARED, 9], SHARED[:5] * 9)):
         params = SamplingParams(

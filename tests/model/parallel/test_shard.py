@@ -81,7 +81,7 @@ def test_of_layers_with_experts_alone_the_dense_size_does_not_count(tmp_path: Pa
 
 @pytest.mark.parametrize("codes", CODES)
 def test_columns_of_codes(codes: Codes) -> None:
-    """Those of units that span several groups, too."""
+    """Units may span several groups."""
     torch.manual_seed(0)
     kind = CODES[codes]
     values = torch.randint(0, 100, (3, 96 // kind.in_byte)).to(kind.dtype)
@@ -106,7 +106,7 @@ def test_columns_of_codes(codes: Codes) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
 def test_adapters_are_divided_as_the_weights_that_they_change(family: str, tmp_path: Path) -> None:
-    """Beside what PEFT's definition gives: all products of a layer."""
+    """The adapters cover all products of a layer, beside those of PEFT's definition."""
     model = save(configs()[family], tmp_path)
     experts = ("gate_proj", "up_proj", "down_proj") if family == "qwen2_moe" else ()
     modules = r"model\.layers\.\d\.\w+\.((shared_expert\.|experts\.\d\.)?\w+_proj|gate)"
