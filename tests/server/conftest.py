@@ -23,6 +23,7 @@ from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import Chunk, Event, Op, Welcome
 from tests.server.fake_engine import FakeEngine
+from tests.waiting import until
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 FOLDERS = {
@@ -101,12 +102,15 @@ class Client:
         return found[0] if found else None
 
     async def result(self, op: int) -> Event:
-        for _ in range(100_000):
-            event = self.terminal(op)
-            if event is not None:
-                return event
+        for _ in range(1000):  # nearly every operation ends within so many turns of the loop
+            if self.terminal(op) is not None:
+                break
             await asyncio.sleep(0)
-        raise AssertionError(f"operation {op} never ended")
+        else:
+            await until(lambda: self.terminal(op) is not None)
+        event = self.terminal(op)
+        assert event is not None
+        return event
 
     async def settle(self, turns: int = 50) -> None:
         for _ in range(turns):
