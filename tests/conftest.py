@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -42,6 +44,25 @@ if TYPE_CHECKING:
     from rootlace import Runtime
 
 ROOT = Path(__file__).resolve().parents[1]
+
+MEMORY = Path("/dev/shm")
+"""Linux's folder in main memory."""
+ROOM = 4 << 30
+"""Bytes that must be free there: several times what a run of all tests writes."""
+
+
+def has_room(folder: Path) -> bool:
+    """Return whether a folder in main memory can take temporary files, libraries included."""
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        return False
+    system = os.statvfs(folder)
+    free = min(system.f_bavail * system.f_frsize, psutil.virtual_memory().available)
+    return free >= ROOM and not system.f_flag & os.ST_NOEXEC
+
+
+# A file that is written again waits for the disk with ext4, and tests rewrite many.
+if "TMPDIR" not in os.environ and has_room(MEMORY):
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 # `make check` leaves these out: real processes and sockets, interpreted kernels, whole commands.
 # Elsewhere a test of more than about two seconds is marked `slow` itself.

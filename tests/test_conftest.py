@@ -1,10 +1,13 @@
 """What `conftest.py` does to the process that tests run in."""
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import heed_interrupts, share
+from tests import conftest
+from tests.conftest import has_room, heed_interrupts, share
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,17 @@ def test_every_core_is_that_of_one_worker() -> None:
     shares = [share(cores, worker, 3) for worker in range(3)]
     assert sorted(core for one in shares for core in one) == sorted(cores)
     assert [share(cores, worker, 6) for worker in range(6)] == [cores] * 6
+
+
+def test_temporary_files_lie_in_main_memory_only_where_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "ROOM", 0)
+    monkeypatch.setattr(os, "ST_NOEXEC", 0)
+    assert has_room(tmp_path) and not has_room(tmp_path / "absent")
+    monkeypatch.setattr(os, "ST_NOEXEC", -1)  # any flag
+    flags = os.statvfs(tmp_path).f_flag
+    assert has_room(tmp_path) == (flags == 0)
+    monkeypatch.setattr(os, "ST_NOEXEC", 0)
+    monkeypatch.setattr(conftest, "ROOM", 1 << 62)
+    assert not has_room(tmp_path)

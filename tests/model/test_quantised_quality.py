@@ -76,7 +76,12 @@ def theirs(folder: Path, texts: list[list[int]]) -> float:
 
 
 def ours(folder: Path, texts: list[list[int]], dtype: str, kv_dtype: KVDtype = "auto") -> float:
-    executor = ExecutorConfig(model=str(folder), dtype=dtype, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+    executor = ExecutorConfig(
+        model=str(folder),
+        dtype=dtype,  # type: ignore[arg-type]
+        kv_dtype=kv_dtype,
+        weight_cache="off",
+    )
     runner = ModelRunner.load(executor, CacheConfig(16, 64), 512, 4)
     found = []
     for ids in texts:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -23,6 +24,7 @@ from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import Chunk, Event, Op, Welcome
 from tests.server.fake_engine import FakeEngine
+from tests.waiting import until
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 FOLDERS = {
@@ -101,13 +103,15 @@ class Client:
         return found[0] if found else None
 
     async def result(self, op: int) -> Event:
-        for turn in range(100_000):
-            event = self.terminal(op)
-            if event is not None:
-                return event
-            # A thread may tokenize: turns without a pause would keep the interpreter from it.
-            await asyncio.sleep(0.001 if turn > 1000 else 0)
-        raise AssertionError(f"operation {op} never ended")
+        for _ in range(1000):  # nearly every operation ends within so many turns of the loop
+            if self.terminal(op) is not None:
+                break
+            await asyncio.sleep(0)
+        else:
+            await until(lambda: self.terminal(op) is not None)
+        event = self.terminal(op)
+        assert event is not None
+        return event
 
     async def settle(self, turns: int = 50) -> None:
         for _ in range(turns):
@@ -123,7 +127,8 @@ def make_gateway(
     engine = engine or FakeEngine(tokenizer.vocab_size)
     settings = {"model": "some/model", "program_address": "", **config}
     gateway_config = GatewayConfig(**settings)  # type: ignore[arg-type]
-    return ServedModel(gateway_config, engine, tokenizer, ChatTemplate(None), eos), engine
+    model = ServedModel(gateway_config, cast(Any, engine), tokenizer, ChatTemplate(None), eos)
+    return model, engine
 
 
 @pytest.fixture
