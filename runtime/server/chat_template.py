@@ -459,6 +459,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.lookalikes = Lookalikes(special, _words(self.parse(source)))
         self.filters["tojson"] = _to_json
         self.filters["replace"] = self.replace
+        self.filters["safe"] = str  # Jinja's marks a text, and HTML-escapes each text added to it
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 

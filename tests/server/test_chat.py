@@ -217,6 +217,14 @@ def test_globals_and_tags(tmp_path: Path) -> None:
     assert part.text[4:] == 'one two01{"a": "<é>"}' and part.text[:4].isdigit()
 
 
+def test_a_safe_text_escapes_nothing() -> None:
+    template = "{{ 'Use '|safe + messages[0].content + tools[0] }}"
+    parts = ChatTemplate(template).render(
+        [{"role": "user", "content": "a < b, "}], tools=['{"c": 1}']
+    )
+    assert "".join(part.text for part in parts if isinstance(part, Text)) == 'Use a < b, {"c": 1}'
+
+
 # SmolVLM's and LLaVA 1.5's, which write content that is a list, and of a text nothing.
 SMOLVLM = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
