@@ -299,8 +299,10 @@ class Generation:
         op: Generate,
         emit: Callable[[Event], None] = lambda chunk: None,
         log: GenerationLog | None = None,
+        timeline: bool = False,
     ) -> None:
-        """`log` records the engine's updates, and holds those of an earlier server."""
+        """`log` records the engine's updates, and holds those of an earlier server. `timeline`:
+        the result tells when tokens came, for `Timing.progress`."""
         self._log = log
         self._model = model
         self._sequence = sequence
@@ -317,6 +319,7 @@ class Generation:
         """Tokens computed ahead, by the index of their source in `DRAFT_SOURCES`."""
         self._started = 0.0
         self._first_token: float | None = None
+        self._timeline = timeline
         self._progress: list[tuple[float, int]] = []
 
     def run(self) -> Awaitable[Generated]:
@@ -480,7 +483,7 @@ class Generation:
             now = self._model.last_token = time.monotonic()
             if self._first_token is None:
                 self._first_token = now
-            if sample.index == 0:
+            if self._timeline and sample.index == 0:
                 # The first and the latest point stay; points between are far enough apart to draw.
                 told = self._progress
                 if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:

@@ -159,7 +159,7 @@ class Requests:
         self._account = asker.account
         self._asker = asker
         self._paid = paid
-        self._running: set[int] = set()
+        self._running: dict[int, Callable[[EngineOutput], int | None]] = {}
         self._stopped = False
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -167,16 +167,16 @@ class Requests:
         """Submit a request under a new number. To end the request early, `on_update` returns how
         many tokens of the update are unwanted. Raises ClientSuspended."""
         rid = self._engine.next_rid()
-        self._running.add(rid)
+        self._running[rid] = on_update
         account = self._account
         most = None if account is None else account.entry.max_pins
         request = msgspec.structs.replace(
             request, rid=rid, client=self._asker.client, origin=self._asker.origin, max_pins=most
         )
         try:
-            self._engine.submit(request, partial(self._pass_on, on_update))
+            self._engine.submit(request, self._pass_on)
         except BaseException:
-            self._running.discard(rid)
+            del self._running[rid]
             self._abort()  # nobody will wait for the requests added before
             raise
         if self._account is not None:
@@ -190,7 +190,7 @@ class Requests:
     ) -> None:
         """Add each request, giving others turns in between by `wait`. If adding raises, all are
         aborted; if one fails meanwhile, no more are added, and `finish` raises."""
-        self._running.add(_MORE)
+        self._running[_MORE] = nothing
         try:
             turn = Turn()
             for request, on_update in asked:
@@ -202,7 +202,7 @@ class Requests:
         except BaseException:
             self._abort()
             raise
-        self._running.discard(_MORE)
+        self._running.pop(_MORE, None)
 
     async def finish(
         self, wait: Callable[[asyncio.Future[None]], Awaitable[None]] | None = None
@@ -221,17 +221,15 @@ class Requests:
     def stop(self) -> None:
         """End all requests; each gets a last update with its tokens so far."""
         self._stopped = True
-        self._engine.abort(self._running - {_MORE})
+        self._engine.abort(self._running.keys() - {_MORE})
 
     def _abort(self) -> None:
-        running, self._running = self._running - {_MORE}, set()
+        running, self._running = self._running.keys() - {_MORE}, {}
         if running:
             self._engine.abort(running)
 
-    def _pass_on(
-        self, on_update: Callable[[EngineOutput], int | None], update: EngineOutput
-    ) -> None:
-        if update.rid not in self._running:
+    def _pass_on(self, update: EngineOutput) -> None:
+        if (on_update := self._running.get(update.rid)) is None:
             return
         unwanted: int | None = None
         try:
@@ -248,7 +246,7 @@ class Requests:
                 self._account.used("completion", len(update.token_ids) - (unwanted or 0))
         if update.finish is None and unwanted is None:
             return
-        self._running.discard(update.rid)
+        self._running.pop(update.rid, None)
         if update.finish is None:
             self._engine.abort((update.rid,))
         if not self._running and not self._all_ended.done():

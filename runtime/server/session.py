@@ -291,7 +291,7 @@ class Session:
             run = partial(growth.explain, model, branch, op)
         elif isinstance(op, Generate):
             saved = None if log is None else log.generation(op.op)
-            run = Generation(model, branch, op, self._emit, saved).run
+            run = Generation(model, branch, op, self._emit, saved, timeline=True).run
         else:
             run = Selection(model, branch, op).run
         deadline = None

@@ -7,6 +7,7 @@ import pytest
 
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.replies import DirectEvents
+from rootlace.runtime.server.served_model import Deliveries
 from rootlace.wire.errors import DeadlineImpossible, RootlaceError
 from rootlace.wire.protocol import Chunk, SamplingParams, Text
 from rootlace.wire.sampling import Handling
@@ -14,8 +15,9 @@ from tests.server.operations import MakeClient
 
 
 class OpenEvents(DirectEvents):
-    def is_open(self) -> bool:
-        return True
+    def __init__(self, deliveries: Deliveries) -> None:
+        super().__init__(deliveries)
+        self.open = True
 
     def write(self, data: bytes) -> None:
         pass
@@ -39,12 +41,12 @@ async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
     async def ask() -> None:
         with generation.GenerationStream(c.gateway, [job], stream=fate == "streamed") as shots:
 
-            def write(chunks: list[Chunk]) -> bytes:
+            def write(chunk: Chunk) -> bytes:
                 assert not shots.keeps
                 return b""
 
             if fate == "streamed":
-                shots.divert(OpenEvents(), write)
+                shots.divert(OpenEvents(c.gateway.deliveries), write)
             seen.append(weakref.ref(shots))
             seen.append(weakref.ref(shots.keep()))
             shots._kept = False

@@ -165,9 +165,8 @@ class GenerationStream:
         self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
         self._idle = False
         """True while an iterator waits for events."""
-        self._direct: tuple[DirectEvents, Callable[[list[Chunk]], bytes]] | None = None
-        self._fresh: list[Chunk] = []
-        """Chunks to write directly; those of several samples are gathered per step."""
+        self._direct: DirectEvents | None = None
+        self._write: Callable[[Chunk], bytes] | None = None
         self._gateway = gateway
         self._requests = requests
         self._stream = stream
@@ -215,7 +214,7 @@ class GenerationStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._direct = None  # refers to this object
+        self._direct = self._write = None  # refers to this object
         if self._next is not None:
             self._next.cancel()
         for task in self._tasks.values():
@@ -237,11 +236,11 @@ class GenerationStream:
         opened.end = lambda error: opened.close()
         return opened
 
-    def divert(self, direct: DirectEvents, write: Callable[[list[Chunk]], bytes]) -> None:
+    def divert(self, direct: DirectEvents, write: Callable[[Chunk], bytes]) -> None:
         """Write chunks of a single request to `direct`, while it is open, instead of iterating
-        them. The engine's callback writes them; `write` turns chunks into events."""
+        them. The engine's callback writes them; `write` turns a chunk into events."""
         if len(self._requests) == 1:
-            self._direct = direct, write
+            self._direct, self._write = direct, write
 
     def abort(self, index: int) -> None:
         """End one request with "abort": its outputs hold the text so far."""
@@ -311,7 +310,7 @@ class GenerationStream:
                     await append(gateway, sequence, Append(0, 0, rest))
                     sequence.check_handling(op.handling)
                     self._sequences[index] = sequence
-                    take = partial(self._take, index)
+                    take = partial(self._take, index) if index else self._take_first
                     result = await Generation(gateway, sequence, op, take).run()
                 finally:
                     if not request.keep:
@@ -350,34 +349,24 @@ class GenerationStream:
 
     def _take(self, index: int, chunk: Event) -> None:
         assert isinstance(chunk, Chunk)
+        self._put(index, chunk)
+
+    def _take_first(self, chunk: Event) -> None:
+        assert isinstance(chunk, Chunk)
+        direct, write = self._direct, self._write
         # Queued events come first.
-        if self._direct is None or not self._idle:
-            self._put(index, chunk)
+        if direct is None or write is None or not (self._idle and direct.open):
+            self._put(0, chunk)
             return
-        self._fresh.append(chunk)
-        if self._requests[0].params.n == 1:
-            self._flush()
-        elif len(self._fresh) == 1:
-            self._loop.call_soon(self._flush)
-
-    def _put(self, index: int, event: Chunk | Generated) -> None:
-        if self._fresh:
-            self._flush()
-        self._idle = False
-        self._events.put_nowait((index, event))
-
-    def _flush(self) -> None:
-        fresh, self._fresh = self._fresh, []
-        if self._direct is None or not self._direct[0].is_open():
-            for chunk in fresh:
-                self._put(0, chunk)
-            return
-        direct, write = self._direct
         try:
-            direct.write(write(fresh))
+            direct.write(write(chunk))
         except Exception as error:
             self._idle = False
             self._events.put_nowait(error)
+
+    def _put(self, index: int, event: Chunk | Generated) -> None:
+        self._idle = False
+        self._events.put_nowait((index, event))
 
     def _count_scores(self, event: Generated, index: int) -> None:
         """Count log-probabilities of prompts, which are all kept until the last request ends.
@@ -523,14 +512,9 @@ class AnswerStream(GenerationStream):
         self._readers = [Reader(prepared) for _ in range(prepared.job.params.n)]
         super().__init__(gateway, [prepared.job], stream)
 
-        def write(chunks: list[Chunk]) -> bytes:
-            data = b""
-            for chunk in chunks:
-                data += writers[chunk.index](self._delta(chunk))
-            return data
-
+        self._writers = writers
         if direct is not None:
-            self._direct = direct, write
+            self.divert(direct, self._written_by)
 
     async def events(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
         """Give an `AnswerDelta` for each chunk, and the `FinalOutput` last."""
@@ -546,6 +530,9 @@ class AnswerStream(GenerationStream):
                 if rest := reader.finish():
                     yield AnswerDelta(index, rest)
             yield await self._final(event)
+
+    def _written_by(self, chunk: Chunk) -> bytes:
+        return self._writers[chunk.index](self._delta(chunk))
 
     def _delta(self, chunk: Chunk) -> AnswerDelta:
         begun = None

@@ -168,7 +168,7 @@ class Completions:
     async def handle(self, body: CompletionBody) -> CompletionReply | Stream:
         asked = self._parse(body)
         if body.stream:
-            direct = DirectEvents()
+            direct = DirectEvents(self._gateway.deliveries)
             return Stream(self._stream(asked, direct), direct=direct)
         results = await run(self._gateway, asked.jobs)
         choices = await call_for(rows_of(results), self._choices, asked, results)
@@ -270,9 +270,7 @@ class Completions:
             return {**head, "choices": [_piece(choice, text, logprobs)]}
 
         with GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
-            shots.divert(
-                direct, lambda chunks: b"".join([sse(written(0, chunk)) for chunk in chunks])
-            )
+            shots.divert(direct, lambda chunk: sse(written(0, chunk)))
             async for prompt, event in shots:
                 if isinstance(event, Chunk):
                     yield written(prompt, event)
@@ -446,7 +444,7 @@ class ChatCompletions:
     async def handle(self, body: ChatBody) -> ChatReply | Stream:
         asked = await self._parse(body)
         if body.stream:
-            direct = DirectEvents()
+            direct = DirectEvents(self._gateway.deliveries)
             head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
             return Stream(self._stream(asked, head, direct), direct=direct)
         ended, answers = await AnswerStream.whole(self._gateway, asked.prepared)

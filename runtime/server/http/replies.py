@@ -16,6 +16,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_writer import StreamWriter
 
 from rootlace.runtime.server.http.errors import error_body
+from rootlace.runtime.server.served_model import Deliveries
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import CacheReport, Generated, Usage, describe
 
@@ -69,39 +70,59 @@ LINES = Dialect("application/x-ndjson", _line)
 
 
 class DirectEvents:
-    """Direct way into a stream: writes at once, without waking the task that answers the request.
+    """Direct way into a stream, without waking the task that answers the request.
 
     The first payload begins the reply and opens the way; the end closes it. Meanwhile it is open
     while the client reads as fast as the server writes. `Stream.send` opens it.
+
+    Events leave at the end of the loop's turn, those of one stream in one `send`. The sends of a
+    step's streams follow one another: sends between the making of events would drive the
+    interpreter out of the processor's caches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deliveries: Deliveries) -> None:
         self.last = b""
         """Events to be sent together with the reply's end."""
+        self._deliveries = deliveries
+        self.open = False
+        """Whether `write` may be called: false before `begin`, behind `end`, and while the client
+        reads too slowly."""
+        self._unsent = b""
+        self._sent = 0
         self._writer: StreamWriter | None = None
         self._transport: asyncio.WriteTransport | None = None
 
     def begin(self, writer: AbstractStreamWriter | None) -> None:
         """Open behind the reply's head in `writer`, but not without chunks (HTTP/1.0)."""
         if isinstance(writer, StreamWriter) and writer.chunked:
-            self._writer, self._transport = writer, writer.transport
+            self._writer, self._transport, self.open = writer, writer.transport, True
 
     def end(self) -> None:
+        self.flush()
+        if self._writer is not None:
+            self._writer.output_size += self._sent  # the access log tells it
         self._writer = self._transport = None
+        self.open = False
 
-    def is_open(self) -> bool:
-        writer, transport = self._writer, self._transport
-        if writer is None or transport is None or transport.is_closing():
-            return False
-        return not writer.protocol.writing_paused
+    def resume(self) -> None:
+        """Open again behind what the task has written, unless the client still reads too slowly."""
+        if self._writer is not None:
+            self.open = not self._writer.protocol.writing_paused
 
     def write(self, data: bytes) -> None:
-        """Send events together. Only while open."""
-        assert self._writer is not None and self._transport is not None
-        if data:
+        """Send events soon. Only while open."""
+        if data and not self._unsent:
+            self._deliveries.soon(self.flush)
+        self._unsent += data
+
+    def flush(self) -> None:
+        """Send the events now that `write` took."""
+        data, self._unsent = self._unsent, b""
+        if data and (transport := self._transport) is not None:
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
-            self._writer.output_size += len(chunk)  # the access log tells it
-            self._transport.write(chunk)
+            self._sent += len(chunk)
+            transport.write(chunk)
+            self.open = not (transport.get_write_buffer_size() or transport.is_closing())
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -137,7 +158,11 @@ class Stream(msgspec.Struct, frozen=True):
                     if not data:
                         continue
                     if response.prepared:
+                        if direct is not None:
+                            direct.flush()
                         await response.write(data)
+                        if direct is not None:
+                            direct.resume()
                         continue
                     writer = await response.prepare(request)
                     await response.write(data)
@@ -152,6 +177,7 @@ class Stream(msgspec.Struct, frozen=True):
                     log.exception("%s %s failed while streaming", request.method, request.path)
                 data = dialect.encode(error_body(error, request.path))
                 if direct is not None:
+                    direct.flush()
                     data, direct.last = direct.last + data, b""
                 await response.write(data)
             finally:

@@ -22,6 +22,7 @@ from rootlace.runtime.contracts.messages import Ready
 from rootlace.runtime.server.auth import Account, Asker, Keys
 from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.sequence import OpenSequences
+from rootlace.runtime.server.served_model import Deliveries
 from rootlace.runtime.server.server_state import Drain
 from rootlace.runtime.server.telemetry import Metrics
 from rootlace.runtime.server.tokenizer import Piece
@@ -300,6 +301,7 @@ class FakeGateway:
         self.keys = Keys(self.config.api_key, self.config.keys_file, self.metrics.key_used)
         self.drain = Drain()
         self.spans = None
+        self.deliveries = Deliveries()
         self.last_token = -math.inf
         self.fail: RootlaceError | None = None
         self.report: CacheReport | None = None  # of prompts for which one is asked for

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import socket
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp.http_writer import StreamWriter
 
 from rootlace.runtime.server.http import app, openai_completions
 from rootlace.runtime.server.http.replies import DirectEvents
+from rootlace.runtime.server.served_model import Deliveries
 from rootlace.wire.errors import ServerUnavailable
 from tests.server.http.conftest import Served
 
@@ -92,7 +95,7 @@ async def test_both_ways_say_the_same(
     assert vars(logged)["fields"]["bytes"] > sent
     assert _texts(events) == told
     assert (direct > 0) == (version == "1.1")
-    monkeypatch.setattr(DirectEvents, "is_open", lambda self: False)
+    monkeypatch.setattr(DirectEvents, "begin", lambda self, writer: None)
     reader, writer = await _ask(served, path, version, n=2, max_tokens=64)
     others = await _events(reader)
     writer.close()
@@ -126,25 +129,85 @@ async def test_readers_by_line_find_whole_events(served: Served, path: str) -> N
     assert all(escape in events for escape in (r"\u2028", r"\u0085", r"\u2029"))
 
 
+class _Transport(asyncio.WriteTransport):
+    """Socket that takes nothing once it is `full`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+        self.full = self.closed = False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def write(self, data: Any) -> None:
+        self.sent.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return int(self.full)
+
+
+async def test_pieces_of_a_turn_leave_together() -> None:
+    """Sends follow the making of all events; the way is shut while the client reads too slowly."""
+    deliveries, ways = Deliveries(), []
+    for _ in range(2):
+        protocol = cast(Any, SimpleNamespace(transport=_Transport(), writing_paused=False))
+        writer = StreamWriter(protocol, asyncio.get_running_loop())
+        writer.enable_chunking()
+        direct = DirectEvents(deliveries)
+        direct.begin(writer)
+        ways.append((direct, protocol.transport, writer))
+    (first, pipe, told), (second, other, _) = ways
+    first.write(b"a")
+    second.write(b"b")
+    first.write(b"c")
+    assert pipe.sent == other.sent == []
+    await asyncio.sleep(0)
+    assert (pipe.sent, other.sent) == ([b"2\r\nac\r\n"], [b"1\r\nb\r\n"])
+    pipe.full = told.protocol.writing_paused = True
+    first.write(b"d")
+    first.flush()
+    assert pipe.sent[1:] == [b"1\r\nd\r\n"] and not first.open and second.open
+    first.resume()
+    assert not first.open
+    pipe.full = told.protocol.writing_paused = False
+    first.resume()
+    assert first.open
+    first.write(b"e")
+    first.end()
+    await asyncio.sleep(0)
+    assert pipe.sent[2:] == [b"1\r\ne\r\n"] and told.output_size == sum(map(len, pipe.sent))
+    assert not first.open
+    second.write(b"f")
+    other.closed = True
+    await asyncio.sleep(0)
+    assert not second.open
+
+
 async def test_a_client_that_reads_slowly_misses_nothing(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = [f"{number:06}" * 2**12 for number in range(40)]
     served.gateway.script = lambda prompt, index: pieces  # type: ignore[assignment,return-value]
     ways = []
-    begin, is_open = DirectEvents.begin, DirectEvents.is_open
+    begin, flush, resume = DirectEvents.begin, DirectEvents.flush, DirectEvents.resume
 
     def with_small_buffer(self: DirectEvents, writer: Any) -> None:
         connection = writer.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
         begin(self, writer)
 
-    def noted(self: DirectEvents) -> bool:
-        ways.append(is_open(self))
-        return ways[-1]
+    def flushed(self: DirectEvents) -> None:
+        flush(self)
+        ways.append(self.open)
+
+    def resumed(self: DirectEvents) -> None:
+        resume(self)
+        ways.append(self.open)
 
     monkeypatch.setattr(DirectEvents, "begin", with_small_buffer)
-    monkeypatch.setattr(DirectEvents, "is_open", noted)
+    monkeypatch.setattr(DirectEvents, "flush", flushed)
+    monkeypatch.setattr(DirectEvents, "resume", resumed)
     reader, writer = await _ask(served, "/v1/completions", max_tokens=2**24)
     while served.gateway.generated != len(pieces):
         await asyncio.sleep(0)
