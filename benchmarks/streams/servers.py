@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,15 +17,13 @@ from rootlace.kernels.native.machine import usable_cores
 
 @dataclass(frozen=True)
 class Cpu:
-    """CPU seconds: of the process that answers HTTP (`system`: of these, what the system took for
-    it), and of the engine's processes."""
+    """CPU seconds: of the process that answers HTTP, and of the engine's processes."""
 
     front: float
-    system: float
     engine: float
 
     def __sub__(self, other: Cpu) -> Cpu:
-        return Cpu(self.front - other.front, self.system - other.system, self.engine - other.engine)
+        return Cpu(self.front - other.front, self.engine - other.engine)
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,22 @@ class Server:
     pid: int
 
     def cpu(self) -> Cpu:
-        front = psutil.Process(self.pid)
-        times = front.cpu_times()
-        engine = 0.0
-        for child in front.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                spent = child.cpu_times()
-                engine += spent.user + spent.system
-        return Cpu(times.user + times.system, times.system, engine)
+        children = psutil.Process(self.pid).children(recursive=True)
+        return Cpu(_seconds(self.pid), sum(_seconds(child.pid) for child in children))
+
+
+def _seconds(pid: int) -> float:
+    """CPU seconds of a process's threads, 0.0 of one that ended. Linux counts nanoseconds; the
+    times of psutil are samples of 10 ms, and steps by a timer may dodge or hit each of them."""
+    tasks = Path(f"/proc/{pid}/task")
+    try:
+        if any(tasks.glob("*/schedstat")):
+            files = tasks.glob("*/schedstat")
+            return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+        spent = psutil.Process(pid).cpu_times()
+        return spent.user + spent.system
+    except (psutil.NoSuchProcess, OSError):
+        return 0.0
 
 
 @contextmanager
