@@ -139,7 +139,6 @@ class Row:
         self._recalled = recalled
         self._own = recalled.index.open("", text[:prompt])
         self.drafter = Drafter(None, prompt, recalled, self._own)
-        self.drafter.begin(text, prompt)
         self.wrong = self.tried = 0.0
 
     @property

@@ -37,6 +37,8 @@ _LEAST_TOKENS = 64
 """Tokens that a text has at least for the index to have as many texts as fit."""
 _TEXT_BYTES = 600
 """Bytes of a text beside its tokens."""
+_JOINED = 64
+"""Texts that wait to be indexed at most."""
 _MAX_NUMBER = (1 << 32) - 1
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -90,6 +92,9 @@ class SuffixIndex:
         self._texts: OrderedDict[int, IndexedText] = OrderedDict()
         self._numbers = 0
         self._most_bits = max((_PLACES_PER_TOKEN * capacity - 1).bit_length(), 4)
+        self._fresh: list[tuple[IndexedText, int, int]] = []
+        """Texts with grams that are not in the table yet: text, place behind the first of these
+        grams, end of the text. Tables of many short texts are cheaper together."""
         self._begin_table()
 
     def _begin_table(self) -> None:
@@ -134,8 +139,7 @@ class SuffixIndex:
         if not text.number or not len(tokens):
             return
         # The last gram of what was there has its next token now.
-        start = max(text.end - LONGEST, 0)
-        fresh = max(text.end, 1) - start
+        self._fresh.append((text, max(text.end, 1), text.end + len(tokens)))
         end = text.end + len(tokens)
         if end > len(text.ids):
             text.ids = np.concatenate((text.ids[: text.end], np.empty(end, np.int32)))
@@ -143,26 +147,45 @@ class SuffixIndex:
         text.end = end
         text.known += len(tokens)
         self.tokens += len(tokens)
+        self._texts.move_to_end(text.number)
+        while self.tokens > self.capacity:
+            self._drop(next(iter(self._texts.values())))
+        if len(self._fresh) == _JOINED:
+            self._index()
+
+    def _index(self) -> None:
+        """Enter the grams of learnt tokens, those of all texts at once: texts are often short."""
         bits = min((_PLACES_WHILE_FEW * self.tokens - 1).bit_length(), self._most_bits)
         if (more := bits - (64 - self._shift)) > 0:
             # An entry stays in all places that the longer hash of its gram may name. Where another
             # gram is looked up there, the text tells.
             self._table = np.repeat(self._table, 1 << more)
             self._shift -= more
-        self._texts.move_to_end(text.number)
-        hashes = _rolling(text.ids[start : text.end - 1])
-        count = hashes.shape[1]
-        hashes ^= np.array(text.owner.salts, np.uint64)[:, None]
-        hashes *= np.uint64(_BASE)
-        hashes >>= np.uint64(self._shift)
-        entries = np.arange(start + 1, start + 1 + count, dtype=np.uint64)
-        entries |= np.uint64(text.number << 32)
-        for size, slots in zip(GRAMS, hashes, strict=True):
-            # `slots[i]` is of the gram that ends behind token i; short ones are no grams.
-            low = max(fresh, size) - 1
-            self._table[slots[low:]] = entries[low:]
-        while self.tokens > self.capacity:
-            self._drop(next(iter(self._texts.values())))
+        parts, rows = [], []
+        for text, fresh, end in self._fresh:
+            start = max(fresh - LONGEST, 0)
+            if text.number and end - 1 > start:
+                parts.append(text.ids[start : end - 1])
+                rows.append((end - 1 - start, start, fresh, text.number << 32, *text.owner.salts))
+        self._fresh = []
+        if not parts:
+            return
+        columns = np.array(rows, np.uint64).T
+        lengths = columns[0].astype(int)
+        starts, fresh, numbers, *salts = columns[1:].repeat(lengths, 1)
+        hashes = _rolling(np.concatenate(parts))
+        # `entries[i]` is the place behind token i of the texts' ends that were joined.
+        counts = np.arange(1, hashes.shape[1] + 1, dtype=np.uint64)
+        counts -= (columns[0].cumsum() - columns[0]).repeat(lengths)
+        entries = counts + starts
+        new = entries >= fresh
+        entries |= numbers
+        for size, slots, salt in zip(GRAMS, hashes, salts, strict=True):
+            slots ^= salt
+            slots *= np.uint64(_BASE)
+            slots >>= np.uint64(self._shift)
+            grams = new & (counts >= size)  # fewer tokens are no gram
+            self._table[slots[grams]] = entries[grams]
 
     def forget(self, owner: Hashable) -> None:
         """Drop all texts of an owner."""
@@ -174,6 +197,7 @@ class SuffixIndex:
         """Drop all texts."""
         for owner in self.owners:
             self.forget(owner)
+        self._fresh = []
         self._begin_table()
 
     def _drop(self, text: IndexedText) -> None:
@@ -193,6 +217,8 @@ class SuffixIndex:
         """Find an earlier continuation of `tokens[:length]`, of the request of the text `own`.
         Returns a text, the place there, and the index in `GRAMS` that agreed; None if nothing is
         known."""
+        if self._fresh:
+            self._index()
         recent = tokens[max(length - LONGEST, 0) : length].tolist()
         if len(recent) < GRAMS[0]:
             return None
@@ -220,6 +246,10 @@ class SuffixIndex:
 
     def _known(self, owner: Owner, tokens: np.ndarray) -> int:
         """Count the first tokens of `tokens` that are known, by a gram in each stretch."""
+        if len(tokens) <= _PROBED:
+            return 0
+        if self._fresh:
+            self._index()
         ends = np.arange(_PROBED, len(tokens), _PROBED)
         grams = tokens[ends[:, None] - np.arange(1, LONGEST + 1)]  # the last token first
         hashed = (grams.astype(np.uint64) * np.array(_POWERS, np.uint64)).sum(1, dtype=np.uint64)

@@ -80,7 +80,6 @@ class RunningSet:
             if sequence.predicted is not None or recalled is not None:
                 own = None if recalled is None else recalled.index.open(sequence.text_owner, tokens)
                 sequence.drafter = Drafter(sequence.predicted, sequence.prompt_len, recalled, own)
-                sequence.drafter.begin(tokens, sequence.length)
         else:
             self.preempted.remove(sequence)
         if self._kv.enabled:

@@ -132,7 +132,18 @@ class Drafter:
 
     __slots__ = (
         *("_anchor", "_guessed", "_known", "_predicted", "_predicted_rates", "_rank", "_rates"),
-        *("_recalled", "_seen", "_text", "_tried", "_wrong", "at", "missed", "next_right", "own"),
+        *(
+            "_recalled",
+            "_seen",
+            "_start",
+            "_text",
+            "_tried",
+            "_wrong",
+            "at",
+            "missed",
+            "next_right",
+            "own",
+        ),
         *("source", "sure", "until", "won"),
     )
 
@@ -156,6 +167,8 @@ class Drafter:
         """Rates of the source followed now, and rates of the prediction."""
         self._rank = 0
         self._seen = seen
+        self._start = seen if own is None else own.known
+        """Length of the sequence at its admission; -1 after the first search."""
         self._anchor = 0
         """Place behind the last right token of the prediction."""
         self._guessed = False
@@ -174,16 +187,15 @@ class Drafter:
         self.missed = 0
         """Steps missed since the last draft while waiting to be drafted for."""
 
-    def begin(self, sequence: np.ndarray, length: int) -> None:
-        """Take in the existing outputs, and look for a place."""
-        self.follow(sequence, length)
-        if self.at < 0:
-            self.at = self._find(sequence, length)
-
     def follow(self, sequence: np.ndarray, length: int) -> None:
         """Take in the outputs of a sequence of `length` tokens."""
         if length < self.until:
             return
+        if (start := self._start) >= 0:  # only now: the index joins the prompts of many requests
+            self._start = -1
+            self.follow(sequence, start)
+            if self.at < 0:
+                self.at = self._find(sequence, start)
         while self._seen < length:
             # Where the place is unknown, only the end of the output can tell.
             self._seen = end = self._seen + 1 if self.at >= 0 else length

@@ -375,7 +375,6 @@ def replay_texts(texts: Texts, price: float, capacity: int = SPECULATION_TOKENS)
     for text, prompt in texts:
         own = recalled.index.open("", text[:prompt])
         drafter = Drafter(None, prompt, recalled, own)
-        drafter.begin(text[:prompt], prompt)
         length, tokens = prompt, tokens + len(text) - prompt
         while length < len(text):
             # The first token comes of the prefill.
