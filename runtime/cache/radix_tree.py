@@ -17,6 +17,8 @@ from rootlace.runtime.cache.node import POLICIES, EvictionQueue, Node, Programs
 
 MAX_PROGRAMS = 4
 """Programs remembered per node; a node with more programs counts as shared by all."""
+_FEW, _SHORT = 8, 1024
+"""Blocks and tokens up to which plain Python is faster than NumPy's calls."""
 
 
 class PoolExhausted(RuntimeError):
@@ -34,8 +36,7 @@ class BlockPool:
      `refs > 0` and `pins == 0` is held by unlocked nodes alone: eviction can free the block.
 
     `evictable` counts such blocks, kept up to date by every operation. All operations take arrays
-    of *distinct* block ids and cost O(len(array)) in NumPy. NumPy converts int32 indices at each
-    use, so each operation converts its ids once.
+    of *distinct* block ids and cost O(len(array)) in NumPy.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -69,21 +70,15 @@ class BlockPool:
 
     def retain(self, blocks: np.ndarray, *, pinned: bool) -> None:
         """Add a reference to each of `blocks`, which are not free."""
-        at = blocks.astype(np.intp)
-        self.refs[at] += 1
+        _count(self.refs, blocks, 1)
         if pinned:
-            self.pin(at)
+            self.pin(blocks)
 
     def drop(self, blocks: np.ndarray, *, pinned: bool) -> int:
         """Remove a reference (and its pin) from each of `blocks`; return the count freed."""
-        if not len(blocks):
-            return 0
-        at = blocks.astype(np.intp)
         if pinned:
-            self.unpin(at)
-        left = self.refs[at] - 1
-        self.refs[at] = left
-        gone = blocks[left == 0]
+            self.unpin(blocks)
+        gone = _count(self.refs, blocks, -1)
         count = len(gone)
         if count:
             self._stack[self.free : self.free + count] = gone
@@ -93,16 +88,10 @@ class BlockPool:
 
     def pin(self, blocks: np.ndarray) -> None:
         """Pin one more of the references to each of `blocks`."""
-        at = blocks.astype(np.intp, copy=False)
-        before = self.pins[at]
-        self.pins[at] = before + 1
-        self.evictable -= len(before) - int(np.count_nonzero(before))
+        self.evictable -= len(_count(self.pins, blocks, 1))
 
     def unpin(self, blocks: np.ndarray) -> None:
-        at = blocks.astype(np.intp, copy=False)
-        left = self.pins[at] - 1
-        self.pins[at] = left
-        self.evictable += len(left) - int(np.count_nonzero(left))
+        self.evictable += len(_count(self.pins, blocks, -1))
 
     @property
     def available(self) -> int:
@@ -126,6 +115,22 @@ class BlockPool:
         assert self.evictable == evictable, f"evictable {self.evictable}, should be {evictable}"
 
 
+def _count(counts: np.ndarray, blocks: np.ndarray, change: int) -> list[int] | np.ndarray:
+    """Add `change` (1, -1) to the counts of `blocks`; return the blocks that leave or reach 0."""
+    if len(blocks) <= _FEW:
+        zero, found = int(change < 0), []
+        for block in blocks.tolist():
+            before = counts.item(block)
+            counts[block] = before + change
+            if before == zero:
+                found.append(block)
+        return found
+    at = blocks.astype(np.intp)
+    counted = counts[at]
+    counts[at] = counted + change
+    return blocks[counted == int(change < 0)]
+
+
 def distinct(blocks: np.ndarray) -> bool:
     """Return whether no block is listed twice. Lists are short: a set beats `np.unique`."""
     return len(set(blocks.tolist())) == len(blocks)
@@ -133,11 +138,10 @@ def distinct(blocks: np.ndarray) -> bool:
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """Count of leading tokens on which two equally long int32 arrays agree."""
-    if not len(a) or a[0] != b[0]:
-        return 0
-    equal = a == b
-    first = int(equal.argmin())
-    return first if not equal[first] else len(a)
+    if len(a) <= _SHORT and a.tobytes() == b.tobytes():
+        return len(a)
+    first = (a != b).tobytes().find(1)
+    return len(a) if first < 0 else first
 
 
 def _same_users(one: Node, other: Node) -> bool:
