@@ -72,12 +72,14 @@ class BlockPool:
         """Add a reference to each of `blocks`, which are not free."""
         _count(self.refs, blocks, 1)
         if pinned:
-            self.pin(blocks)
+            self.evictable -= len(_count(self.pins, blocks, 1))
 
     def drop(self, blocks: np.ndarray, *, pinned: bool) -> int:
         """Remove a reference (and its pin) from each of `blocks`; return the count freed."""
+        if not len(blocks):
+            return 0
         if pinned:
-            self.unpin(blocks)
+            self.evictable += len(_count(self.pins, blocks, -1))
         gone = _count(self.refs, blocks, -1)
         count = len(gone)
         if count:

@@ -126,7 +126,8 @@ class SuffixIndex:
         known = self._owners.get(owner)
         if known is None:
             known = self._owners[owner] = Owner(owner, self._key)
-        first = max(self._known(known, tokens) - LONGEST, len(tokens) - self.capacity // 2, 0)
+        count = self._known(known, tokens) if len(tokens) > _PROBED else 0
+        first = max(count - LONGEST, len(tokens) - self.capacity // 2, 0)
         text = IndexedText(known, self._numbers, first, _NO_TOKENS)
         known.texts[text.number] = self._texts[text.number] = text
         self.learn(text, tokens[first:])
@@ -173,9 +174,16 @@ class SuffixIndex:
         columns = np.array(rows, np.uint64).T
         lengths = columns[0].astype(int)
         starts, fresh, numbers, *salts = columns[1:].repeat(lengths, 1)
-        hashes = _rolling(np.concatenate(parts))
+        # Hashes of the grams that end behind each token: of 2 tokens, 4, 8 and 16.
+        found, hashes = np.concatenate(parts).astype(np.uint64), []
+        for size in (1, 2, 4, 8):
+            longer = found.copy()
+            longer[size:] += found[:-size] * np.uint64(_POWERS[size])
+            found = longer
+            if 2 * size in GRAMS:
+                hashes.append(found)
         # `entries[i]` is the place behind token i of the texts' ends that were joined.
-        counts = np.arange(1, hashes.shape[1] + 1, dtype=np.uint64)
+        counts = np.arange(1, len(found) + 1, dtype=np.uint64)
         counts -= (columns[0].cumsum() - columns[0]).repeat(lengths)
         entries = counts + starts
         new = entries >= fresh
@@ -246,8 +254,6 @@ class SuffixIndex:
 
     def _known(self, owner: Owner, tokens: np.ndarray) -> int:
         """Count the first tokens of `tokens` that are known, by a gram in each stretch."""
-        if len(tokens) <= _PROBED:
-            return 0
         if self._fresh:
             self._index()
         ends = np.arange(_PROBED, len(tokens), _PROBED)
@@ -273,19 +279,3 @@ class SuffixIndex:
             self._texts.move_to_end(text.number)
             count += passed
         return int(ends[count - 1]) if count else 0
-
-
-def _rolling(tokens: np.ndarray) -> np.ndarray:
-    """Hashes [grams, tokens] (uint64) of the grams that end behind each token.
-
-    The first ones of each length miss tokens that would be before the first.
-    """
-    found, size, row = tokens.astype(np.uint64), 1, 0
-    hashes = np.empty((len(GRAMS), len(tokens)), np.uint64)
-    while size < LONGEST:
-        longer = found.copy()
-        longer[size:] += found[:-size] * np.uint64(_POWERS[size])
-        found, size = longer, 2 * size
-        if size in GRAMS:
-            hashes[row], row = found, row + 1
-    return hashes

@@ -193,7 +193,8 @@ class Drafter:
             return
         if (start := self._start) >= 0:  # only now: the index joins the prompts of many requests
             self._start = -1
-            self.follow(sequence, start)
+            if start > self._seen:
+                self.follow(sequence, start)
             if self.at < 0:
                 self.at = self._find(sequence, start)
         while self._seen < length:
