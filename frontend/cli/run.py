@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 # Run ----------------------------------------------------------------------------------------------
 
 
+_STRINGS = (str, "str", str | None, "str | None")
+
+
 @click.command()
 @click.argument("target", metavar="FILE.py:FUNCTION", help="The program.")
 @click.option(
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     metavar="NAME=VALUE",
     multiple=True,
     help="An argument of the program, or a sampling default such as temperature=0. The value is "
-    "JSON, or else a string. May be repeated.",
+    "JSON, or else a string. For a parameter annotated as str it is a string. May be repeated.",
 )
 @backend_options
 @click.option("--stream/--no-stream", default=True, help="Show the text while it is generated.")
@@ -62,8 +65,8 @@ def run(
     target: str, arg: tuple[str, ...], stream: bool, trace: Path | None, **backend_at: Any
 ) -> None:
     """Run an @rl.function from a Python file."""
-    arguments = parse_arguments(arg)
     program = load_program(target)
+    arguments = parse_arguments(arg, getattr(program.func, "__annotations__", {}))
     # Check before a runtime is started. Other names may be sampling defaults.
     options: Mapping[str, Any] = arguments
     for keyword in ("adapter", "token_budget"):
@@ -87,8 +90,9 @@ def run(
             fail(describe(error, Path(inspect.getfile(sys.modules[program.__module__]))))
 
 
-def parse_arguments(given: Iterable[str]) -> dict[str, Any]:
-    """Parse `name=value` pairs; a value is JSON if it parses, otherwise a string."""
+def parse_arguments(given: Iterable[str], annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse `name=value` pairs; a value is JSON if it parses, otherwise a string. For a parameter
+    that `annotations` call a string, `12345` is a string, too."""
     arguments: dict[str, Any] = {}
     for item in given:
         name, equals, value = item.partition("=")
@@ -97,9 +101,12 @@ def parse_arguments(given: Iterable[str]) -> dict[str, Any]:
         if name in arguments:
             fail(f"--arg {name} is given twice")
         try:
-            arguments[name] = json.loads(value)
+            found = json.loads(value)
         except ValueError:
-            arguments[name] = value
+            found = value
+        if found is not None and not isinstance(found, str) and annotations.get(name) in _STRINGS:
+            found = value
+        arguments[name] = found
     return arguments
 
 
@@ -412,8 +419,8 @@ def _show_stats(conversation: Conversation) -> None:
     metavar="TASK...",
     nargs=-1,
     required=True,
-    help="TASK.yaml; a ready task (gsm8k, mmlu, hellaswag, arc, boolq, piqa, winogrande), with "
-    "--data; or the folder of a run that has ended, which is only shown.",
+    help="TASK.yaml; a ready task (gsm8k, mmlu, hellaswag, arc, boolq, piqa, winogrande, "
+    "prepared), with --data; or the folder of a run that has ended, which is only shown.",
 )
 @backend_options
 @click.option("--judge-url", show_default="the same model", help="The server that judges.")

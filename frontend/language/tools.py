@@ -22,6 +22,7 @@ from rootlace.language.expressions import Expression
 from rootlace.language.failures import Site, call_site
 from rootlace.language.variables import Readable
 from rootlace.types import tagged_arguments
+from rootlace.types.msgspec_types import in_words
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError
 from rootlace.wire.tool_calls import ToolFormat
@@ -48,11 +49,11 @@ class Tool:
     is_async: bool = False
 
     def definition(self) -> dict[str, Any]:
-        """Return the tool in OpenAI's format."""
+        """Return the tool in OpenAI's format, as the model is told of it."""
         function = {
             "name": self.name,
             "description": self.description,
-            "parameters": dict(self.parameters),
+            "parameters": in_words(dict(self.parameters)),
         }
         return {"type": "function", "function": function}
 

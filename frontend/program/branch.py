@@ -31,7 +31,7 @@ from rootlace.language.expressions import (
     TokenIds,
     items,
 )
-from rootlace.language.failures import ProgramError
+from rootlace.language.failures import ProgramError, warn
 from rootlace.language.tools import Offer, ToolCall, Tools
 from rootlace.language.transcript import Conversation, Marked, Saved, StateText, Transcript
 from rootlace.language.variables import Constant, Gathered, Pending, Readable, unknown
@@ -331,6 +331,8 @@ class Branch:
             params, share = self.run.budget.bounded(own)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
+        if asked.constraint is None:
+            self._check_end(expression.what)
         self._send_parts()
         self.remote.ensure_open()
         operation = Generation(
@@ -353,6 +355,17 @@ class Branch:
             prediction=asked.prediction,
         )
         self.remote.issue(op, operation)
+
+    def _check_end(self, what: str) -> None:
+        """Warn of a space before free text: a word's token includes the space before the word, so a
+        model never saw a word behind a token for the space alone."""
+        end = len(self.transcript)
+        for piece in self.transcript.slice(end - 1, end):
+            if isinstance(piece, str) and not isinstance(piece, Marked) and piece.endswith(" "):
+                warn(
+                    f"{what}: the text before it ends with a space, after which a model writes "
+                    "worse: the space belongs to the token of the next word"
+                )
 
     def _select(self, expression: Select) -> None:
         try:

@@ -174,7 +174,7 @@ class ProgramRun:
     def abandon(self) -> None:
         """Cancel the run if its last follower leaves before the end."""
         if not self.ended.done and not self.signal.heard:
-            self.cancel("who followed its text left before the end, which cancels the run")
+            self.cancel("the reader of its text left before the end, which cancels the run")
             if self._task is not None:  # it may wait for something else than the server
                 call_in_loop(self._task.get_loop(), self._task.cancel)
 

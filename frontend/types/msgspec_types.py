@@ -55,6 +55,29 @@ DURATION = rf"^P({_N}D({_CLOCK})?|{_CLOCK})$"
 SHORT_DURATION = f"^([A-Z]+{_N})+[A-Z]$"
 
 
+# Format that says in a word what a pattern says: for a model, which reads a date's pattern as 160
+# tokens and understands it no better. Constraints keep the patterns, which are stricter.
+_IN_A_WORD = {
+    f"^{DATE}$": "date",
+    f"^{DATE}T{TIME}{OFFSET}$": "date-time",
+    f"^{TIME}{OFFSET}$": "time",
+    DURATION: "duration",
+}
+
+
+def in_words(schema: Any) -> Any:
+    """Return a schema as a model is told of it."""
+    if isinstance(schema, list):
+        return [in_words(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    word = _IN_A_WORD.get(str(schema.get("pattern")))
+    if word is not None:
+        schema = {**schema, "format": word}
+        del schema["pattern"]
+    return {key: in_words(value) for key, value in schema.items()}
+
+
 def base64_pattern(low: int, high: int | None, text: bool = False) -> str:
     """Return a pattern of Base64 for `low` to `high` bytes. `text`: the highest bit of each byte is
     0. Raises InvalidConstraint if no length fits."""

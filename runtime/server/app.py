@@ -155,7 +155,7 @@ async def _answering(
     programs, http_address = ProgramServer(served, store), None
     runner: AppRunner | None = None
     try:
-        served.program_address = programs.start()
+        served.server_state.program_address = programs.start()
         if served.config.http_port is not None:
             runner = runner_for(served)
             http_address = await _listen(runner, served.config)

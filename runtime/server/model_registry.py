@@ -74,7 +74,6 @@ class ModelRegistry:
         self.server_state = state = ServerState(self.config)
         self.keys, self.drain, self.metrics = state.keys, state.drain, state.metrics
         self.spans = state.spans
-        self.program_address: str | None = None
         self.all = [ModelSlot(name_of(config.gateway), config) for config in configs]
         self._closing: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
@@ -125,7 +124,6 @@ class ModelRegistry:
                 slot.loading = asyncio.create_task(self._load(slot))
                 slot.loading.add_done_callback(_note_failure)
             model = await asyncio.shield(slot.loading)
-        model.program_address = self.program_address
         slot.used = time.monotonic()
         return model
 

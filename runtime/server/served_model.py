@@ -111,7 +111,7 @@ class ServedModel:
     """Engine, tokenizer and chat template of one model, its limits, and counters.
 
     `eos_ids` end a generation unless the request ignores them. `OpenSequences` keeps `owners`,
-    `branch_count` and `branches_of`. Programs connect to `program_address`, once that is known.
+    `branch_count` and `branches_of`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class ServedModel:
             labels=info.labels,
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
-        own = ServerState(config) if server_state is None else server_state
+        self.server_state = own = ServerState(config) if server_state is None else server_state
         self.keys, self.drain, self.spans = own.keys, own.drain, own.spans
         self.metrics = own.metrics if server_state is None else Metrics()
         self.last_token = -math.inf
@@ -161,7 +161,6 @@ class ServedModel:
         self.plenty_branches = plenty(config.max_branches)
         self.branches_of: Counter[str] = Counter()
         """Open branches per client."""
-        self.program_address: str | None = None
         self.answering: object = None
         """The model's HTTP endpoints where the server has several models: unloading drops both."""
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")

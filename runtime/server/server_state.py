@@ -66,13 +66,17 @@ class Drain:
 
 
 class ServerState:
-    """Keys, drain, spans and request metrics of all models; each model has further metrics."""
+    """Keys, drain, spans and request metrics of all models; each model has further metrics.
+
+    Programs connect to `program_address`, once that is known.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         self.metrics = Metrics()
         self.keys = Keys(config.api_key, config.keys_file, self.metrics.key_used)
         self.drain = Drain()
         self.spans = Spans.to(config.otlp)
+        self.program_address: str | None = None
 
 
 # Shares -------------------------------------------------------------------------------------------

@@ -205,8 +205,9 @@ def test_ctrl_c_stays_ctrl_c_wherever_it_comes() -> None:
 
 
 def test_arguments() -> None:
-    given = ["a=1", "b=x", 'c="1"', "d=[1,2]", "e=", "f=null", "g=k=v"]
-    assert parse_arguments(given) == {
+    given = ["a=1", "b=x", 'c="1"', "d=[1,2]", "e=", "f=null", "g=k=v", "h=012", "i=12", "j=null"]
+    annotations = {"a": int, "c": str, "h": str, "i": "str | None", "j": str | None}
+    assert parse_arguments(given, annotations) == {
         "a": 1,
         "b": "x",
         "c": "1",
@@ -214,6 +215,9 @@ def test_arguments() -> None:
         "e": "",
         "f": None,
         "g": "k=v",
+        "h": "012",
+        "i": "12",
+        "j": None,
     }
 
 

@@ -199,7 +199,7 @@ async def test_who_leaves_a_stream_cancels_what_the_program_waits_for(
         await asyncio.sleep(0.01)
     assert ended == ["cancelled"]
     for read in (lambda: state["x"], lambda: state.ret_value):
-        with pytest.raises(Cancelled, match="followed its text left"):
+        with pytest.raises(Cancelled, match="the reader of its text left"):
             read()
 
 

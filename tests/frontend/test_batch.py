@@ -423,7 +423,7 @@ def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> No
     assert not gateway.sent(protocol.Cancel) and not state.branch.run.cancelled
     other.close()  # the last one that follows
     eventually(lambda: gateway.open_branches == 0)
-    with pytest.raises(rl.ProgramError, match="followed its text left before the end"):
+    with pytest.raises(rl.ProgramError, match="the reader of its text left before the end"):
         _ = state["y"]
 
 

@@ -576,3 +576,20 @@ def test_what_cannot_be_embedded(gateway: FakeGateway, backend, texts, words) ->
     with pytest.raises(InvalidRequest, match=words):
         backend.embed(texts)
     assert not gateway.sent(protocol.Embed)
+
+
+def test_a_space_before_free_text_is_told_with_its_line() -> None:
+    @rl.function
+    def ends_with_a_space(s: rl.ProgramState) -> None:
+        with s.fork(1) as forks:
+            forks[0] += rl.gen("fine", regex="a|b")
+        s += "\nName: " + rl.select("choice", ["a", "b"])
+        s += "\nName:" + rl.gen("fine")
+        s += "\nName: "
+        s += rl.gen("here")
+
+    with pytest.warns(UserWarning, match=r"gen\('here'\): the text before it ends with") as seen:
+        ends_with_a_space.run()
+    assert [(one.filename, one.lineno) for one in seen] == [
+        (__file__, line_of(ends_with_a_space, '"here"'))
+    ]

@@ -161,6 +161,22 @@ def brew(
     return f"{cup} {spoons} {heat} {note} {type(made).__name__}"
 
 
+def test_the_model_is_told_dates_in_a_word_and_held_to_their_pattern() -> None:
+    def book(day: dt.date, at: dt.datetime, stay: dt.timedelta, others: list[dt.time]) -> None:
+        """Book a room."""
+
+    (one,) = rl.tools(book)
+    told = one.definition()["function"]["parameters"]["properties"]
+    assert told == {
+        "day": {"type": "string", "format": "date"},
+        "at": {"type": "string", "format": "date-time"},
+        "stay": {"type": "string", "format": "duration"},
+        "others": {"type": "array", "items": {"type": "string", "format": "time"}},
+    }
+    held = one.parameters["properties"]
+    assert all("pattern" in held[name] for name in ("day", "at", "stay"))
+
+
 def test_the_model_is_told_defaults_that_json_has() -> None:
     (tool,) = rl.tools(brew)
     told = {name: one.get("default", ...) for name, one in tool.parameters["properties"].items()}

@@ -116,8 +116,8 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
         place = Place(registry, http, programs, runner, loaded, engines, exits)
         place.gate.set()
         places.append(place)
-        registry.program_address = programs.start()
         await registry.start()
+        registry.server_state.program_address = programs.start()
         return place
 
     yield start
@@ -157,6 +157,9 @@ async def test_the_field_model_chooses(make: Make) -> None:
     for path in ("/cache/tree", "/cache/pins", "/get_server_info", "/ready", "/health"):
         assert (await place.ask(f"{path}?model=b"))[0] == 200, path
     assert (await place.ask("/cache/tree?model=c"))[0] == 404
+    for path in ("/get_model_info", "/get_server_info", "/get_model_info?model=b"):
+        told = (await place.ask(path))[1]["program_address"]
+        assert told == place.registry.server_state.program_address is not None, path
     _, metrics = await place.ask("/metrics")
     for line in (
         'rootlace_up{model="a"} 1.0',

@@ -558,7 +558,7 @@ class Info:
             vocab_size=info.vocab_size,
             block_size=info.block_size,
             capacity_tokens=info.capacity_tokens,
-            program_address=self._gateway.program_address,
+            program_address=self._gateway.server_state.program_address,
             default_sampling=info.sampling,
             default_sampling_from=info.sampling_from,
         )
@@ -584,7 +584,7 @@ class Info:
             max_total_num_tokens=status.get("blocks_total", blocks) * info.block_size,
             page_size=info.block_size,
             disable_radix_cache=not self._gateway.model_info.caching,
-            program_address=self._gateway.program_address,
+            program_address=self._gateway.server_state.program_address,
             healthy=self._gateway.healthy,
             status=status,
         )

@@ -227,7 +227,7 @@ class ModelRoutes:
             "model_path": path,
             "tokenizer_path": path,
             "served_model_name": slot.name,
-            "program_address": self._registry.program_address,
+            "program_address": self._registry.server_state.program_address,
         }
 
     async def health(self, request: web.Request) -> Status:

@@ -293,7 +293,7 @@ class FakeGateway:
         self.engine = SimpleNamespace(
             info=Ready(1, 10, 16, 1000, 5000, VOCAB, device="cpu", dtype="float32", hidden_size=8)
         )
-        self.program_address = "tcp://127.0.0.1:1"
+        self.server_state = SimpleNamespace(program_address="tcp://127.0.0.1:1")
         self.tokenizer = FakeTokenizer()
         self.chat = FakeChat()
         self.healthy = True
