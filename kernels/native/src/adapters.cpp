@@ -33,7 +33,7 @@ template <class T>
 Added<T> adapt(Crew& crew, const T* x, size_t ldx, const AdapterGroups& found,
                const RlLowRank* parts, size_t apart, const AdapterMemory<T>& memory) {
   bool any = false, gathers = false;
-  // Where x has a group's rows one behind the other, they are read there.
+  // A group's rows that are contiguous in x are read there.
   const auto together = [&](const AdapterGroups::Group& group) {
     return found.rows[group.end - 1] - found.rows[group.begin] == group.end - group.begin - 1;
   };

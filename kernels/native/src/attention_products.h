@@ -1,4 +1,4 @@
-// Which products this library's instruction set computes attention with.
+// Choice of attention's products by this library's instruction set.
 #pragma once
 
 #include <type_traits>

@@ -1,7 +1,7 @@
-// Attention's products with a tile unit: of up to 32 queries and a key block, in bfloat16.
+// Attention's products by a tile unit, of up to 32 queries and a key block, in bfloat16.
 //
-// Scores are sums over steps of 32 dimensions, weighted values over steps of 32 keys, each in order,
-// whatever the number of queries: a query's bits do not depend on the others.
+// Scores are sums over steps of 32 dimensions, weighted values over steps of 32 keys, each in order, whatever the
+// number of queries. So a query's bits do not depend on other queries.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class TileProducts {
  public:
   static constexpr int MOST_ROWS = 32;
 
-  // What is not explained here is as in VectorProducts.
+  // Methods without a comment are as in VectorProducts.
   TileProducts(int dim, int value_dim)
       : dim_(dim),
         value_dim_(value_dim),
@@ -50,7 +50,7 @@ class TileProducts {
     return packed();
   }
 
-  // Makes panels of codes; heads are whole steps long.
+  // Makes panels of codes. The length of a head is a whole number of steps.
   KeyPanels<bf16> unpack(int bits, const CodePanels& now, const CodePanels* next, int count) {
     if (bits == 8)
       rootlace::unpack<8>(now, next, count, dim_, keys_, values_);
@@ -59,8 +59,8 @@ class TileProducts {
     return packed();
   }
 
-  // Keys that are no whole steps long get zeros behind them; values come together in steps of 32
-  // keys, zero behind the last key: what the unit reads there may not be numbers.
+  // Pads keys with zeros to whole steps, and copies values to whole steps of 32 keys with zeros behind the last key:
+  // other memory that the unit would read may hold NaN.
   void take(const KeyPanels<bf16>& panels, int count) {
     for (int i = 0; i < PANELS; i++) {
       at_[i] = panels.keys[i];
@@ -126,7 +126,7 @@ class TileProducts {
     size_t stride;
   };
 
-  // Scores of the keys of the panels vec and vec + 1.
+  // Computes scores of the keys of panels `vec` and vec + 1.
   template <int HEIGHT>
   void score(const bf16* queries, int vec, const Sums& sums, const KeyPanels<bf16>* next) {
     const size_t stride = padded_ * sizeof(bf16);
@@ -195,7 +195,7 @@ class TileProducts {
     for (int i = 0; i < columns_; i += LANES) store(values + i, load(values + i) * keep);
   }
 
-  // Fetches of each panel what `count` dimensions, or columns, from `from` on take.
+  // Fetches `count` dimensions, or columns, of each panel from `from` on.
   static void fetch(const bf16* const* panels, int from, int count) {
     for (int i = 0; i < PANELS; i++)
       for (int d = 0; d < count; d += 2)

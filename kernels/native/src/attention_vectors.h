@@ -1,4 +1,4 @@
-// Attention's products with vectors: of a few queries and a key block.
+// Attention's products by vectors, of a few queries and a key block.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ constexpr int MOST_ROWS = 6;
 
 constexpr int MOST_VECS = 4;
 
-// Keys and values ahead are fetched into the second level: few lines can be on their way to the first
-// at a time, too few for those that memory has to give.
+// Keys and values are fetched ahead to the second level of cache: few lines at a time can be on their way to the
+// first, too few to hide the latency of memory.
 constexpr int NEAR = 2;
 
 template <int ROWS, int COLUMNS>
@@ -32,7 +32,7 @@ template <int ROWS, int COLUMNS>
       std::memcpy(c + i * ldc + j * NATIVE, &sums.at[i][j], sizeof(Native));
 }
 
-// Where the registers of a step of VECS panels of keys lie.
+// Addresses of the registers of a step of VECS panels of keys.
 template <class T, int VECS>
 struct KeyStep {
   const T* const* panels;
@@ -43,8 +43,8 @@ struct KeyStep {
   }
 };
 
-// scores[ROWS, VECS * 16] of queries [ROWS, dim] and as many panels of keys. Meanwhile the panels
-// at `next` are fetched, if there are any.
+// Computes scores[ROWS, VECS * 16] of queries [ROWS, dim] and VECS panels of keys. Meanwhile fetches the panels at
+// `next` (null: none).
 template <int ROWS, int VECS, class T>
 void score(const T* queries, int dim, const T* const* panels, float* scores, size_t ldc,
            const T* const* next) {
@@ -82,9 +82,8 @@ void score(const T* queries, int dim, const T* const* panels, float* scores, siz
   put(sums, scores, ldc);
 }
 
-// values[ROWS, VECS * 16] = values * keep[row] + weights [ROWS, KEY_BLOCK] of `count` keys x as
-// many columns of theirs, from `column` of `columns` on. `tail`: the last word of these, if
-// only half of it counts.
+// Computes values[ROWS, VECS * 16] = values * keep[row] + weights [ROWS, KEY_BLOCK] of `count` keys x the columns
+// column : column + VECS * 16 of their values. `tail`: an odd last key's values as pairs with zeros; else null.
 template <int ROWS, int VECS, class T>
 void weigh(const T* weights, int count, const T* const* panels, int column, int columns,
            const T* tail, float* values, const float* keep, const T* const* next) {
@@ -145,7 +144,7 @@ constexpr Weigh<T> weigh_of() {
   return nullptr;
 }
 
-// By rows - 1, vectors - 1.
+// Products of rows + 1 queries and vectors + 1 vectors, as [rows][vectors].
 template <class T>
 struct Products {
   Score<T> score[MOST_ROWS][MOST_VECS];
@@ -161,7 +160,7 @@ constexpr Products<T> products(std::integer_sequence<int, ROWS...>) {
 template <class T>
 constexpr Products<T> PRODUCTS = products<T>(std::make_integer_sequence<int, MOST_ROWS>());
 
-// `visit(from, to)` for vectors 0 .. vecs - 1 in groups that a product of so many rows takes.
+// Calls visit(from, to) for the vectors 0 : vecs in groups that a product of `rows` rows takes.
 template <class Visit>
 inline void each_group(int rows, int vecs, Visit&& visit) {
   const int groups = ceil_div(vecs, Isa::attention_vecs(rows));
@@ -173,15 +172,15 @@ inline void each_group(int rows, int vecs, Visit&& visit) {
 template <class T>
 class VectorProducts {
  public:
-  static constexpr int MOST_ROWS = detail::MOST_ROWS;  // queries that are multiplied together
+  static constexpr int MOST_ROWS = detail::MOST_ROWS;  // most queries of a product
 
-  // Of keys and of values, which are as long where the cache has panels of them.
+  // Lengths of keys and of values, equal where the cache has panels.
   VectorProducts(int dim, int value_dim)
       : dim_(dim), value_dim_(value_dim), columns_(ceil_div(value_dim, LANES) * LANES) {}
 
   int query_stride() const { return dim_; }
 
-  // `packed`: keys and values are not in panels in the cache.
+  // Takes memory from `arena`. `packed`: the cache has no panels of keys and values.
   void place(Arena& arena, bool packed) {
     if (packed) {
       keys_ = arena.take<T>((size_t)dim_ * KEY_BLOCK);
@@ -192,14 +191,14 @@ class VectorProducts {
 
   void begin(int) { std::fill_n(tail_, columns_ * STEP<T>, T{}); }
 
-  // Makes panels of plain rows. Behind the last of `count` keys stands that key again.
+  // Makes panels of plain rows. The last of `count` keys is repeated behind itself.
   KeyPanels<T> pack(const T* k_cache, const T* v_cache, const int64_t* offsets, int count) {
     pack_keys(k_cache, offsets, ceil_div(count, LANES) * LANES, dim_, dim_, keys_);
     pack_values(v_cache, offsets, ceil_div(count, 2) * 2, value_dim_, columns_, values_);
     return packed();
   }
 
-  // Makes panels of codes; heads are whole steps long.
+  // Makes panels of codes. The length of a head is a whole number of steps.
   KeyPanels<T> unpack(int bits, const CodePanels& now, const CodePanels* next, int count) {
     if (bits == 8)
       rootlace::unpack<8>(now, next, count, dim_, keys_, values_);
@@ -208,11 +207,11 @@ class VectorProducts {
     return packed();
   }
 
-  // The key block of which products are wanted next; behind `count` keys anything may stand.
+  // Sets the key block of the next products. Memory behind `count` keys may hold anything.
   void take(const KeyPanels<T>& panels, int) { panels_ = panels; }
 
-  // scores[rows, KEY_BLOCK] of queries [rows, query_stride] and the block's first `vecs` panels.
-  // Meanwhile the keys of `next` are fetched, if there are any.
+  // Computes scores[rows, KEY_BLOCK] of queries [rows, query_stride] and the block's first `vecs` panels. Meanwhile
+  // fetches the keys of `next` (null: none).
   void score(const T* queries, int rows, int vecs, float* scores, const KeyPanels<T>* next) {
     detail::each_group(rows, vecs, [&](int from, int to) {
       detail::PRODUCTS<T>.score[rows - 1][to - from - 1](
@@ -221,13 +220,13 @@ class VectorProducts {
     });
   }
 
-  // values[rows, columns] = values * keep[row] + weights [rows, KEY_BLOCK] x the values of the first
-  // `count` keys. Meanwhile the values of `next` are fetched.
+  // Computes values[rows, columns] = values * keep[row] + weights [rows, KEY_BLOCK] x the values of the first `count`
+  // keys. Meanwhile fetches the values of `next` (null: none).
   void weigh(const T* weights, int rows, int count, float* values, const float* keep,
              const KeyPanels<T>* next) {
     const T* tail = nullptr;
     if (count % STEP<T>) {
-      // Anything may stand behind the last key, also NaN.
+      // Memory behind the last key may hold anything, also NaN.
       const T* word = panels_.values[count / LANES] + count % LANES / STEP<T> * STEP<T> * columns_;
       for (int i = 0; i < columns_; i++) tail_[i * STEP<T>] = word[i * STEP<T>];
       tail = tail_;
@@ -250,7 +249,7 @@ class VectorProducts {
   }
 
   const int dim_, value_dim_, columns_;
-  T *keys_ = nullptr, *values_ = nullptr;  // packed, where they are not so in the cache
+  T *keys_ = nullptr, *values_ = nullptr;  // panels, if the cache has none
   T* tail_ = nullptr;                      // [columns, STEP], the second halves zero
   KeyPanels<T> panels_;
 };

@@ -1,4 +1,4 @@
-// Where the time of a step goes.
+// Time of each part of a step.
 #pragma once
 
 #include <chrono>

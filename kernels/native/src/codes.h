@@ -1,28 +1,25 @@
-// Weights kept as codes (`RlScheme`): how they lie in memory, and how they become numbers.
+// Weights kept as codes (`RlScheme`): layout in memory, and unpacking.
 //
-// A panel's codes are in the order of its numbers, so that a product has a stretch of them unpacked
-// just before it multiplies by it, and never sees a difference: its bits are those of a product
-// with the numbers themselves.
+//     panel: units, one behind the other
+//     unit:  [VECS] heads, then [chunks][VECS] chunks
+//     head:  units and offset units, then scales and offsets of each group; 16 numbers of each, one per column
+//     chunk: codes of CHUNK inputs x 16 columns
 //
-// A panel is a row of units, each [VECS] heads, then [chunks][VECS] codes. A head has what its vector's
-// columns share: units, offset units, then scales and offsets of each group, 16 numbers of each. A
-// chunk is CHUNK inputs of 16 columns. Its codes of eight bits lie as the panel's numbers do; those
-// of four bits are two vectors of 32-bit words, in which digit n of a word (from the lowest) belongs
-// to the number in the word's place in the n-th of the rows that the vector stands for. A tile unit
-// has the two chunks of a tile side by side, and four-bit codes otherwise (`by_column`): see tile_codes.h.
-//
-// Integers of eight bits with a scale for each output are multiplied as they are (`as_bytes`), by
-// activations that are such integers, too: see byte_rows.h. Four inputs of a column are a 32-bit word,
-// and words lie as a panel's words of numbers do.
-//
-// Where a set of instructions is fast at it, all codes that stand for integers, but for those, are
-// multiplied by integers of 16 bits, group by group (`grouped`): see group_products.h. Then codes of four
-// bits are digits of the 16 bits of an input in a word: digit n of the i-th row of words is of the n-th of the
-// rows of words that codes of eight bits would be. Codes of six bits, less `least`, are three rows of words a
-// chunk. Of the 16 bits of an input in the i-th row, the lowest twelve are the codes of the rows 2 i and 2 i + 1
-// of words that codes of eight bits would be; of the last two rows, the four lower bits are the highest of the
-// first two rows here, and the two higher ones the highest of the third. Words of all vectors lie side
-// by side, row by row: what a product reads is one stream. Elsewhere codes of six bits lie as int8.
+// Codes are multiplied in one of three ways:
+// - Unpacked to numbers, a stretch at a time, just before the product. So the bits are those of a product with the
+//   numbers. Codes of 8 bits lie as the panel's numbers do. Codes of 4 bits are 32-bit words, one for each place in a
+//   row of numbers; digit n (from the lowest) of a word belongs to the n-th of 8 rows. For a tile unit the two chunks
+//   of a tile lie side by side, and codes of 4 bits lie as in tile_codes.h (`by_column`).
+// - `as_bytes`: int8 with one scale per output, by int8 (byte_rows.h). A 32-bit word has four inputs of a column.
+//   Words lie as words of numbers do.
+// - `grouped`: other codes that stand for integers, by 16-bit integers, group by group (group_products.h), where the
+//   instruction set is fast at that. A word has 16 bits for each of two inputs, or with codes of 8 bits a byte. Words
+//   of all vectors lie side by side, row by row, as one stream. Pair p of inputs has digit p % 4 of row p / 4 with
+//   codes of 4 bits. With codes of 6 bits, less `least`, a chunk has three rows (elsewhere these codes lie as int8):
+//       bits:   0-5      6-11     12-15
+//       row 0:  pair 0   pair 1   low 4 bits of pair 6
+//       row 1:  pair 2   pair 3   low 4 bits of pair 7
+//       row 2:  pair 4   pair 5   high 2 bits of pair 6, then of pair 7
 #pragma once
 
 #include <algorithm>
@@ -38,10 +35,10 @@
 namespace rootlace {
 
 constexpr int CHUNK = 16;
-constexpr int BYTE_DEPTH = 64;  // inputs of a tile of bytes; products are with whole ones
+constexpr int BYTE_DEPTH = 64;  // inputs of a tile of int8; rows are padded to whole tiles
 constexpr int MOST_BYTE_INPUTS = 32768;
 constexpr bool CODE_GROUPS = Isa::GROUPS && !HAS_TILES;  // whether codes may be `grouped`
-constexpr int SHORT_WORD = 2;  // inputs of a word of such codes
+constexpr int SHORT_WORD = 2;  // inputs in a word of `grouped` codes
 
 inline int size_of(int32_t numbers) {
   switch (numbers) {
@@ -54,7 +51,7 @@ inline int size_of(int32_t numbers) {
   }
 }
 
-// By what codes are to be multiplied to become integers of eight bits: 0 where nothing helps.
+// Returns the factor that turns the codes' values into 8-bit integers; 0 if there is none.
 inline int integers_of(const RlScheme& scheme) {
   if (scheme.codes == RL_INT8 || scheme.codes == RL_SIX_BITS) return 1;
   if (scheme.codes != RL_FOUR_BITS) return 0;
@@ -66,17 +63,17 @@ inline int integers_of(const RlScheme& scheme) {
   return whole(1) ? 1 : whole(2) ? 2 : 0;
 }
 
-// How the codes of a panel lie, of `vecs` vectors of columns and so many chunks of inputs.
+// Layout of a panel's codes, with `vecs` vectors of columns and `chunks` chunks of inputs.
 struct CodeLayout {
   RlScheme scheme;
   int vecs, chunks, group_chunks, unit_chunks;
-  int together;    // chunks of a vector that lie side by side: a tile's
-  bool by_column;  // the codes of these chunks' columns lie one column behind the other
+  int together;    // chunks of a vector that lie side by side: those of a tile
+  bool by_column;  // codes of 4 bits for a tile unit (tile_codes.h)
   bool as_bytes, grouped;
-  int rows;  // of words, of a vector of `as_bytes`, that lie one behind the other
+  int rows;  // `as_bytes`: rows of words of a vector that lie one behind the other
   size_t chunk_bytes, head_bytes;
-  // Of `grouped` codes: by what they are to be multiplied to become integers, by how much what they become
-  // in products is more than these, and whether that is the codes themselves.
+  // `grouped`: factor from values to integers (`integers_of`); excess of unpacked integers over these; whether
+  // unpacked integers are the codes of 4 bits themselves; whether codes have 6 bits.
   int whole = 1, shift = 0;
   bool digits = false, six_bits = false;
 
@@ -89,9 +86,9 @@ struct CodeLayout {
     six_bits = grouped && scheme.codes == RL_SIX_BITS;
     if (scheme.codes == RL_SIX_BITS && !six_bits) scheme.codes = RL_INT8;
     group_chunks = scheme.group ? scheme.group / CHUNK : chunks;
-    // Tiles are within a unit. (Where there are numbers of units, they are.)
+    // Let no tile cross a border of units. (With `units` none does.)
     if (group_chunks * scheme.unit_groups % together) scheme.unit_groups *= 2;
-    // Registers of codes are within a cache line.
+    // Let no register of codes cross a border of cache lines.
     const bool several = scheme.units == RL_NO_NUMBERS && chunks > group_chunks;
     if (grouped && several && vecs * scales_at(1) % 64) scheme.unit_groups *= 2;
     unit_chunks = group_chunks * scheme.unit_groups;
@@ -113,7 +110,7 @@ struct CodeLayout {
 
   size_t bytes() const { return ceil_div(chunks, unit_chunks) * unit_bytes(); }
 
-  // Where the head of a vector is, and its codes of a chunk.
+  // Byte offsets in a panel's part: of a vector's head, and of its codes for a chunk.
   size_t head(int chunk, int vec) const {
     return chunk / unit_chunks * unit_bytes() + vec * head_bytes;
   }
@@ -124,19 +121,19 @@ struct CodeLayout {
     return head(chunk, vecs) + place * chunk_bytes;
   }
 
-  // Of `grouped` codes: bytes of a vector's words, or digits of words.
+  // `grouped`: bytes of a vector in a row of words.
   size_t word_bytes() const {
     return LANES * (six_bits || scheme.codes == RL_FOUR_BITS ? 4 : SHORT_WORD);
   }
 
-  // Where the code of an input and of a vector's column is, of `as_bytes`.
+  // `as_bytes`: byte offset of the code of an input and of column `lane` of a vector.
   size_t byte(int input, int vec, int lane) const {
     const int row = input / 4;
     const size_t words = (row / rows * vecs + vec) * static_cast<size_t>(rows) + row % rows;
     return head(0, vecs) + (words * LANES + lane) * 4 + input % 4;
   }
 
-  // Places in a head.
+  // Byte offsets in a head.
   size_t offset_units_at() const { return LANES * size_of(scheme.units); }
   size_t scales_at(int group) const {
     const bool both = scheme.offsets != RL_NO_NUMBERS;
@@ -148,7 +145,7 @@ struct CodeLayout {
   size_t unit_bytes() const { return vecs * (head_bytes + unit_chunks * chunk_bytes); }
 };
 
-// The layouts of a panel's parts, which lie one behind the other; none: weights are numbers.
+// Layouts of a panel's parts, in their order in memory. `count` 0: weights are numbers, not codes.
 struct Codes {
   CodeLayout parts[2];
   int count = 0;
@@ -172,7 +169,7 @@ struct Codes {
   bool as_bytes() const { return count && parts[0].as_bytes; }
   bool grouped() const { return count && parts[0].grouped; }
 
-  // Of a panel, or where a part of it begins.
+  // Bytes of a panel; byte offset of a part in the panel.
   size_t bytes() const { return part_at(count); }
   size_t part_at(int part) const {
     size_t at = 0;
@@ -188,7 +185,7 @@ struct Codes {
 
 namespace detail {
 
-// use(load), where load(p) gets a register of such numbers.
+// Calls use(load), where load(p) reads a register of `numbers` (RlNumbers) as float32.
 template <class Use>
 [[gnu::always_inline]] inline auto with_numbers(int32_t numbers, Use&& use) {
   switch (numbers) {
@@ -215,7 +212,7 @@ inline Vec load_numbers(int32_t numbers, const char* p) {
 
 }  // namespace detail
 
-// Where the codes and scales of a vector of columns are, group by group from the first input on.
+// Cursor over a vector's codes and scales, group by group from the first input on.
 class Groups {
  public:
   Groups() = default;
@@ -232,19 +229,18 @@ class Groups {
     return numbers(layout_->scheme.offsets, layout_->offsets_at(group_), units);
   }
 
-  // Chunks that are left of the group, and where the first one's codes are, if it is a tile's first.
+  // Chunks left in the group; address of their codes, if the next chunk is a tile's first.
   int left() const { return left_; }
   const char* codes() const { return codes_; }
   bool begins() const { return left_ == layout_->group_chunks; }
 
-  // Has scales fetched: those that are so many bytes behind the ones of the unit that begins here, if
-  // one does.
+  // At the beginning of a unit, fetches the head `ahead` bytes behind the unit's own.
   void fetch_scales(int ahead) const {
     if (group_) return;
     for (size_t i = 0; i < layout_->head_bytes; i += 64) __builtin_prefetch(head_ + ahead + i, 0, 3);
   }
 
-  // Goes on by no more chunks than are left.
+  // Skips `chunks` chunks, at most those left in the group.
   void skip(int chunks) {
     codes_ += chunks * layout_->vecs * layout_->chunk_bytes;
     left_ -= chunks;
@@ -268,25 +264,25 @@ class Groups {
   int group_ = 0, left_ = 0;
 };
 
-// What products read: packed weights, and their codes if they are codes.
+// Packed weights, with the layouts of their codes if they are codes.
 struct PackedWeights {
   const void* packed;
   const Codes& codes;
 
-  // Where a panel's part is.
+  // Returns the address of a panel's part.
   const char* part(int panel, int part) const {
     return static_cast<const char*>(packed) + panel * codes.bytes() + codes.part_at(part);
   }
 
-  // The codes of the vectors vec to vec + vecs - 1 of a panel's part.
+  // Places `groups` at the beginning of the vectors vec : vec + vecs of a panel's part.
   void vectors_of(int panel, int part, int vec, int vecs, Groups* groups) const {
     const char* at = this->part(panel, part);
     for (int i = 0; i < vecs; i++) groups[i] = Groups(codes.parts[part], at, vec + i);
   }
 };
 
-// Has codes fetched that follow this line, in two steps: few lines can be on their way to the first
-// level at a time, too few for those that memory has to give.
+// Fetches later codes in two steps: few lines at a time can be on their way to the first level of cache, too few to
+// hide the latency of memory.
 [[gnu::always_inline]] inline void fetch_codes(const char* line, int far = 8192, int near = 2048) {
   __builtin_prefetch(line + far, 0, 2);
   __builtin_prefetch(line + near, 0, 3);
@@ -299,7 +295,7 @@ inline void put_row(float* to, const Native (&x)[LANES / NATIVE]) {
 }
 inline void put_row(bf16* to, const Native (&x)[2 * LANES / NATIVE]) { Isa::narrow_row(to, x); }
 
-// Unpacks a vector's codes into rows of numbers: of T, 16 columns of a 32-bit word each.
+// Unpacks a vector's codes to rows of T: 16 columns, a 32-bit word each.
 template <class T, int CODES, bool OFFSETS>
 class Unpacker {
  public:
@@ -310,7 +306,7 @@ class Unpacker {
     if (CODES == RL_FOUR_BITS) table_ = Isa::table(layout.scheme.table);
   }
 
-  // The next `chunks` chunks, to place(0), place(1), ...
+  // Unpacks the next `chunks` chunks to place(0), place(1), ...
   template <class Place>
   void run(Groups& groups, int chunks, Place&& place) {
     for (int chunk = 0; chunk < chunks;) {
@@ -332,9 +328,9 @@ class Unpacker {
     if (OFFSETS) spread(groups.offsets(), offsets_);
   }
 
-  // A chunk, to rows of numbers `row` apart.
+  // Unpacks a chunk to rows of numbers, `row` apart.
   [[gnu::always_inline]] void chunk(const char* codes, T* to, size_t row) const {
-    // In registers: stores of numbers may change any memory, for all that compilers know.
+    // Copies in registers: for all that compilers know, stores to `to` change the members.
     Native scales[COUNT], offsets[COUNT];
     const typename Isa::Table table = table_;
 #pragma GCC unroll 8
@@ -347,7 +343,7 @@ class Unpacker {
       return OFFSETS ? Isa::rounded(x) + offsets[column] : x;
     };
     if constexpr (CODES == RL_FOUR_BITS) {
-      // A row of numbers is one vector of words or two; a vector stands for 8 rows.
+      // A word has a digit for each of 8 rows. A row of float has one vector of words, of bf16 two.
       for (int vector = 0; vector < 2; vector += STEP<T>) {
         typename Isa::NativeWords digits[COUNT];
 #pragma GCC unroll 8
@@ -379,7 +375,7 @@ class Unpacker {
  private:
   static constexpr int COUNT = NUMBERS / NATIVE;  // registers of a row
 
-  // To the places of the columns' numbers in a row.
+  // Repeats each column's scale for each of the column's numbers in a row.
   static void spread(Vec scales, Native (&to)[COUNT]) {
     alignas(64) float all[NUMBERS];
     if constexpr (STEP<T> == 1)
@@ -396,8 +392,8 @@ class Unpacker {
 
 }  // namespace detail
 
-// The numbers of the next `chunks` chunks of each vector. Those of a chunk go to rows of numbers,
-// `place.row` apart, from place(chunk, vector) on; both are counted from 0.
+// Unpacks the next `chunks` chunks of each vector: a chunk to rows of numbers, `place.row` apart, from
+// place(chunk, vector) on. Both are counted from 0.
 template <class T, int CODES, class Place>
 void unpack_codes(Groups* groups, int vecs, int chunks, const Place& place) {
   struct Column {
@@ -416,7 +412,7 @@ void unpack_codes(Groups* groups, int vecs, int chunks, const Place& place) {
     all(detail::Unpacker<T, CODES, false>(layout));
 }
 
-// The same of codes of eight bits.
+// The same for codes of eight bits.
 template <class T, class Place>
 void unpack_bytes(Groups* groups, int vecs, int chunks, const Place& place) {
   const bool integers = groups->layout().scheme.codes == RL_INT8;

@@ -17,7 +17,7 @@ inline float sum(const float* x, int size) {
   return total;
 }
 
-// Of the differences from `mean`.
+// Sums the squares of the differences from `mean`.
 template <class X>
 inline float sum_of_squares(const X* x, int size, float mean = 0) {
   Vec all[4] = {};
@@ -103,8 +103,8 @@ inline void multiply_by(float factor, int size, X* x) {
 
 constexpr int MAX_HEAD_DIM = 256;
 
-// One head of `size` numbers, times `scale` and `norm` where there is one, then rotated, unless `cos`
-// is null: with x1 and x2 its halves, out = [x1 cos - x2 sin, x2 cos + x1 sin]. `out` may be `x`.
+// Multiplies a head of `size` numbers by `scale` and `norm` (null: neither), then rotates it (`cos` null: not): with
+// x1 and x2 its halves, out = [x1 cos - x2 sin, x2 cos + x1 sin]. `out` may be `x`.
 template <class T>
 inline void norm_and_rotate(const T* x, const float* norm, float scale, const float* cos,
                             const float* sin, int size, T* out) {
@@ -127,8 +127,8 @@ inline void norm_and_rotate(const T* x, const float* norm, float scale, const fl
   }
 }
 
-// The place of the largest number, the first of equals; -1 where that number is infinite, of either
-// sign, or any number is NaN.
+// Returns the index of the largest number, the first of equals; -1 if that number is infinite, of either sign, or any
+// number is NaN.
 inline int32_t argmax(const float* x, int size) {
   float most = -INFINITY;
   bool nan = false;
@@ -149,7 +149,7 @@ inline int32_t argmax(const float* x, int size) {
     most = x[i] > most ? x[i] : most;
   }
   if (nan || std::isinf(most)) return -1;
-  // Reading takes most of the time, so the second pass ends at the place found.
+  // Reading takes most of the time, so the second pass ends at the number found.
   for (i = 0; i + LANES <= size; i += LANES)
     if (uint32_t bits = bits_of(load(x + i) == most)) return i + __builtin_ctz(bits);
   for (; i < size; i++)

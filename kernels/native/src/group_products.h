@@ -1,9 +1,9 @@
-// Products of integers with codes that have scales for groups of inputs: `CodeLayout::grouped`.
+// Products of 16-bit integers with codes that have scales per group of inputs (`CodeLayout::grouped`).
 //
-// A row of x is integers n of 16 bits (short_rows.h). Sums of their products with codes are exact: of a
-// group, or of MOST_SUMMED inputs at a time of a longer one. Then, in float32, each rounded once,
-//     y += sum * scale, and behind a group's last inputs y += (the sum of its n) * offset,
-// group by group, in order. So y, times the row's scale, has the same bits in any company.
+// A row of x is integers n (short_rows.h). For each run of at most MOST_SUMMED inputs of a group, in order, the sum
+// of n * code is exact. Then, in float32, each rounded once:
+//     y += sum * scale, and at the group's end y += (sum of the group's n) * offset.
+// At the end y is multiplied by the row's scale. So a row's bits do not depend on other rows.
 #pragma once
 
 #include <algorithm>
@@ -15,21 +15,21 @@
 
 namespace rootlace {
 
-// Sums of so many inputs times integers of eight bits fit in 32 bits; so do sums of every other pair times digits
-// that are sixteen times as large (APART below).
+// Inputs whose products with 8-bit integers are summed in 32 bits. With APART (below), half of the inputs are
+// multiplied by digits sixteen times as large; those sums fit, too.
 constexpr int MOST_SUMMED = 512;
 static_assert(int64_t{MOST_SUMMED} * RowScale::LARGEST * 128 <= INT32_MAX);
 static_assert(int64_t{MOST_SUMMED / 2} * RowScale::LARGEST * (15 << 4) <= INT32_MAX);
 
-// Groups of a stretch of a panel, whole units of them.
+// Stretch of a panel: some of its groups, in whole units.
 struct GroupStretch {
   const CodeLayout& layout;
-  const char* at;    // the first unit
+  const char* at;    // address of the first unit
   int vec;           // the first vector
-  int first, count;  // groups
+  int first, count;  // first group, number of groups
 
-  // use(unit, group of the unit, its first chunk, its end, run's first chunk, run's end) for each run: at most
-  // MOST_SUMMED inputs of a group. (Given as a structure, they slow GCC's loops by a fifth.)
+  // Calls use(unit, group in the unit, group's first chunk, its end, run's first chunk, its end) for each run of at
+  // most MOST_SUMMED inputs of a group. (As fields of a structure, the numbers slow GCC's loops by a fifth.)
   template <class Use>
   [[gnu::always_inline]] void each(Use&& use) const {
     const int groups = layout.scheme.unit_groups;
@@ -44,13 +44,13 @@ struct GroupStretch {
   }
 };
 
-// Rows of x, and where sums of their integers are.
+// Rows of x as ShortRows has them; `sums_at`: place of the prefix sums in a row.
 struct ShortTile {
   const int16_t* x;
   size_t stride;
   int sums_at;
 
-  // Of a row's integers from one chunk to another.
+  // Returns the sum of a row's integers in the chunks begin : end.
   int32_t sum(int row, int begin, int end) const {
     const char* before = reinterpret_cast<const char*>(x + row * stride + sums_at);
     return load_as<int32_t>(before + end * 4) - load_as<int32_t>(before + begin * 4);
@@ -59,23 +59,23 @@ struct ShortTile {
 
 namespace detail {
 
-// How many rows tiles of so many vectors have at most.
+// Returns the most rows of a tile of `vecs` vectors.
 constexpr int group_rows(int vecs) {
   int rows = Isa::SHORT_ROWS;
   while (Isa::short_vecs(rows) < vecs) rows--;
   return rows;
 }
 
-// What codes become that are multiplied by integers.
+// Ways to make 16-bit integers of codes.
 enum class Shorts { BYTES, DIGITS, LOOKED_UP, SIX_BITS };
 
-// sums[ROWS, VECS * 16], rows `lds` apart, of the stretch and of all before it. `least`: what each of the
-// integers that codes become is too small by. `factor`: of scales, a power of two; `scale_at`: where a row's
-// own is, if these are the last groups; else 0.
+// Adds a stretch's products to sums[ROWS, VECS * 16], rows `lds` apart; the first stretch replaces the sums.
+// `least` is added to each unpacked integer. `factor`, a power of two, multiplies scales. `scale_at`: place of a
+// row's own scale in the row, which multiplies the sums after the last stretch; else 0.
 template <Shorts KIND, int ROWS, int VECS>
 void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int least, float factor,
                       int scale_at, float* sums, size_t lds) {
-  // Words of a chunk's inputs, and how many share a register of codes; registers of a row of words.
+  // ROWS_TOGETHER rows of codes hold TOGETHER of a chunk's WORDS words. A row of words has COUNT registers.
   constexpr bool FULL_WORDS = KIND != Shorts::BYTES;
   constexpr int WORDS = CHUNK / SHORT_WORD, ROWS_TOGETHER = KIND == Shorts::SIX_BITS ? 3 : 1;
   constexpr int TOGETHER = KIND == Shorts::SIX_BITS ? WORDS : FULL_WORDS ? 4 : 1;
@@ -87,7 +87,7 @@ void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int le
   const size_t row_bytes = layout.vecs * layout.word_bytes(), stride = tile.stride;
   typename Isa::ShortTable table;
   if constexpr (KIND == Shorts::LOOKED_UP) table = Isa::short_table(scheme.table, layout.whole);
-  // to = numbers of a unit's head, from the first vector's at `at` on, times others.
+  // Computes to = times * numbers in a unit's heads; `at` is the first vector's.
   const auto numbers = [&](int32_t kind, const char* at, const Native* times,
                            Native* to) __attribute__((always_inline)) {
     with_numbers(kind, [&](auto load) __attribute__((always_inline)) {
@@ -100,7 +100,7 @@ void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int le
   if (!Isa::MANY_REGISTERS) asm("" : "+r"(all) : : "memory");
   if (stretch.first)
     for (int i = 0; i < ROWS; i++) std::memcpy(all[i], sums + i * lds, sizeof own_sums[i]);
-  // Factors of scales, of offsets. In memory: registers are for sums.
+  // Factors of scales and of offsets, in memory because sums take the registers.
   Native ones[2][COUNT], in_memory[2][COUNT];
   for (int j = 0; j < COUNT; j++) {
     ones[0][j] = in_memory[0][j] = Isa::splat(factor);
@@ -138,8 +138,8 @@ void multiply_stretch(const GroupStretch& stretch, const ShortTile& tile, int le
       for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 6
         for (int j = 0; j < COUNT; j++) found[i][j] = least * tile.sum(i, chunk, stop) - NativeInts{};
-    // Of one row, odd digits are multiplied where they stand, sixteen times as large: less is done to digits, and
-    // sums wait for one another half as long.
+    // A single row's odd digits are multiplied without a shift, and the sum is divided by 16. This takes fewer
+    // instructions, and makes two chains of sums that do not wait for each other.
     constexpr bool APART = ROWS == 1 && KIND == Shorts::DIGITS;
     NativeInts odd[ROWS][COUNT] = {};
     for (size_t at = 2 * CHUNK * chunk; at < static_cast<size_t>(2 * CHUNK * stop); at += 2 * CHUNK) {
@@ -213,13 +213,13 @@ MultiplyStretch multiply_stretch_of(int rows, int vecs) {
 
 }  // namespace detail
 
-// sums[i] = what row i of x[rows, inputs] stands for times the codes of the vectors vec : vec + vecs of the panel's
-// part at `panel`; rows of sums have COLUMNS.
+// Multiplies x[rows, inputs] by the vectors vec : vec + vecs of the panel's part at `panel`, into
+// sums[rows, COLUMNS].
 template <int COLUMNS>
 void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout& layout, int inputs,
                      const char* panel, int vec, int vecs, float* sums) {
-  // Inputs of a stretch at most, if units are not longer. What one tile of rows goes through several times, it is to
-  // find in the first level of cache; several tiles, in the second.
+  // Most inputs of a stretch, but at least a unit. Later passes find a stretch in the first level of cache with one
+  // tile of rows, in the second with several tiles.
   constexpr int STRETCH = 320, LONG_STRETCH = 1600;
   using detail::Shorts;
   const RlScheme& scheme = layout.scheme;

@@ -10,19 +10,18 @@
 namespace rootlace {
 namespace {
 
-// Of so few numbers each thread makes integers for itself, instead of waiting for the others. One
-// that comes late may read rows that are written anew meanwhile: no task is left then to use what it
-// makes of them.
+// Up to so many numbers each thread makes the integers of all rows itself instead of waiting for others. A late
+// thread may read rows that are being overwritten; no task is left then to use its integers.
 constexpr int64_t FEW_NUMBERS = 16384;
 
-// x[rows, inputs] as it is, and as it is multiplied by codes of either kind.
+// x[rows, inputs] as it is, and as integers for both kinds of codes.
 template <class T>
 struct Factors {
   PlainFactors<T> plain;
   ByteFactors bytes;
   ShortFactors shorts;
 
-  // use(those for such codes).
+  // Calls use(the factors that multiply such codes).
   template <class Use>
   void with(const Codes& codes, Use&& use) const {
     if constexpr (Panels<T>::GROUPS)
@@ -33,7 +32,7 @@ struct Factors {
   }
 };
 
-// Which kinds of factors a call's products need.
+// Kinds of factors that a call's products need.
 struct Kinds {
   bool bytes = false, shorts = false;
 
@@ -48,7 +47,7 @@ size_t integer_bytes(Kinds kinds, size_t rows, int inputs) {
          (kinds.shorts ? ShortRows::bytes(rows, inputs) : 0);
 }
 
-// run(factors of x[rows, inputs], `own` bytes of scratch).
+// Calls run(factors of x[rows, inputs], `own` bytes of scratch).
 template <class T, class Run>
 void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, Kinds kinds, size_t own,
                   Run&& run) {
@@ -121,7 +120,7 @@ void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
   };
   int count = 0;
   size_t own = 0;
-  Kinds kinds;  // of all groups, whose experts may be of unlike schemes
+  Kinds kinds;  // of all groups: experts may have different schemes
   for (; groups[count].expert; count++) {
     const Codes codes = codes_of(count);
     own = std::max(own, Packing::Multiplier::bytes(codes));
@@ -135,7 +134,7 @@ void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
   };
   const RowGroup& last = groups[count - 1];
   const auto multiply = [&](const Factors<T>& factors, char* scratch) {
-    int* ends = reinterpret_cast<int*>(scratch + own);  // of each group's tasks
+    int* ends = reinterpret_cast<int*>(scratch + own);  // end of each group's tasks
     typename Packing::Multiplier multiplier(packing, scratch);
     const auto each_kind = [&](int at, auto&& use) {
       const Codes codes = codes_of(at);
@@ -171,7 +170,7 @@ void linear_by_head(Crew& crew, const T* x, size_t ldx, size_t apart, int rows,
         {x + head * apart, ldx}, weights[head], codes, Epilogue::STORE, out + head * out_apart, ldo,
         {}};
   };
-  // A head is small: where there are enough of them, it is one task.
+  // A head is small: it is one task if there are enough heads for all threads.
   const int threads = heads >= crew.size() ? 1 : crew.size();
   const Plan<Packing> plan = product_of(0).plan(packing, rows, threads);
   const int tasks = plan.tasks();

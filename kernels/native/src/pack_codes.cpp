@@ -1,4 +1,4 @@
-// Weights that are codes, into panels: see codes.h.
+// Packing of codes into panels, and reading them back: see codes.h.
 #include <cstring>
 #include <stdexcept>
 
@@ -11,8 +11,8 @@
 namespace rootlace {
 namespace {
 
-// Where a code begins, from its chunk's codes on. Of six bits, in 16 bits from there on: its lower `bits`, and
-// where the others are, if there are any.
+// Place of a code in its chunk's codes. Of six bits the low `bits` are there, in a 16-bit word; others, if any, are
+// at `high_byte` and `high_bit`.
 struct Digit {
   size_t byte;
   int bit, bits = 0;
@@ -20,10 +20,10 @@ struct Digit {
   int high_bit = 0;
 };
 
-// The inputs of a chunk, or of two that lie side by side.
+// Returns the inputs of a chunk, or of two chunks that lie side by side.
 int depth_of(const CodeLayout& layout) { return layout.by_column ? 2 * CHUNK : CHUNK; }
 
-// The code of input i, of `depth_of`, and of a vector's column.
+// Returns the place of the code of input i, below `depth_of`, and of column `lane` of a vector.
 template <class T>
 Digit digit_of(const CodeLayout& layout, int lane, int i) {
   const size_t grouped_row = layout.vecs * layout.word_bytes();
@@ -38,13 +38,13 @@ Digit digit_of(const CodeLayout& layout, int lane, int i) {
     const size_t row = layout.grouped ? grouped_row : LANES * word;
     return {i / word * row + lane * word + i % word, 0};
   }
-  size_t word = 0;  // bytes before it
+  size_t word = 0;  // its byte offset
   int digit = 0;
   if (layout.by_column) {
     word = (lane / 4 * TileCodes::DEPTH + i) * 2, digit = lane % 4;
   } else if (layout.grouped) {
-    // Of a word's 32 bits, SHORT_WORD inputs have as many each; those of the words that follow
-    // are their higher digits.
+    // Each of a word's SHORT_WORD inputs has an equal part of the 32 bits; higher digits belong to the inputs of
+    // later pairs.
     constexpr int DIGITS = 8 / SHORT_WORD;
     const int row = i / SHORT_WORD;
     word = row / DIGITS * grouped_row + lane * 4, digit = i % SHORT_WORD * DIGITS + row % DIGITS;
@@ -55,7 +55,7 @@ Digit digit_of(const CodeLayout& layout, int lane, int i) {
   return {word + digit / 2, digit % 2 * 4};
 }
 
-// Those of a column's inputs.
+// Places of the codes of a column's inputs.
 template <class T>
 struct Digits {
   Digit of[2 * CHUNK];
@@ -77,7 +77,7 @@ class Packer {
     groups_ = panels.inputs / group_;
   }
 
-  // A panel; behind the last columns and inputs, codes and scales are zero.
+  // Packs a panel; behind the last columns and inputs, codes and scales are zero.
   void pack(int index, char* packed) const {
     char* panel = packed + index * codes_.bytes() + codes_.part_at(part_);
     std::memset(panel, 0, layout().bytes());
@@ -123,7 +123,7 @@ class Packer {
       panel[layout().byte(i, column / LANES, column % LANES)] = from[i];
   }
 
-  // Those of a column's inputs from `input` on, at most a chunk of them, or two side by side.
+  // Packs the codes of a column's inputs from `input` on, at most `depth_of`.
   void put_codes(char* to, size_t output, const Digit* digits, int input) const {
     const int depth = std::min(depth_of(layout()), panels_.inputs - input);
     const bool four_bits = layout().scheme.codes == RL_FOUR_BITS;
@@ -154,7 +154,7 @@ class Packer {
   int group_, groups_;
 };
 
-// The numbers that packed codes stand for, output by output: as `Packer` puts them, taken back.
+// Reads the numbers of packed codes, output by output: the inverse of `Packer`.
 template <class T>
 class RowReader {
  public:
@@ -167,7 +167,7 @@ class RowReader {
     if (layout().scheme.codes == RL_E4M3) throw std::invalid_argument("rows of E4M3 are not read");
   }
 
-  // The row of an output: codes times scales, rounded, and offsets added.
+  // Reads an output's row: codes times scales, rounded, plus offsets.
   void read(int output, float* to) const {
     const int column = output % Packing::COLUMNS, lane = column % LANES;
     const char* panel = packed_ + output / Packing::COLUMNS * codes_.bytes();

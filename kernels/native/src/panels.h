@@ -1,4 +1,4 @@
-// Which panels this library's instruction set multiplies with.
+// Choice of panels by this library's instruction set.
 #pragma once
 
 #include <type_traits>

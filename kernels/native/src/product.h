@@ -1,4 +1,4 @@
-// One product: rows of factors times panels of weights, and what follows it in a layer.
+// One product: rows of factors times panels of weights, with its epilogue.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +16,16 @@
 
 namespace rootlace {
 
-// Copies, side by side, of those rows of x whose masks allow some of the columns at hand.
+// Contiguous copies of the rows of x whose masks allow some column of a unit.
 template <class T, int MOST_ROWS>
 struct Gathered {
   const int64_t* masks;  // addresses; 0: all columns
   T* memory;             // [MOST_ROWS, inputs]
   int count = 0, copied = 0;
-  int chosen[MOST_ROWS] = {}, held[MOST_ROWS] = {};  // the rows that are to be, and are, there
+  int chosen[MOST_ROWS] = {}, held[MOST_ROWS] = {};  // rows to multiply; rows in `memory`
 
-  // Those of `rows` rows from `row` on that may choose one of `width` columns; returns how many.
-  // Those chosen last come first and in the same order: most stay where they are.
+  // Chooses, of `rows` rows from `row` on, those that allow one of `width` columns; returns their number. Rows chosen
+  // last time come first, in the same order, so that most copies stay in place.
   int choose(int row, int rows, int column, int width) {
     bool seen[MOST_ROWS] = {};
     int last = count;
@@ -65,8 +65,7 @@ struct Gathered {
   }
 };
 
-// Where the rows of a unit are in the result: one behind the other, or those that were chosen, which
-// have logits.
+// Maps from a unit's rows to rows of the result: all in order, or chosen rows of logits.
 struct InOrder {
   static constexpr bool ANY_EPILOGUE = true;
   int first;
@@ -78,7 +77,7 @@ struct Chosen {
   int operator()(int at) const { return rows[at]; }
 };
 
-// What a product reads: rows of x as they are, or as integers, two rows of factors for each.
+// Factors of a product: rows of x as they are, or as integers. A row of x has ROWS rows of factors.
 template <class T>
 struct PlainFactors {
   using Number = T;
@@ -121,13 +120,13 @@ struct Product {
   size_t ldo;
   Added<T> added;
 
-  // What adapters add to the rows of a unit.
+  // Adapters' additions to the rows of a unit.
   struct Low {
     Sums sums[2];
-    bool has[Packing::MOST_ROWS];  // whether a row has one
+    bool has[Packing::MOST_ROWS];  // whether a row has an addition
   };
 
-  // The units of `rows` rows: their rows are those of factors.
+  // Divides `rows` rows of x into units, whose rows are rows of factors.
   static Plan<Packing> plan(const Packing& packing, int rows, int threads) {
     return {packing, X::ROWS * rows, threads, sizeof(Number)};
   }
@@ -142,8 +141,8 @@ struct Product {
     }
   }
 
-  // The same where rows have adapters. What they add to a unit is made of `inner` just before it is
-  // needed: for all of y at once it would be written to memory and read again.
+  // The same with adapters. Additions to a unit are computed just before the unit: for all of y at once they would be
+  // written to memory and read again.
   [[gnu::noinline]] void run_adapted(Multiplier& multiplier, const Plan<Packing>& plan, int begin,
                                      int end) const {
     alignas(64) Sums sums[2];
@@ -157,7 +156,7 @@ struct Product {
     }
   }
 
-  // Whether any row has an adapter that adds something.
+  // Computes the additions to a unit's rows; returns whether there are any.
   bool make_low(const Packing& packing, const Unit& unit, Low& low) const {
     struct Nothing {
       void operator()(int, int) const {}
@@ -182,7 +181,7 @@ struct Product {
     return any;
   }
 
-  // The same of the rows of each unit whose masks have a bit in its columns.
+  // The same for the rows of each unit whose masks allow one of its columns.
   void run_among(Multiplier& multiplier, const Plan<Packing>& plan, int begin, int end,
                  Gathered gathered) const {
     alignas(64) Sums sums[2];
@@ -205,7 +204,7 @@ struct Product {
     }
   }
 
-  // Of rows of factors that were gathered.
+  // Returns the distance of gathered rows of factors, in elements.
   size_t gathered_stride() const { return PLAIN ? weights.inputs : x.stride; }
 
   void whole(Multiplier& multiplier, const Packing& packing, const Unit& unit,
@@ -214,13 +213,13 @@ struct Product {
              finishing(packing, unit, InOrder{unit.row / X::ROWS}, sums, low));
   }
 
-  // Of a unit's outputs, where products are with integers.
+  // Scales of a unit's outputs, for `as_bytes` codes.
   struct Scales {
     Vec at[2][BYTES ? Packing::VECS : 1];
   };
 
-  // What a multiplier calls with the rows of a unit that are summed up. One that has time for it
-  // has the places of these rows fetched before.
+  // Callback of a multiplier for a unit's rows whose sums are complete. Multipliers with time for it call `fetch`
+  // before.
   template <class Place>
   struct Finishing {
     const Product& product;
@@ -235,7 +234,7 @@ struct Product {
       product.finish(packing, unit, row / X::ROWS, stop / X::ROWS, place, sums, scales, low);
     }
 
-    // The result's lines, to write there: stores that find none of them wait for one another.
+    // Fetches the result's lines for writing: stores that miss the cache wait for one another.
     void fetch(int row, int stop) const {
       const bool wide = product.epilogue == Epilogue::FLOAT32 || product.epilogue == Epilogue::ADD;
       const size_t size = wide ? sizeof(float) : sizeof(T);
@@ -279,7 +278,7 @@ struct Product {
 
   PackedWeights packed() const { return {weights.packed, codes}; }
 
-  // What was summed up as the rows row : stop of a unit, to the rows place(row) of the result.
+  // Writes the sums of a unit's rows row : stop, after the epilogue, to rows place(row) of the result.
   template <class Place>
   void finish(const Packing& packing, const Unit& unit, int row, int stop,
               Place place, const Sums* sums, const Scales& scales, const Low* low) const {
@@ -295,7 +294,7 @@ struct Product {
     };
     const float* const biases = weights.bias ? weights.bias + column : nullptr;
     const float factor = weights.factor;
-    bool more = false;  // whether something is added to the row
+    bool more = false;  // whether an adapter adds to the row
     const auto add_low = [&](Vec& y, int part, int done) {
       if (more) y += load(low->sums[part] + row * PANEL + done);
     };

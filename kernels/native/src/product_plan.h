@@ -1,4 +1,4 @@
-// How the work of a product is divided among threads.
+// Division of a product's work among threads.
 #pragma once
 
 #include <algorithm>
@@ -8,28 +8,26 @@
 
 namespace rootlace {
 
-// Rows of x go through all weights in groups that stay in the second level of cache. Weights of
-// more bytes than this would be read from memory for each group: groups are larger then, and stay
-// in the third level.
+// Rows of x are multiplied in groups that stay in the second level of cache. Weights larger than this would be read
+// from memory for each group, so their groups are larger and stay in the third level.
 constexpr int64_t LARGE_WEIGHTS = 16 << 20;
 
-// The work of one `linear`: units of some rows x some columns, numbered so that those with weights
-// or rows in common are near; tasks are runs of units.
+// Work of one `linear`: units of some rows x some columns, numbered so that units with common weights or rows are
+// near. Tasks are runs of units.
 template <class Packing>
 struct Plan {
   Packing packing;
   int rows, threads;
-  int unit_vecs;   // columns of a unit: a panel's, or fewer where there are few panels
+  int unit_vecs;   // vectors of columns of a unit: a panel's, or one if panels are few
   int unit_rows;   // rows of a unit
-  int group_rows;  // rows of the units that come before those of the next rows
+  int group_rows;  // rows of a group, whose units come before the next group's
   int column_units, units;
 
-  // Rows of factors of `input_bytes` for an input.
+  // `rows` rows of factors, of `input_bytes` per input.
   Plan(const Packing& packing, int rows, int threads, size_t input_bytes)
       : packing(packing), rows(rows), threads(threads) {
     int vecs = ceil_div(packing.columns, LANES);
-    // A few panels are cut where, with whole ones, the largest share would be larger by more than a
-    // tenth.
+    // Cut panels if there are few, and whole panels would make the largest share larger by more than a tenth.
     int whole = ceil_div(packing.panels, threads) * Packing::VECS;
     bool uneven = 10 * whole > 11 * ceil_div(vecs, threads);
     bool scarce = packing.panels < 6 * threads && rows <= 2 * Packing::ROWS && uneven;
@@ -51,8 +49,8 @@ struct Plan {
 
   static int round_rows(int rows) { return ceil_div(rows, Packing::ROWS) * Packing::ROWS; }
 
-  // Tasks are large at first and small at the end: few borders, and all threads end together.
-  // In every round each thread may take one; a round is a half or a quarter of what is left.
+  // Tasks are large at first and small at the end: few tasks, and all threads end together. A round has a task for
+  // each thread, and takes a half or a quarter of the units left.
   int share(int left) const {
     return std::max(1, left / (threads * (units >= 64 * threads ? 4 : 2)));
   }
@@ -83,10 +81,10 @@ struct Plan {
   }
 
   struct Unit {
-    int row, rows, panel, vec, vecs;  // `vec`: the first of the panel
+    int row, rows, panel, vec, vecs;  // `vec`: first vector, within the panel
     int count;                        // units taken together
   };
-  // The unit of that number, with those that follow it below `end` if they are of its panel.
+  // Returns unit `index`, joined with those behind it, below `end`, of the same panel.
   Unit unit(int index, int end) const {
     int full = column_units * ceil_div(group_rows, unit_rows);
     int group = index / full;

@@ -1,7 +1,6 @@
-// Activations as integers of 16 bits, for products with codes that have scales for groups of inputs.
+// Activations as 16-bit integers, for products with codes that have scales per group of inputs.
 //
-// They are those of byte_rows.h, n = 256 high + low, in one piece, and stand for n times the row's scale: what is
-// said there of their error holds here, too.
+// The integers n are those of byte_rows.h in one piece; the errors stated there hold here, too.
 #pragma once
 
 #include <cstring>
@@ -13,8 +12,8 @@
 
 namespace rootlace {
 
-// Row i is at at + i stride: its integers, zero behind the last input up to whole chunks, then the
-// sums of those before each chunk and of all, then its scale.
+// Row i begins at at + i stride: the integers, with zeros up to whole chunks; the sums of the integers
+// before each chunk and of all integers; the row's scale.
 class ShortRows {
  public:
   int16_t* at = nullptr;
@@ -33,7 +32,7 @@ class ShortRows {
     return sums_at(inputs) + (ceil_div(inputs, CHUNK) + 1) * sizeof(int32_t) / sizeof(int16_t);
   }
 
-  // Those from row `row` on.
+  // Returns the rows from `row` on.
   ShortRows from(int row) const {
     ShortRows rest = *this;
     rest.at += row * stride;

@@ -1,7 +1,7 @@
 // The innermost product: a few rows of A times a panel of B, sums in registers.
 //
-// Every sum runs over the depth in order, whatever ROWS and VECS are: a row's result has the same
-// bits in any company. A sum may be interrupted and taken up again (`add`): that changes no bits.
+// Every sum runs over the depth in order, whatever ROWS and VECS are, so a row's bits do not depend on other rows.
+// A later call may continue a sum (`add`) with the same bits.
 #pragma once
 
 #include "isa/isa.h"
@@ -12,12 +12,12 @@ namespace rootlace {
 template <class T>
 constexpr int STEP = 4 / static_cast<int>(sizeof(T));
 
-// Cache lines to fetch while a tile is computed: `lines` more for every AHEAD_STEPS steps.
+// Cache lines to fetch while a tile is computed: `lines` for every AHEAD_STEPS steps.
 constexpr int AHEAD_STEPS = 4;
 struct Ahead {
   const char* from = nullptr;
   int lines = 0;
-  bool near = false;  // to the first level, for this tile; else to the second, for the next ones
+  bool near = false;  // to the first level of cache, for this tile; else to the second, for the next tiles
 };
 
 namespace detail {
@@ -27,7 +27,7 @@ struct Sums {
   Native at[ROWS][COLUMNS];
 };
 
-// Where the registers of a panel's row lie: right behind one another.
+// Addresses of the registers of a panel's row, one behind the other.
 template <class T>
 struct Row {
   const T* at;
@@ -36,7 +36,7 @@ struct Row {
   }
 };
 
-// One step: sums += a word of each row x a row of the panel, whose registers are at panel(column).
+// Adds one step: a word of each row x a row of the panel, whose registers are at(column).
 template <int ROWS, int COLUMNS, class Panel>
 [[gnu::always_inline]] inline void step_at(const float* a, size_t lda, Panel at,
                                            Sums<ROWS, COLUMNS>& sums) {
@@ -61,7 +61,7 @@ template <int ROWS, int COLUMNS, class T>
   step_at(a, lda, Row<T>{b}, sums);
 }
 
-// Whether so many rows take two steps at once, between two calls of Isa::reorder.
+// Whether ROWS rows take two steps at once, between two calls of Isa::reorder.
 template <class T, int ROWS>
 constexpr bool QUADS = STEP<T> == 2 && Isa::has_quads(ROWS);
 
@@ -71,7 +71,7 @@ template <int ROWS, int COLUMNS, class T, class Panel>
   Isa::add_quads(sums.at, first, second, [&](int i) { return a + i * lda; });
 }
 
-// The last one of an odd number of inputs: what follows it in memory does not belong to A.
+// Adds the last of an odd number of inputs; the number behind it in memory does not belong to A.
 template <int ROWS, int COLUMNS>
 [[gnu::always_inline]] inline void last(const bf16* a, size_t lda, const bf16* b,
                                         Sums<ROWS, COLUMNS>& sums) {
@@ -83,11 +83,11 @@ inline void last(const T*, size_t, const T*, Sums<ROWS, COLUMNS>&) {}
 
 }  // namespace detail
 
-// c[ROWS, VECS * 16] (+)= a[ROWS, depth] b, with a row-major (`lda` elements apart), c float32.
-// b is packed in rows of `ldb` elements, float32: [depth][>= VECS * 16]; bfloat16:
-// [(depth + 1) / 2][>= VECS * 16][2], and if depth is odd the last pairs' second halves are finite;
-// integers of eight bits: [depth / 4][>= VECS * 16][4], depth in whole fours, and c has the bits of
-// integers, too.
+// Computes c[ROWS, VECS * 16] (+)= a[ROWS, depth] b. Rows of a are `lda` elements apart; c is float32. Rows of b are
+// `ldb` elements apart:
+//     float32:  [depth][>= VECS * 16]
+//     bfloat16: [(depth + 1) / 2][>= VECS * 16][2]; with an odd depth the last pairs' second halves are finite
+//     int8:     [depth / 4][>= VECS * 16][4]; depth is a multiple of 4, and c has the bits of int32
 template <int ROWS, int VECS, class T>
 inline void tile(const T* a, size_t lda, const T* b, size_t ldb, int depth, float* c, size_t ldc,
                  bool add, Ahead ahead = {}) {
@@ -124,7 +124,7 @@ inline void tile(const T* a, size_t lda, const T* b, size_t ldb, int depth, floa
       std::memcpy(c + i * ldc + j * NATIVE, &sums.at[i][j], sizeof(Native));
 }
 
-// The same with b's rows right behind one another.
+// The same with contiguous rows of b.
 template <int ROWS, int VECS, class T>
 inline void tile(const T* a, size_t lda, const T* b, int depth, float* c, size_t ldc, bool add) {
   tile<ROWS, VECS>(a, lda, b, static_cast<size_t>(VECS) * LANES * STEP<T>, depth, c, ldc, add);

@@ -1,5 +1,4 @@
-// Weights of eight-bit codes as a tile unit has them unpacked: tile by tile, in the order in which they
-// lie in memory.
+// Unpacking of eight-bit codes for a tile unit, tile by tile in the order of memory.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,7 @@ namespace detail {
 template <int CODES, bool OFFSETS>
 void unpack_tiles(Groups* groups, int vecs, int steps, bf16* to, size_t stride) {
   using Unpacker = detail::Unpacker<bf16, CODES, OFFSETS>;
-  constexpr int AHEAD = 1536;  // bytes; codes are fetched to the first level of cache
+  constexpr int AHEAD = 1536;  // bytes by which codes are fetched ahead, to the first level of cache
   constexpr size_t CODES_OF_CHUNK = CHUNK * LANES;
   const CodeLayout& layout = groups->layout();
   Unpacker unpackers[] = {layout, layout};
@@ -34,8 +33,8 @@ void unpack_tiles(Groups* groups, int vecs, int steps, bf16* to, size_t stride) 
 
 }  // namespace detail
 
-// The next `steps` tiles of one vector or two. Those of a step come one behind the other; steps are
-// `stride` numbers apart.
+// Unpacks the next `steps` tiles of one vector or two. A step's tiles are contiguous; steps are `stride` numbers
+// apart.
 inline void unpack_tiles(Groups* groups, int vecs, int steps, bf16* to, size_t stride) {
   const RlScheme& scheme = groups->layout().scheme;
   const bool offsets = scheme.offsets != RL_NO_NUMBERS;

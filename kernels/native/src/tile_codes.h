@@ -1,9 +1,8 @@
-// Weights of four-bit codes as a tile unit has them unpacked: column by column.
+// Unpacking of four-bit codes for a tile unit, column by column.
 //
-// Two chunks lie together, the codes of 32 inputs of 16 columns: four vectors of 16-bit words, one
-// word for each input, whose digit n (from the lowest) in vector q is that of column 4 q + n. What
-// the 16 codes of a column stand for in a group is a table of rounded numbers, from which one
-// instruction takes 32. They come out as a tile whose rows are columns of the panel: a left factor.
+// Two chunks, the codes of 32 inputs x 16 columns, are four vectors of 16-bit words, a word per input. Digit n (from
+// the lowest) in vector q belongs to column 4 q + n. In a group each column has a table of its 16 numbers, rounded;
+// one instruction looks up 32. The result is a tile whose rows are columns of the panel: a left factor.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +26,7 @@ class TileCodes {
     borders_ = groups.layout().group_chunks % 2;
   }
 
-  // The next `tiles` tiles, `stride` numbers apart.
+  // Unpacks the next `tiles` tiles, `stride` numbers apart.
   void unpack(int tiles, bf16* to, size_t stride) {
     const size_t bytes = groups_.layout().vecs * groups_.layout().chunk_bytes * 2;
     while (tiles > 0) {
@@ -48,7 +47,7 @@ class TileCodes {
  private:
   static constexpr int HALF = LANES / NATIVE;  // registers of a table's half
 
-  // For each column 16 numbers for the first half of a tile's inputs and 16 for the second.
+  // Makes each column's table: 16 numbers for the first half of a tile's inputs, 16 for the second.
   void next_tables() {
     take(0);
     left_ = groups_.left() / 2;
@@ -67,7 +66,7 @@ class TileCodes {
 
   template <bool OFFSETS>
   void fill() {
-    // In registers: stores may change any memory, for all that compilers know.
+    // A copy in registers: for all that compilers know, stores change `numbers_`.
     Native numbers[HALF];
 #pragma GCC unroll 8
     for (int i = 0; i < HALF; i++) numbers[i] = numbers_[i];
@@ -96,8 +95,8 @@ class TileCodes {
   }
 
   Groups groups_;
-  bool offsets_given_ = false, borders_ = false;  // borders of groups, within tiles
-  int left_ = 0;                                  // tiles that the tables are for
+  bool offsets_given_ = false, borders_ = false;  // `borders_`: groups end within tiles
+  int left_ = 0;                                  // tiles left that use the present tables
   Native numbers_[HALF];
   alignas(64) float scales_[2][LANES];
   alignas(64) float offsets_[2][LANES];

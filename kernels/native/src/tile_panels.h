@@ -1,4 +1,4 @@
-// Weights in panels for products with a tile unit, and these products: of bfloat16, or of integers.
+// Weights in panels for a tile unit, and products with these panels in bfloat16 or integers.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,10 @@
 
 namespace rootlace {
 
-// How weights lie in memory. Panels one behind the other, each [steps of the inputs][VECS] tiles of
-// the unit: tile rows are pairs of inputs, of LANES columns; behind the last input they are zero.
-// Gated as in VectorPanels.
+// Weights in panels, one behind the other, each [steps of the inputs][VECS] tiles. A row of a tile is a pair of
+// inputs of LANES columns, zero behind the last input. Gated as in VectorPanels.
 //
-// Sums run over the inputs in steps of DEPTH, in order: a row's bits do not depend on the others.
+// Sums run over the inputs in steps of DEPTH, in order, so a row's bits do not depend on other rows.
 template <class Tiles>
 class TilePanels {
  public:
@@ -62,8 +61,8 @@ class TilePanels {
   // Computes the products of one thread; lives only while the thread does nothing else.
   class Multiplier {
    public:
-    // As those of VectorPanels::Multiplier. Rows of x are read where they are: quickly if they lie an
-    // odd number of cache lines apart; a power of two apart they would share few lines of the cache.
+    // Methods as in VectorPanels::Multiplier. Rows of x are read in place, quickly if they lie an odd number of cache
+    // lines apart (rows.h).
     static size_t bytes(const Codes& codes) {
       if (!codes) return 0;
       const size_t steps = codes.parts[0].chunks * CHUNK / DEPTH;
@@ -81,10 +80,10 @@ class TilePanels {
     Multiplier(const Multiplier&) = delete;
     Multiplier& operator=(const Multiplier&) = delete;
 
-    // Another one has computed meanwhile, so that the unit is no longer configured for this one.
+    // Call this after another multiplier of the thread, which has configured the unit for itself.
     void forget() { first_ = 0; }
 
-    // The same of codes that are multiplied as they are: rows and sums are of integers.
+    // Multiplies by `as_bytes` codes: rows are int8, and `sums` holds int32.
     template <class Finish>
     void multiply_bytes(const Rows<int8_t>& x, const PackedWeights& weights, int panel, int vec,
                         int vecs, float* sums, Finish&& finish) {
@@ -145,7 +144,7 @@ class TilePanels {
     }
 
    private:
-    // Where weights of a step are that lie in order.
+    // Address of a step's weights that lie in order.
     struct Packed {
       const char* at;
       const char* operator()(int step) const {
@@ -153,8 +152,8 @@ class TilePanels {
       }
     };
 
-    // Steps of a panel's part, which has `all` of them; weights(i): where those of the i-th one are,
-    // asked for in order.
+    // Some steps of a panel's part, which has `all` steps. weights(i): address of the i-th one's weights; called in
+    // order.
     template <class Weights>
     struct Stretch {
       Weights weights;
@@ -165,8 +164,8 @@ class TilePanels {
     template <class Weights>
     Stretch(Weights, int, int, bool, bool, int) -> Stretch<Weights>;
 
-    // The rows times the weights of a stretch. While the unit computes some rows of the last one, those
-    // before them are finished, and the places of these are fetched.
+    // Multiplies the rows by a stretch. In the last stretch the rows before are finished while the unit computes, and
+    // the result's lines for the present rows are fetched.
     template <class T, class Weights, class Finish>
     void blocks(const Rows<T>& x, const Stretch<Weights>& stretch, int vecs, float* sums,
                 Finish& finish) {
@@ -186,7 +185,7 @@ class TilePanels {
       if (last && stretch.fetched_ahead && x.count <= ROWS) fetch_next(stretch.weights(steps) + AHEAD);
     }
 
-    // Weights of the next panel: memory would have nothing to do while sums of few rows are finished.
+    // Fetches weights of the next panel: memory would idle while sums of few rows are finished.
     static void fetch_next(const char* from) {
       for (int i = 0; i < NEXT_LINES; i++) __builtin_prefetch(from + i * 64, 0, 2);
     }
@@ -196,23 +195,22 @@ class TilePanels {
       finish(rows <= ROWS ? 0 : (rows - 1) / ROWS * ROWS, rows);
     }
 
-    // Up to ROWS rows, times some steps of a panel.
+    // Arguments of `block`: up to ROWS rows, and some steps of a panel.
     struct Factors {
       const char* a;
-      size_t stride;  // of a, between rows
+      size_t stride;  // bytes between rows of a
       int rows, steps;
-      const char* rest;  // rows of the last step, if it is not whole
+      const char* rest;  // the rows' inputs of the last step, if it is not whole
       float* sums;
       bool add;
-      const float* next;  // sums of the block after this one, if it will be soon
-      // Weights that are fetched in each step: from where on, how many lines, whether to the first
-      // level of cache.
+      const float* next;  // sums of the next block, to be fetched
+      // Weights that each step fetches: address, lines, whether to the first level of cache.
       const char* soon;
       int lines;
       bool near;
     };
 
-    // Tiles of the next steps, as those of weights that are numbers.
+    // Unpacks the next steps of `by_column` codes to tiles as weights that are numbers have them.
     void unpack_columns(int vecs, int steps) {
       for (int i = 0; i < vecs; i++) {
         by_column_[i].unpack(steps, columns_, TILE);
@@ -221,7 +219,7 @@ class TilePanels {
       }
     }
 
-    // 16 rows of `width` words each, `stride` numbers apart, into `width` rows of 16 words.
+    // Transposes 16 rows of `width` words, `stride` numbers apart, into `width` rows of 16 words.
     template <class T>
     static void transpose(const T* from, size_t stride, int width, T* to, size_t stride_to) {
       const int32_t* rows[LANES];
@@ -230,8 +228,8 @@ class TilePanels {
                        stride_to * sizeof(T) / sizeof(int32_t));
     }
 
-    // Up to ROWS rows times weights that are unpacked column by column: these are the left factor,
-    // and the sums come out with rows and columns changed over. They have the same bits.
+    // Multiplies up to ROWS rows by `by_column` codes. Weights are the left factor, so the sums come out transposed,
+    // with the same bits.
     void multiply_turned(const Rows<bf16>& x, int vecs, float* sums) {
       const int first = std::min(x.count, LANES), second = x.count - first;
       put_in_pairs(x);
@@ -275,7 +273,7 @@ class TilePanels {
       transpose(turned, LANES, rows, sums, COLUMNS);
     }
 
-    // Up to ROWS rows as right factors: for each step and 16 rows, 16 rows of pairs of inputs.
+    // Arranges up to ROWS rows as right factors: for each step and 16 rows, 16 rows of pairs of inputs.
     void put_in_pairs(const Rows<bf16>& x) {
       in_pairs_ = x.at, pair_stride_ = 2 * sizeof(bf16);
       if (x.count == 1 && panels_.inputs % DEPTH == 0) return;
@@ -304,7 +302,7 @@ class TilePanels {
       at.next = sums + (row + ROWS < x.count ? row + ROWS : 0) * COLUMNS;
       at.add = stretch.step > 0;
       at.rest = nullptr;
-      // Few rows wait for memory alone; of many, each block fetches a part of the next stretch.
+      // A lone block fetches its own weights; of several blocks each fetches a part of the next stretch.
       const int blocks = ceil_div(x.count, ROWS);
       at.near = blocks == 1 && stretch.fetched_ahead;
       at.lines = stretch.fetched_ahead ? ceil_div(LINES, blocks) : 0;
@@ -316,7 +314,7 @@ class TilePanels {
       at.stride = x.stride * sizeof(T);
       if constexpr (sizeof(T) == sizeof(bf16)) {
         if ((stretch.step + stretch.steps) * DEPTH <= panels_.inputs) return at;
-        // What follows the last inputs in memory is not these rows', and may not be a number.
+        // Memory behind the last inputs belongs to something else, and may hold NaN.
         at.steps--;
         for (int i = 0; i < at.rows; i++)
           copy_step(from + i * x.stride, stretch.step + at.steps, rest_ + i * DEPTH);
@@ -340,10 +338,10 @@ class TilePanels {
         vecs == VECS ? run<T, 1, 2>(at, weights, between) : run<T, 1, 1>(at, weights, between);
     }
 
-    // HEIGHT x WIDTH tiles of sums; register 2 i + j has those of row tile i and column tile j.
+    // Computes HEIGHT x WIDTH tiles of sums; register 2 i + j has row tile i and column tile j.
     template <class T, int HEIGHT, int WIDTH, class Weights, class Between>
     void run(const Factors& at, const Weights& weights, Between&& between) {
-      const Factors f = at;  // in registers: what asm statements write is not known
+      const Factors f = at;  // in registers: compilers do not know what asm statements write
       begin<0, HEIGHT, WIDTH>(f.sums, f.add);
       const char *a = f.a, *next = reinterpret_cast<const char*>(f.next);
       const char* soon = f.soon;
@@ -366,7 +364,7 @@ class TilePanels {
     template <class T, int HEIGHT, int WIDTH>
     [[gnu::always_inline]] void one_step(const char* a, size_t stride, const char* b) {
       tiles_.template load<6>(b, 64);
-      // Few rows are the same for many panels: they stay in the first level of cache, too.
+      // Few rows are multiplied by many panels, so they stay in the first level of cache, too.
       HEIGHT == 1 ? tiles_.template load<4>(a, stride) : tiles_.template load_once<4>(a, stride);
       product<T, 0, 4, 6>();
       if (WIDTH == 2) {
@@ -423,16 +421,16 @@ class TilePanels {
     }
 
     const TilePanels& panels_;
-    bf16 *unpacked_, *columns_;  // tiles of a stretch; of one vector, column by column
-    bf16* paired_;               // `paired_count_` rows of x, in pairs
+    bf16 *unpacked_, *columns_;  // tiles of a stretch; tiles of one vector, column by column
+    bf16* paired_;               // `paired_count_` rows of x as right factors
     const bf16* paired_rows_ = nullptr;
     int paired_count_ = 0;
-    const bf16* in_pairs_ = nullptr;  // rows in pairs that are multiplied by; between these rows:
+    const bf16* in_pairs_ = nullptr;  // right factors: `paired_`, or a single row of x itself
     size_t pair_stride_ = 0;
-    TileCodes by_column_[VECS];  // codes of the panel at hand
+    TileCodes by_column_[VECS];  // codes of the present panel
     alignas(64) bf16 rest_[ROWS * DEPTH];
     [[no_unique_address]] Tiles tiles_;
-    // Rows that registers are configured for, and whether these are right factors.
+    // Rows that registers are configured for, and whether rows are right factors.
     int first_ = 0, second_ = 0;
     bool turned_ = false;
   };
@@ -441,10 +439,10 @@ class TilePanels {
   static constexpr int TILE = LANES * DEPTH;  // elements
   static constexpr int STEP_BYTES = DEPTH * sizeof(bf16), TILE_BYTES = LANES * STEP_BYTES;
   static_assert(STEP_BYTES == BYTE_DEPTH);
-  static constexpr int STRETCH = 16;          // steps whose weights stay in the first level
-  // Unpacked together for few rows: codes of four bits, of eight.
+  static constexpr int STRETCH = 16;          // steps whose weights stay in the first level of cache
+  // Steps unpacked together for few rows: of codes of four bits, of eight.
   static constexpr int SHORT_STRETCH = 4, SOME_STEPS = 2;
-  // Lines of a step's weights, and how many bytes ahead they are fetched for few rows.
+  // Lines of a step's weights; bytes by which they are fetched ahead for few rows.
   static constexpr int LINES = VECS * TILE_BYTES / 64;
   static constexpr int AHEAD = 2048;
   static constexpr int NEXT_LINES = 64;

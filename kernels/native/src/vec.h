@@ -19,7 +19,7 @@ inline void store(bf16* p, float x) {
   *p = all[0];
 }
 
-// Values i to i + 15 of x[size], minus infinity behind the end.
+// Returns values i to i + 15 of x[size], minus infinity behind the end.
 inline Vec load_part(const float* x, int i, int size) {
   if (i + LANES <= size) return load(x + i);
   Vec v = splat(-INFINITY);
@@ -27,7 +27,7 @@ inline Vec load_part(const float* x, int i, int size) {
   return v;
 }
 
-// A product, so that what is added to it is added to the rounded one.
+// Keeps compilers from fusing a product with a later addition: the product is rounded alone.
 inline Vec rounded(Vec v) {
   for (int i = 0; i < LANES; i += NATIVE) {
     float* at = reinterpret_cast<float*>(&v) + i;

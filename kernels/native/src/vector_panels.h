@@ -13,8 +13,7 @@
 
 namespace rootlace {
 
-// `count` rows, `stride` elements apart. `row`: the first one's number among the rows of a product;
-// negative where the rows were gathered.
+// Rows of a factor, `stride` elements apart. `row`: number of the first in the product; negative for gathered rows.
 template <class T>
 struct Rows {
   const T* at;
@@ -22,25 +21,25 @@ struct Rows {
   int row, count;
 };
 
-// How weights lie in memory. Panels one behind the other, each [words of the inputs][COLUMNS]
-// 32-bit words. Gated: panel 2i has gate's columns i * COLUMNS and on, panel 2i + 1 the same of up.
+// Weights in panels, one behind the other, each [words of the inputs][COLUMNS] of 32-bit words. Gated: panel 2i
+// has the gate's columns from i * COLUMNS on, panel 2i + 1 those of up.
 template <class T>
 class VectorPanels {
  public:
   static constexpr bool TILES = false, BYTES = Isa::BYTES && sizeof(T) == sizeof(bf16);
   static constexpr bool GROUPS = BYTES && CODE_GROUPS;
   static constexpr int BYTE_SHIFT = Isa::BYTE_SHIFT;
-  static constexpr int VECS = 3;  // of a panel: what the largest tile for AVX-512 takes at once
+  static constexpr int VECS = 3;  // vectors of a panel: as many as the largest tile of AVX-512 has
   static constexpr int COLUMNS = VECS * LANES;
-  static constexpr int ROWS = Isa::TILE_ROWS;  // tasks have a multiple of so many rows
-  static constexpr int MOST_ROWS = 96;    // of a task: its sums are kept for so many
+  static constexpr int ROWS = Isa::TILE_ROWS;  // rows of a unit are a multiple of this
+  static constexpr int MOST_ROWS = 96;    // most rows of a unit, whose sums are kept
 
   static constexpr size_t ROW = static_cast<size_t>(COLUMNS) * STEP<T>;  // elements
   static constexpr int64_t GROUP_BYTES = 256 << 10, LARGE_GROUP_BYTES = 4 << 20;
 
-  const int inputs, columns;  // columns of the result: of gate and of up, if gated
-  const int parts;            // panels for the same columns: 1, 2 if gated
-  const int panels;           // of each part
+  const int inputs, columns;  // `columns` of the result: half of the outputs, if gated
+  const int parts;            // 1, or 2 if gated
+  const int panels;           // of each part, one for COLUMNS columns
 
   VectorPanels(int outputs, int inputs, bool gated)
       : inputs(inputs),
@@ -58,7 +57,7 @@ class VectorPanels {
     int count = std::min(COLUMNS, columns - first);
     T* panel = packed + index * size();
     std::memset(static_cast<void*>(panel), 0, size() * sizeof(T));
-    // A few inputs of all rows at a time: they are read once and written as whole lines.
+    // Packs a few inputs of all rows at a time, to read and write whole cache lines.
     constexpr int CHUNK = 64 / sizeof(T);
     for (int begin = 0; begin < inputs; begin += CHUNK) {
       int end = std::min(begin + CHUNK, inputs);
@@ -73,7 +72,7 @@ class VectorPanels {
   // Computes the products of one thread; lives only while the thread does nothing else.
   class Multiplier {
    public:
-    // How much memory of its own a thread needs: codes are unpacked there, unless they are multiplied as they are.
+    // Returns the bytes of scratch that a thread needs for unpacked codes.
     static size_t bytes(const Codes& codes) {
       const bool unpacked = codes && !codes.as_bytes() && !codes.grouped();
       return unpacked ? STRETCH_BYTES + LEAST_ROWS * ROW * sizeof(T) : 0;
@@ -82,8 +81,8 @@ class VectorPanels {
     Multiplier(const VectorPanels& panels, void* memory)
         : panels_(panels), unpacked_(static_cast<T*>(memory)) {}
 
-    // sums[part][MOST_ROWS, COLUMNS] = the rows times the columns of the vectors vec .. vec + vecs - 1
-    // of a panel, for each part. Then finish(begin, end) for these rows, or some of them at a time.
+    // Computes sums[part][MOST_ROWS, COLUMNS], the rows times the vectors vec : vec + vecs of a panel, for each part.
+    // Then calls finish(begin, end) for ranges that make up all rows.
     template <class Finish>
     void multiply(const Rows<T>& x, const PackedWeights& weights, int panel, int vec, int vecs,
                   float* sums, Finish&& finish) {
@@ -117,7 +116,7 @@ class VectorPanels {
 
     void forget() {}
 
-    // The same of codes that are multiplied as they are: rows and sums are of integers.
+    // The same for `as_bytes` codes: rows are int8, and `sums` holds int32.
     template <class Finish>
     void multiply_bytes(const Rows<int8_t>& x, const PackedWeights& weights, int panel, int vec,
                         int vecs, float* sums, Finish&& finish) {
@@ -135,7 +134,7 @@ class VectorPanels {
       finish(0, x.count);
     }
 
-    // The same of codes in groups, by rows of integers of 16 bits.
+    // The same for `grouped` codes: rows are 16-bit integers.
     template <class Finish>
     void multiply_groups(const Rows<int16_t>& x, const PackedWeights& weights, int panel, int vec,
                          int vecs, float* sums, Finish&& finish) {
@@ -147,7 +146,7 @@ class VectorPanels {
     }
 
    private:
-    // Where chunks are unpacked to.
+    // Addresses for unpacked chunks.
     struct Place {
       static constexpr size_t row = ROW;
       T* to;
@@ -163,8 +162,8 @@ class VectorPanels {
       int tiles = ceil_div(rows, Isa::TILE_ROWS);
       int vecs = std::min(all, Isa::tile_vecs(ceil_div(rows, tiles)));
       int passes = tiles * ceil_div(all, vecs);
-      // The lines of the next stretch, behind this one in memory, are fetched meanwhile: as many in
-      // each pass. Of a part of a panel they are not in a row.
+      // Each pass fetches as many lines of the next stretch, if all vectors of the panel are wanted: then the next
+      // stretch follows in memory.
       Ahead ahead;
       int lines = all == VECS && fetched_ahead ? AHEAD_STEPS * VECS : 0;
       if (passes > 1) {
@@ -193,13 +192,13 @@ class VectorPanels {
   };
 
  private:
-  // A panel is gone through in stretches of its depth that stay in the second level of cache. Where
-  // only a few tiles of rows need them, in the first: so few would wait for the second.
+  // A panel is read in stretches of its depth that stay in the second level of cache. For a few tiles of rows they
+  // stay in the first, since so few do not hide the latency of the second.
   static constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 26 << 10;
-  // How far ahead of a lone tile its weights are fetched.
+  // Bytes by which weights are fetched ahead for a lone tile.
   static constexpr int LONE_AHEAD = 4096;
-  static constexpr int LEAST_ROWS = CHUNK / STEP<T>;  // that are unpacked together
-  // The same of integers: inputs, whole tiles of them.
+  static constexpr int LEAST_ROWS = CHUNK / STEP<T>;  // rows of numbers that are unpacked together
+  // Inputs of a stretch of int8, in whole tiles.
   static constexpr int BYTE_STRETCH = 512;
 
   size_t size() const { return words_ * ROW; }  // of a panel, in elements
@@ -215,7 +214,7 @@ class VectorPanels {
     tile<COUNT, WIDTH>(a, lda, b, ROW, depth, c, COLUMNS, add, ahead);
   }
 
-  // How many rows tiles of so many vectors have at most.
+  // Returns the most rows of a tile of `vecs` vectors.
   static constexpr int tile_rows(int vecs) {
     int rows = Isa::TILE_ROWS;
     while (Isa::tile_vecs(rows) < vecs) rows--;

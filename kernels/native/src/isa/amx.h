@@ -16,20 +16,20 @@
 
 namespace rootlace {
 
-// How the registers are configured: register r holds rows[r] rows of bytes[r] bytes.
+// Configuration of the registers: register r has rows[r] rows of bytes[r] bytes.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
   uint8_t rows[16] = {};
 
   TileShapes() = default;
-  // For sums of `first` and `second` (or no) rows.
+  // For two row tiles of sums with `first` and `second` rows; `second` 0: one row tile.
   TileShapes(int first, int second) {
     for (int r : {0, 1, 4}) set(r, first);
     for (int r : {2, 3, 5}) set(r, second);
     for (int r : {6, 7}) set(r, 16);
   }
-  // The same where weights are the left factor: sums have a column for each row of x.
+  // The same with weights as the left factor: sums have a column for each row of x.
   static TileShapes turned(int first, int second) {
     TileShapes shapes;
     for (int r : {0, 1, 6}) shapes.set(r, 16, 4 * first);
@@ -47,7 +47,7 @@ struct alignas(64) TileShapes {
 
 class AmxTiles {
  public:
-  // Asks the system for the registers, for all threads of the process. 0, or an errno.
+  // Asks the system to permit the registers in all threads of the process. Returns 0 or an errno.
   static int32_t request() {
 #if defined(__linux__) && defined(__x86_64__)
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;  // Linux' asm/prctl.h
@@ -58,19 +58,19 @@ class AmxTiles {
   }
 
   static void configure(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
-  // Gives the registers back: those in use are saved and restored at every switch of threads.
+  // Gives the registers back: the system saves and restores used ones at every switch of threads.
   static void release() { asm volatile("tilerelease"); }
 
   template <int C>
   static void zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(C));
   }
-  // Rows `stride` bytes apart.
+  // Loads rows `stride` bytes apart.
   template <int R>
   static void load(const void* from, size_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(R) : "memory");
   }
-  // The same for a factor that is used once; the other one stays in the first level of cache.
+  // The same for a factor that is used once, so that the other stays in the first level of cache.
   template <int R>
   static void load_once(const void* from, size_t stride) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(R) : "memory");
@@ -84,7 +84,7 @@ class AmxTiles {
   static void multiply() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
-  // C += A B, of integers of eight bits, B in fours of rows; C of 32 bits.
+  // C += A B of int8, with B in fours of rows and C int32.
   template <int C, int A, int B>
   static void multiply_bytes() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));

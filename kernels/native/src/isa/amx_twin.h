@@ -1,6 +1,5 @@
-// What the tile unit computes, in plain C++: the order of its sums and its rounding are those of
-// TDPBF16PS in Intel's manual (volume 2); TDPBSSD's sums are exact, modulo 2^32. On a processor with
-// the unit tests compare the two.
+// The tile unit in plain C++, with the order of sums and the rounding of TDPBF16PS (Intel's manual, volume 2).
+// TDPBSSD's sums are exact, modulo 2^32. On a processor with the unit, tests compare both.
 #pragma once
 
 #include <cmath>
@@ -39,12 +38,12 @@ class TwinTiles {
     for (int row = 0; row < shapes_.rows[R]; row++)
       std::memcpy(static_cast<char*>(to) + row * stride, registers_[R][row], shapes_.bytes[R]);
   }
-  // Products of even and of odd numbers are added up apart, each with one rounding; their sum is
-  // added to C. Subnormal numbers count as zero, where they are read and where they come out.
+  // Sums products of even and of odd numbers apart, rounding once per product, then adds both sums to C. Subnormal
+  // numbers count as zero, as inputs and as results.
   template <int C, int A, int B>
   void multiply() {
     for (int row = 0; row < shapes_.rows[A]; row++) {
-      float even[COLUMNS] = {}, odd[COLUMNS] = {};  // all columns, for the compiler's vectors
+      float even[COLUMNS] = {}, odd[COLUMNS] = {};  // all columns, so that compilers make vectors
       for (int k = 0; k < shapes_.bytes[A] / 4; k++) {
         const uint32_t a = registers_[A][row][k];
         for (int column = 0; column < COLUMNS; column++) {

@@ -30,7 +30,7 @@ struct Avx2 : Plain<8> {
   }
 
   static constexpr bool BYTES = true;
-  // Even and odd ones apart, as integers of 16 bits.
+  // Multiplies even and odd bytes apart, as 16-bit integers.
   template <int ROWS, int COLUMNS, class Panel, class Word>
   [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                Word&& word) {
@@ -66,7 +66,7 @@ struct Avx2 : Plain<8> {
     const __m256i high = _mm256_srli_epi16(load_as<__m256i>(p + 2 * row), 2 * i - 4);
     return (NativeInts)_mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi16(0x30)));
   }
-  // Twice the bytes of 16 integers, each SHORT_SHIFT more than it is: so their upper halves are zero.
+  // Table of 16 integers + SHORT_SHIFT, twice: as unsigned bytes, which zeros extend to 16 bits.
   using ShortTable = __m256i;
   static ShortTable short_table(const float* numbers, int factor) {
     uint8_t bytes[16];
@@ -101,7 +101,7 @@ struct Avx2 : Plain<8> {
       for (int j = 0; j < COLUMNS; j++) {
         __m256i sum = _mm256_madd_epi16((__m256i)panel[j], own);
         sum = _mm256_add_epi32((__m256i)sums[i][j], sum);
-        asm("" : "+x"(sum));  // else GCC would add in another order, and keep what it has not added yet
+        asm("" : "+x"(sum));  // else GCC would reorder the additions, which takes more registers
         sums[i][j] = (NativeInts)sum;
       }
     }
@@ -145,7 +145,7 @@ struct Avx2 : Plain<8> {
   }
 
  private:
-  // Rounded to bfloat16, ties to even; NaN stays NaN.
+  // Rounds to bfloat16, ties to even; NaN stays NaN.
   [[gnu::always_inline]] static __m256i narrow(Native low, Native high) {
     const auto upper = [](Native x) {
       const __m256i bits = (__m256i)x, kept = _mm256_srli_epi32(bits, 16);

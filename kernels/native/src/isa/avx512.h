@@ -1,4 +1,4 @@
-// AVX-512 (F, BW, DQ): 32 registers of 16 numbers; where it has BF16, products of pairs.
+// AVX-512 (F, BW, DQ): 32 registers of 16 numbers; with BF16, products of pairs.
 #pragma once
 
 #include <immintrin.h>
@@ -56,7 +56,7 @@ struct Avx512 : Plain<16> {
       upper[i] = _mm512_srai_epi16(_mm512_add_epi16(both, _mm512_set1_epi16(128)), 8);
       lower[i] = _mm512_and_si512(both, _mm512_set1_epi16(255));
     }
-    // Packed quarter by quarter: numbers[i]'s are in the words i, 4 + i, 8 + i and 12 + i.
+    // Instructions pack quarter by quarter: numbers[i] is in words i, 4 + i, 8 + i and 12 + i.
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     const __m512i first = _mm512_packs_epi16(upper[0], upper[1]);
     const __m512i second = _mm512_packus_epi16(lower[0], lower[1]);
@@ -66,7 +66,7 @@ struct Avx512 : Plain<16> {
 
   static constexpr bool BYTES = true;
 #if defined(__AVX512VNNI__)
-  // VPDPBUSD takes one factor for unsigned.
+  // VPDPBUSD reads one factor as unsigned.
   static constexpr int BYTE_SHIFT = 128;
   template <int ROWS, int COLUMNS, class Panel, class Word>
   [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
@@ -84,7 +84,7 @@ struct Avx512 : Plain<16> {
     }
   }
 #else
-  // Even and odd ones apart, as integers of 16 bits.
+  // Multiplies even and odd bytes apart, as 16-bit integers.
   template <int ROWS, int COLUMNS, class Panel, class Word>
   [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                Word&& word) {
@@ -129,7 +129,7 @@ struct Avx512 : Plain<16> {
     const auto integers = Plain::short_table(numbers, factor);
     return _mm512_broadcast_i64x4(load_as<__m256i>(integers.data()));
   }
-  // The table is there twice: the fifth bit of a place does not count.
+  // The table is repeated, so the fifth bit of a place does not matter.
   [[gnu::always_inline]] static NativeInts look_up_shorts(ShortTable table, const void* p, int digit) {
     const __m512i places = _mm512_srli_epi16(load_as<__m512i>(p), 4 * digit);
     return (NativeInts)_mm512_permutexvar_epi16(places, table);
@@ -171,7 +171,7 @@ struct Avx512 : Plain<16> {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
       __m512i places = _mm512_srli_epi16(digits, 4 * i);
-      // The fifth bit says which half of the table; halves may be alike.
+      // The fifth bit chooses the half of the table; without `borders` both halves are equal.
       if (borders)
         places = _mm512_ternarylogic_epi32(places, _mm512_set1_epi16(15), second, 0xea);
       _mm512_storeu_si512(to + 32 * i,
@@ -194,7 +194,7 @@ struct Avx512 : Plain<16> {
   [[gnu::always_inline]] static Native from_half(const void* p) {
     return (Native)_mm512_cvtph_ps(load_as<__m256i>(p));
   }
-  // By way of half precision, whose exponents are greater by 8.
+  // Converts by way of half precision, whose exponent bias is 8 larger.
   [[gnu::always_inline]] static Native from_e4m3(const void* p) {
     const __m256i bits = _mm256_cvtepu8_epi16(load_as<__m128i>(p));
     const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi16(0x80)), 8);

@@ -1,8 +1,7 @@
-// The instruction set that this library is compiled for: what the compiler was told says which.
-// Nothing outside this folder asks.
+// Instruction set of this library, chosen by the compiler's macros, which no code outside this folder reads.
 //
-// `Isa` has the vectors: how many numbers a register holds, how many rows and vectors of sums fit in
-// registers, and the functions of plain.h. `TileUnit`, where `HAS_TILES`, multiplies tiles.
+// `Isa` has the vectors: numbers of a register, rows and vectors of sums that fit in registers, and the functions of
+// plain.h. If `HAS_TILES`, `TileUnit` multiplies tiles.
 #pragma once
 
 #if defined(ROOTLACE_VECTORS)

@@ -1,4 +1,4 @@
-// ARM's NEON: 32 registers of four numbers; where it has BF16 (ARMv8.6), products of pairs.
+// ARM's NEON: 32 registers of four numbers; with BF16 (ARMv8.6), products of pairs.
 #pragma once
 
 #include <arm_neon.h>
@@ -7,8 +7,8 @@
 
 namespace rootlace {
 
-// Tiles have up to 24 registers of sums. Where these are more columns than rows, columns are read one
-// by one and a number of each row is kept; else the other way round.
+// Tiles have up to 24 registers of sums. With more columns than rows, a number of each row is kept in registers and
+// columns are read one by one; else the other way round.
 struct Neon : Plain<4> {
   static constexpr const char* NAME = "neon";
 
@@ -138,10 +138,9 @@ struct NeonBf16 : Neon {
     }
   }
 
-  // BFMMLA multiplies two rows by two columns, four numbers deep: it adds what two BFDOT would, in
-  // their order (Arm's manual, BFMatMulAdd). Of rows i and i + 1 the sums of a register's columns 0
-  // and 1 are together, and those of 2 and 3. An odd row behind the others has BFDOT. With fewer rows
-  // bringing two panel rows together would take what is saved.
+  // BFMMLA multiplies two rows by two columns, four numbers deep, with the sums of two BFDOT in their order (Arm's
+  // manual, BFMatMulAdd). A register has the sums of rows i and i + 1 for two columns. An odd last row uses BFDOT.
+  // With fewer than four rows, combining two panel rows costs as much as BFMMLA saves.
   static constexpr bool has_quads(int rows) { return rows >= 4; }
 
   template <int ROWS, int COLUMNS>
@@ -156,7 +155,7 @@ struct NeonBf16 : Neon {
       }
   }
 
-  // words(row): where its two pairs are.
+  // words(row): address of the row's two pairs.
   template <int ROWS, int COLUMNS, class Panel, class Words>
   [[gnu::always_inline]] static void add_quads(Native (&sums)[ROWS][COLUMNS], Panel first,
                                                Panel second, Words&& words) {

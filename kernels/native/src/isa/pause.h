@@ -1,4 +1,4 @@
-// How a thread that waits says so to its core.
+// Hint to the core that a thread waits.
 #pragma once
 
 namespace rootlace {

@@ -1,5 +1,5 @@
-// What every instruction set does, in the compilers' vector extension. A set derives from this and
-// hides what it has better instructions for; see isa.h.
+// Functions of every instruction set, in the compilers' vector extension. A set derives from `Plain` and hides the
+// functions for which it has better instructions; see isa.h.
 #pragma once
 
 #include <array>
@@ -14,8 +14,7 @@
 
 namespace rootlace {
 
-// Registers of so many float32 numbers, written out: GCC 12 knows no vectors whose size depends on a
-// template's argument.
+// Registers of WIDTH float32 numbers, written out: in GCC 12 no vector's size can depend on a template argument.
 template <int WIDTH>
 struct Registers;
 #define ROOTLACE_REGISTERS(WIDTH)                                         \
@@ -34,16 +33,15 @@ ROOTLACE_REGISTERS(8);
 ROOTLACE_REGISTERS(16);
 #undef ROOTLACE_REGISTERS
 
-// WIDTH: the float32 numbers that a register holds. `Vec` has 16 lanes everywhere; compilers keep it
-// in memory where registers are smaller, and sums must stay in registers.
+// WIDTH: float32 numbers of a register. Sums are such registers, because compilers keep a `Vec` of 16 lanes in memory
+// where registers are smaller.
 template <int WIDTH>
 struct Plain {
   static constexpr int NATIVE = WIDTH;
   using Native = typename Registers<WIDTH>::Native;
   using NativeInts = typename Registers<WIDTH>::NativeInts;
 
-  // The most rows of a tile, and the most vectors of one with so many rows, whose sums fit in
-  // registers; the latter also of attention's products.
+  // Most rows of a tile; most vectors of a tile of `rows` rows whose sums fit in registers; the same for attention.
   static constexpr int TILE_ROWS = 6;
   static constexpr int tile_vecs(int rows) { return rows <= 2 ? 3 : rows <= 3 ? 2 : 1; }
   static constexpr int attention_vecs(int rows) { return tile_vecs(rows); }
@@ -55,7 +53,7 @@ struct Plain {
   // 1 / x of normal numbers, to about 1e-7.
   static Native reciprocal(Native x) { return 1.0f / x; }
 
-  // 2^x = 2^fraction 2^floor(x): x - floor(x), and p 2^floor(x).
+  // Parts of 2^x = 2^fraction 2^floor(x): `fraction` is x - floor(x), `times_power` is p 2^floor(x).
   static Native fraction(Native x) { return clamped(x) - (shifted(x) - 12582912.0f); }
   static Native times_power(Native p, Native x) {
     NativeInts bits = (NativeInts)p + ((NativeInts)shifted(x) << 23);
@@ -78,7 +76,7 @@ struct Plain {
     return bits;
   }
 
-  // v where the bits (of 16) are set, minus infinity elsewhere.
+  // Returns v where the bits (of 16) are set, minus infinity elsewhere.
   static Vec only(Vec v, uint32_t bits) {
     Ints lane = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
                  1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
@@ -86,7 +84,7 @@ struct Plain {
     return allowed ? v : rootlace::splat(-INFINITY);
   }
 
-  // Rounded to nearest, ties to even. NaN stays NaN.
+  // Rounds to nearest, ties to even. NaN stays NaN.
   static Halves narrow(Vec v) {
     Words w = reinterpret_cast<Words>(v);
     Words rounded = (w + 0x7fff + ((w >> 16) & 1)) >> 16;
@@ -95,8 +93,7 @@ struct Plain {
     return __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), Halves);
   }
 
-  // to[2 i], to[2 i + 1] = even[i], odd[i], of as many whole vectors as `count` has; returns how
-  // many numbers of each these were.
+  // Sets to[2 i], to[2 i + 1] = even[i], odd[i] for i below `count` rounded down to whole vectors; returns that number.
   static int interleave(const bf16* even, const bf16* odd, bf16* to, int count) {
     int i = 0;
     for (; i + LANES <= count; i += LANES) {
@@ -108,8 +105,8 @@ struct Plain {
     return i;
   }
 
-  // A 16 x 16 matrix of 32-bit words transposed: in row i, columns from `column` on, at rows[i];
-  // only the first `width` columns are read and written. out row j at out + j * stride.
+  // Transposes a 16 x 16 matrix of 32-bit words. Row i begins at rows[i] + column; only its first `width` columns are
+  // read. Row j of the result is at out + j * stride.
   static void transpose16(const int32_t* const* rows, int column, int width, int32_t* out,
                           size_t stride) {
     typedef int32_t Four __attribute__((vector_size(16)));
@@ -135,8 +132,8 @@ struct Plain {
     }
   }
 
-  // Whether two steps of pairs are one (`add_quads`), with the same bits; where they are, the sums of
-  // so many rows are kept in another order meanwhile, to which and from which `reorder` leads.
+  // Whether tiles of `rows` rows take two steps of pairs at once (`add_quads`), with the same bits. Their sums are then
+  // in another order; `reorder` changes to it and back.
   static constexpr bool has_quads(int) { return false; }
   template <int ROWS, int COLUMNS>
   static void reorder(Native (&)[ROWS][COLUMNS]) {}
@@ -156,8 +153,8 @@ struct Plain {
       for (int j = 0; j < COLUMNS; j++) sums[i][j] += number(i) * panel[j];
   }
 
-  // sums += a pair of bfloat16 of each row, word(row), x a panel's row of pairs: the odd numbers
-  // first. One after the other, which takes fewer registers.
+  // sums += a pair of bfloat16 of each row, word(row), x a panel's row of pairs: all odd numbers, then all even ones,
+  // which takes fewer registers.
   template <int ROWS, int COLUMNS, class Panel, class Word>
   [[gnu::always_inline]] static void add_pairs(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                Word&& word) {
@@ -165,7 +162,7 @@ struct Plain {
     add_halves<false>(sums, at, word);
   }
 
-  // The same of one number of each pair. A bfloat16 is the upper half of a float32.
+  // The same for one number of each pair. A bfloat16 is the upper half of a float32.
   template <bool ODD, int ROWS, int COLUMNS, class Panel, class Word>
   [[gnu::always_inline]] static void add_halves(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                 Word&& word) {
@@ -184,12 +181,11 @@ struct Plain {
     return (Native)(ODD ? pairs & static_cast<int32_t>(0xffff0000u) : pairs << 16);
   }
 
-  // Whether products of integers of eight bits are faster than those of the numbers they stand for.
+  // Whether products of int8 are faster than products of the numbers that the integers stand for.
   static constexpr bool BYTES = false;
 
-  // Sums of such integers, whose bits registers of numbers hold: sums += four integers of each row,
-  // word(row), x those of a panel's row of words. Where the panel's are taken for more than they are,
-  // by BYTE_SHIFT, each sum is more by as many times the sum of the row's.
+  // sums += four int8 of each row, word(row), x a panel's row of words. `sums` are registers with the bits of int32. If
+  // the panel's integers are read as larger by BYTE_SHIFT, a sum is too large by BYTE_SHIFT times the sum of the row.
   static constexpr int BYTE_SHIFT = 0;
   template <int ROWS, int COLUMNS, class Panel, class Word>
   [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
@@ -209,11 +205,10 @@ struct Plain {
     }
   }
 
-  // Whether products of integers of 16 bits with codes in groups are faster (../group_products.h). Of those:
-  // pairs of codes of eight bits; the i-th digits of words, or the integers that a table has for these,
-  // which are more than they are by SHORT_SHIFT; the i-th pairs of a chunk's codes of six bits, in three rows of
-  // words (../codes.h); and sums. DIGITS: whether digits are faster. MANY_REGISTERS:
-  // whether there are enough for a tile's sums twice.
+  // GROUPS: whether products of 16-bit integers with `grouped` codes (../codes.h) are faster. `shorts` reads pairs of
+  // 8-bit codes, `digits` the digit-th pair of 4-bit codes of words, `six_bits` the i-th pair of a chunk's 6-bit codes.
+  // `look_up_shorts` replaces digits by numbers of a table, plus SHORT_SHIFT. DIGITS: whether `digits` is faster than
+  // that. MANY_REGISTERS: whether registers can hold a tile's sums twice.
   static constexpr bool GROUPS = false, DIGITS = false, MANY_REGISTERS = false;
   static constexpr int SHORT_SHIFT = 0;
   static constexpr int SHORT_ROWS = 5;  // of a tile
@@ -255,25 +250,25 @@ struct Plain {
     return load_as<NativeInts>(all.data());
   }
 
-  // 16 numbers times `steps`, rounded to the nearest integers, and their sum.
+  // Writes 16 numbers times `steps`, rounded to the nearest integers; returns their sum.
   static int32_t put_shorts(const bf16* x, float steps, int16_t* to) {
     int32_t sum = 0;
     for (int i = 0; i < LANES; i++) {
-      // 1.5 * 2^23 + n, whose last 16 bits are n; ties to even.
+      // The last 16 bits of 1.5 * 2^23 + n are n; ties to even.
       const NativeInts bits = (NativeInts)(rounded(splat(to_float(x[i]) * steps)) + 12582912.0f);
       sum += to[i] = static_cast<int16_t>(bits[0]);
     }
     return sum;
   }
 
-  // Of 64 numbers times `steps`, rounded to the nearest integers n: n = 256 high + low.
+  // Rounds 64 numbers times `steps` to the nearest integers n = 256 high + low.
   static void split_bytes(const bf16* x, float steps, int8_t* high, int8_t* low) {
     using Shorts = typename Registers<WIDTH>::NativeShorts;
     using Bytes = typename Registers<WIDTH>::SignedBytes;
     for (int i = 0; i < 64; i += WIDTH) {
       Native some;
       for (int lane = 0; lane < WIDTH; lane++) some[lane] = to_float(x[i + lane]);
-      // 1.5 * 2^23 + n, whose last 16 bits are n; ties to even.
+      // The last 16 bits of 1.5 * 2^23 + n are n; ties to even.
       const NativeInts sum = (NativeInts)(rounded(some * steps) + 12582912.0f);
       const Shorts numbers = __builtin_convertvector(sum, Shorts);
       const Bytes upper = __builtin_convertvector((numbers + 128) >> 8, Bytes);
@@ -283,7 +278,7 @@ struct Plain {
     }
   }
 
-  // A table of 16 numbers, and those that lanes' last four bits are the places of.
+  // Table of 16 numbers; `look_up` returns those whose places are the lanes' last four bits.
   struct Table {
     float at[16];
   };
@@ -294,9 +289,8 @@ struct Plain {
     return x;
   }
 
-  // Of four columns: 32 numbers each, whose places in the column's table of 16 are a digit of 32
-  // words, the first column's the lowest. Tables have a half for either half of the words; without
-  // `borders` they are alike.
+  // Looks up 32 numbers for each of four columns. A digit of each word, the first column's the lowest, is the place in
+  // the column's table. Either half of the words has its own half of the table; without `borders` both are equal.
   static void look_up_columns(const bf16* tables, const void* words, bool, bf16* to) {
     uint16_t digits[32];
     std::memcpy(digits, words, sizeof digits);
@@ -307,14 +301,13 @@ struct Plain {
       }
   }
 
-  // A product, so that what is added to it is added to the rounded one.
+  // Keeps compilers from fusing a product with a later addition: the product is rounded alone.
   [[gnu::always_inline]] static Native rounded(Native x) {
     asm("" : "+m"(x));
     return x;
   }
 
-  // In steps, since GCC 12 converts number by number where the sizes differ by more than a factor
-  // of two.
+  // Converts in steps: GCC 12 converts number by number if the sizes differ by more than a factor of two.
   [[gnu::always_inline]] static Native from_int8(const void* p) {
     using Shorts = typename Registers<WIDTH>::NativeShorts;
     const auto bytes = load_as<typename Registers<WIDTH>::SignedBytes>(p);
@@ -331,16 +324,16 @@ struct Plain {
     using Halves = typename Registers<WIDTH>::NativeHalves;
     return __builtin_convertvector(load_as<Halves>(p), NativeInts);
   }
-  // A sign, four bits of exponent (bias 7) and three more; not of NaN.
+  // E4M3: sign, four bits of exponent (bias 7), three of fraction; not for NaN.
   [[gnu::always_inline]] static Native from_e4m3(const void* p) {
     return from_float<3, 7>(from_uint8(p), 0x80);
   }
-  // A sign, five bits of exponent (bias 15) and ten more; finite.
+  // Half precision: sign, five bits of exponent (bias 15), ten of fraction; for finite numbers.
   [[gnu::always_inline]] static Native from_half(const void* p) {
     const auto bits = load_as<typename Registers<WIDTH>::NativeHalves>(p);
     return from_float<10, 15>(__builtin_convertvector(bits, NativeInts), 0x8000);
   }
-  // Subnormal numbers as integers: as float32 they would be subnormal, too, which takes long.
+  // Converts subnormal numbers as integers: as float32 they would be subnormal, too, which is slow.
   template <int FRACTION, int BIAS>
   [[gnu::always_inline]] static Native from_float(NativeInts bits, int32_t sign) {
     const NativeInts size = bits & (sign - 1);
@@ -356,7 +349,7 @@ struct Plain {
     for (int i = 0; i < 2 * LANES; i++) to[i] = from[i / 2];
   }
 
-  // A row of numbers, rounded as by `narrow`.
+  // Stores a row of numbers, rounded as by `narrow`.
   template <int COUNT>
   [[gnu::always_inline]] static void narrow_row(bf16* to, const Native (&x)[COUNT]) {
     using NativeHalves = typename Registers<WIDTH>::NativeHalves;
@@ -379,7 +372,7 @@ struct Plain {
     }
   }
 
-  // The same of x rounded to bfloat16, which is stored in `rounded`.
+  // The same for x rounded to bfloat16; stores that in `rounded`.
   template <int COUNT>
   static void add_weights(Native (&x)[COUNT], float* sums, bf16* rounded) {
     using NativeHalves = typename Registers<WIDTH>::NativeHalves;
@@ -393,7 +386,7 @@ struct Plain {
   }
 
  private:
-  // Numbers rounded to bfloat16, as words.
+  // Rounds numbers to bfloat16, as words.
   [[gnu::always_inline]] static NativeWords upper_half(Native x) {
     const NativeWords bits = (NativeWords)x;
     const NativeWords upper = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -403,7 +396,7 @@ struct Plain {
     Native least = x < -126.0f ? splat(-126.0f) : x;
     return least > 128.0f ? splat(128.0f) : least;
   }
-  // 1.5 * 2^23 + floor(x): the last bits are the number.
+  // Returns 1.5 * 2^23 + floor(x), whose last bits are floor(x).
   static Native shifted(Native x) { return clamped(x) - 0.5f + 12582912.0f; }
 };
 

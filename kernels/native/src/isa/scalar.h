@@ -1,4 +1,4 @@
-// Any processor: registers of four numbers, which compilers make of what there is.
+// Any processor: registers of four numbers, for which compilers use the instructions that exist.
 #pragma once
 
 #include "plain.h"

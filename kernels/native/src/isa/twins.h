@@ -1,6 +1,6 @@
-// What instructions on vectors compute, in plain C++, order of sums and rounding included, so that
-// packing, edges and sums of every set are tested on any processor; where there is a set, it is
-// compared with its twin bit by bit. `-DROOTLACE_VECTORS=NeonBf16Twin`, say, chooses one.
+// Vector instructions in plain C++, with their order of sums and their rounding, so that every set's packing, edges
+// and sums are tested on any processor. Where the set exists, tests compare it with its twin bit by bit. For example,
+// `-DROOTLACE_VECTORS=NeonBf16Twin` chooses one.
 #pragma once
 
 #include <cfloat>
@@ -9,7 +9,7 @@
 
 namespace rootlace {
 
-// Products are added with one rounding, whether or not this processor has an instruction for it.
+// Adds products with one rounding, also on processors without an instruction for that.
 template <int WIDTH>
 struct FusedTwin : Plain<WIDTH> {
   using Base = Plain<WIDTH>;
@@ -48,7 +48,7 @@ struct FusedTwin : Plain<WIDTH> {
   }
 };
 
-// DOT: a sum and two pairs of bfloat16, the odd ones in the upper halves.
+// DOT: a function of a sum and two pairs of bfloat16, odd numbers in the upper halves.
 template <class Base, float (*DOT)(float, uint32_t, uint32_t)>
 struct PairsTwin : Base {
   using Native = typename Base::Native;
@@ -65,11 +65,11 @@ struct PairsTwin : Base {
 
 inline float number_of(uint32_t bits) { return load_as<float>(&bits); }
 
-// A subnormal number counts as zero.
+// Returns zero for a subnormal number.
 inline float flushed(float x) { return std::fabs(x) < FLT_MIN ? std::copysign(0.0f, x) : x; }
 
-// VDPBF16PS (Intel's manual, volume 2): the product of the odd ones is added, then that of the even
-// ones, each with one rounding to nearest. Subnormal numbers are zero, read or written.
+// VDPBF16PS (Intel's manual, volume 2): adds the product of the odd numbers, then of the even ones, each with one
+// rounding to nearest. Subnormal numbers count as zero, as inputs and as results.
 inline float vdpbf16ps(float sum, uint32_t a, uint32_t b) {
   const auto add = [&](uint32_t x, uint32_t y) {
     return flushed(std::fma(flushed(number_of(x)), flushed(number_of(y)), flushed(sum)));
@@ -78,15 +78,15 @@ inline float vdpbf16ps(float sum, uint32_t a, uint32_t b) {
   return add(a << 16, b << 16);
 }
 
-// a + b as BFDOT rounds it: to odd (of two neighbours the one whose last bit is set), subnormal
-// numbers zero, any NaN the default one (Arm's manual, FPAdd_BF16 and BFRound).
+// Returns a + b as BFDOT rounds: to odd (of two neighbours the one whose last bit is set), subnormal numbers zero,
+// the default NaN for any NaN (Arm's manual, FPAdd_BF16 and BFRound).
 inline float odd_sum(float a, float b) {
   a = flushed(a), b = flushed(b);
   double sum = static_cast<double>(a) + b;
   if (sum != sum) return number_of(0x7fc00000u);
   if (std::isinf(sum)) return static_cast<float>(sum);
   const double part = sum - a, error = (a - (sum - part)) + (b - part);
-  // Of what the double leaves out one bit is left: whether there is something.
+  // The double's last bit says whether the exact sum has a rest beyond the double.
   if (error != 0 && (error < 0) != (sum < 0)) sum = std::nextafter(sum, 0.0);
   uint64_t bits = load_as<uint64_t>(&sum) | (error != 0);
   bits = (bits & ~uint64_t{0x1fffffff}) | (bits & 0x1fffffff ? uint64_t{1} << 29 : 0);
@@ -95,8 +95,8 @@ inline float odd_sum(float a, float b) {
   return flushed(static_cast<float>(std::fabs(odd) < FLT_MIN ? std::copysign(0.0, odd) : odd));
 }
 
-// BFDOT: both products, their sum, and that added. (With FPCR.EBF set, which no system does by itself,
-// processors of ARMv9.2 round otherwise.)
+// BFDOT: adds the sum of both products to `sum`. (With FPCR.EBF set, which no system does by itself, processors of
+// ARMv9.2 round otherwise.)
 inline float bfdot(float sum, uint32_t a, uint32_t b) {
   const auto product = [&](uint32_t x, uint32_t y) {  // exact
     return odd_sum(flushed(number_of(x)) * flushed(number_of(y)), 0.0f);
@@ -118,8 +118,8 @@ struct Avx512Twin : FusedTwin<16> {
   static constexpr int short_vecs(int) { return 3; }
   static constexpr int attention_vecs(int) { return 4; }
 
-  // VREDUCEPS, whose difference is rounded down as the number is, and VSCALEFPS. (VRCP14PS has no
-  // twin: how its estimate differs is below what bfloat16 shows.)
+  // VREDUCEPS, which rounds its difference down, and VSCALEFPS. (VRCP14PS has no twin: its estimate differs by less
+  // than bfloat16 shows.)
   static Native fraction(Native x) {
     for (int i = 0; i < LANES; i++) {
       const double exact = static_cast<double>(x[i]) - std::floor(x[i]);
