@@ -23,9 +23,9 @@ import rootlace as rl
 
 @rl.function
 def three(s, number):
-    s += f"Question {number % 16}: "
+    s += f"Question {number % 16}:"
     for name in ("first", "second", "third"):
-        s += rl.gen(name, max_tokens=4, temperature=0, ignore_eos=True) + "; "
+        s += rl.gen(name, max_tokens=4, temperature=0, ignore_eos=True) + ";"
 
 def chats(count):
     for _ in range(count):
