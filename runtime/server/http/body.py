@@ -541,7 +541,7 @@ def _mended_value(
 ) -> msgspec.Raw:
     text = bytes(memoryview(raw)[:_NUMBER_CHARACTERS])
     if text[:1] == b"[" and (inner := [one for t in types for one in _items(t)]):
-        items = msgspec.json.decode(raw, type=list[_Item])
+        items: list[Any] = msgspec.json.decode(raw, type=list[_Item])
         for i, one in enumerate(items):
             if isinstance(one, list | dict):
                 item = msgspec.Raw(msgspec.json.encode(one))
