@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -127,6 +129,20 @@ def test_a_gguf_file_recommends(tmp_path: Path, caplog: pytest.LogCaptureFixture
         "m.gguf: mirostat 2 has no effect"
     ]
     assert defaults_of(source, generation_config="none") == ({}, {})
+
+
+def test_the_list_of_packaged_models_recommends_for_a_file_that_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path.touch()
+    silent: Any = SimpleNamespace(path=path, generation_config=lambda: (path.name, {}))
+    assert defaults_of(silent) == ({}, {})  # a file of this name, but not that model
+    os.truncate(path, 98_362_432)
+    values, origins = defaults_of(silent)
+    assert values == {"temperature": 0.2, "top_p": 0.9}
+    assert origins == dict.fromkeys(values, "packaged.toml")
+    assert defaults_of(silent, generation_config="none") == ({}, {})
+    own: Any = SimpleNamespace(path=path, generation_config=lambda: ("own", {"top_k": 5}))
+    assert defaults_of(own) == ({"top_k": 5}, {"top_k": "own"})
 
 
 def test_options_come_before_the_model(tmp_path: Path) -> None:
