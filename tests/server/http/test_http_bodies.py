@@ -1,4 +1,4 @@
-"""Large bodies: others are answered meanwhile, and how much they may hold is bounded."""
+"""Large bodies: other requests are answered meanwhile, and memory for bodies is bounded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Anything(msgspec.Struct):
 
 
 def _weight(value: Any) -> int:
-    """By the rule that is stated, of what was decoded."""
+    """Weigh a decoded body by the documented rule."""
     if isinstance(value, str):
         return 1
     if not isinstance(value, dict | list):
