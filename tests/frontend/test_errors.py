@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
+from rootlace.client.channel import call_in_loop
 from rootlace.client.connection import Connection
 from rootlace.language.expressions import RoleBegin
 from rootlace.testing import Scripted
@@ -513,6 +514,33 @@ def test_a_run_ends_at_its_timeout_while_its_server_is_away(tmp_path: Path, read
         program.run(backend=endpoint, timeout=3600)
     assert endpoint.connect().lost is None
     endpoint.close()
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_a_run_ends_at_its_timeout_while_its_server_is_silent(
+    tmp_path: Path, connects: bool
+) -> None:
+    gateway = FakeGateway(tmp_path)
+    gateway.kept = True
+    endpoint = rl.RuntimeEndpoint(gateway.address, ping_interval=3600, timeout=3600)
+    gateway.hold()
+
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("x")
+        eventually(lambda: bool(gateway.sent(protocol.Generate)))
+        gateway.silent = True
+        if not connects:  # and its machine lets no new connection through
+            connection = endpoint.connect()
+            call_in_loop(connection._loop, lambda: connection._break(ServerUnavailable("cut")))
+            eventually(lambda: len(gateway.sent(protocol.Hello)) == 2)
+        s.branch.run.budget._deadline = 0.0
+        return s["x"]
+
+    with pytest.raises(rl.ProgramError, match="within its timeout of 3600 s"):
+        program.run(backend=endpoint, timeout=3600)
+    endpoint.close()
+    gateway.stop()
 
 
 def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
