@@ -466,7 +466,12 @@ class Connection:
         line.send([pack(hello)])
         parts = [
             asyncio.ensure_future(part)
-            for part in (self._goodbye.wait(), self._over.wait(), self._write_when_welcome(line))
+            for part in (
+                self._goodbye.wait(),
+                self._over.wait(),
+                self._write_when_welcome(line),
+                self._watch(line),
+            )
         ]
         done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -549,8 +554,16 @@ class Connection:
             self._cut = reason
             self._over.set()
 
+    async def _watch(self, line: Line) -> None:
+        """End late runs whenever the server is silent."""
+        while True:
+            heard = line.last_heard
+            await asyncio.sleep(RECONNECT_SECONDS)
+            if line.last_heard == heard:
+                self._end_late()
+
     def _end_late(self) -> None:
-        """Fail the operations of runs whose timeout is over: without a line, no server does."""
+        """Fail the operations of runs whose timeout is over: a server that is away does not."""
         for op, sink in list(self._sinks.items()):
             late = getattr(sink, "late", None)
             if late is not None and (error := late()) is not None:

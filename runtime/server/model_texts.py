@@ -17,6 +17,7 @@ from rootlace.runtime.model.checkpoint.source import (
     ModelSource,
     model_source,
 )
+from rootlace.runtime.model.hub.local import recommended_sampling
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.errors import InvalidRequest
@@ -112,6 +113,8 @@ def load_sampling(
         if config.generation_config != "auto":
             source = FolderSource(_folder_of(config.generation_config))
         origin, own = source.generation_config()
+        if config.generation_config == "auto" and not own:
+            origin, own = "packaged.toml", recommended_sampling(source.path)
     found = dict(_recommended(origin, own))
     asked = dict(_asked(config.default_sampling))
     origins = dict.fromkeys(found, origin) | dict.fromkeys(asked, OPTION)

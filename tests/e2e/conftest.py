@@ -33,7 +33,7 @@ END_SECONDS = 100.0
 
 
 class Server:
-    """A gateway process started as `rootlace.Runtime` starts it."""
+    """A gateway process, started as `rootlace.Runtime` starts it."""
 
     def __init__(self, gateway: GatewayConfig, engine: EngineConfig) -> None:
         self.process = subprocess.Popen(
@@ -61,7 +61,7 @@ class Server:
         return child
 
     def end(self) -> None:
-        """Begin to end: the process outlives its standard input for a moment."""
+        """Close standard input; the process outlives this for a moment."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -74,7 +74,7 @@ class Server:
 
 
 class RawClient:
-    """One ZeroMQ connection, blocking; keeps every event it got."""
+    """One blocking ZeroMQ connection, which keeps all its events."""
 
     def __init__(self, address: str, **hello: Any) -> None:
         self._context = zmq.Context()
@@ -101,7 +101,7 @@ class RawClient:
         """The next non-empty frame of events."""
         while True:
             # Many short waits instead of a long one: see tests/waiting.py. Four times the usual
-            # patience: behind one event there may be the start of a process and what it loads.
+            # patience, because an event may wait for the start of a process.
             if not any(self._socket.poll(100) for _ in range(int(4 * PATIENCE / 0.1))):
                 raise TimeoutError(f"nothing came; so far {self.events[-3:]}")
             events = protocol.decode_events(self._socket.recv())
@@ -138,8 +138,8 @@ def engine_config(model: Path, **scheduler: Any) -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[rl.Runtime]:
-    """A runtime with a real model, as a user starts it, but on one core: another worker has the
-    other one."""
+    """A runtime with a real model, as a user starts it, but on one core: another worker uses the
+    other core."""
     if SMOLLM2 is None:
         pytest.skip(WITHOUT_SMOLLM2)
     with rl.Runtime("smollm2", threads=1, http_port=0, launch_timeout=240) as started:
@@ -148,14 +148,14 @@ def smollm2() -> Iterator[rl.Runtime]:
 
 @pytest.fixture(scope="session")
 def start_server(demo_model: Path) -> Iterator[Callable[..., Server]]:
-    """Starts servers (keywords go to GatewayConfig) and stops them at the end."""
+    """Start servers (keywords go to GatewayConfig); stop them at the end."""
     servers: list[Server] = []
 
     def start(engine: EngineConfig | None = None, **gateway: Any) -> Server:
         settings = {
             "program_address": "tcp://127.0.0.1:0",
             "http_port": 0,
-            # A bare client sends no pings: it must not be dropped while it waits on a slow machine.
+            # A bare client sends no pings; it must not be dropped while it waits on a slow machine.
             "client_timeout": 3600.0,
             **gateway,
         }
@@ -164,7 +164,7 @@ def start_server(demo_model: Path) -> Iterator[Callable[..., Server]]:
         return servers[-1]
 
     yield start
-    for server in servers:  # beside each other
+    for server in servers:  # in parallel
         with contextlib.suppress(OSError):
             server.end()
     for server in servers:

@@ -1,4 +1,4 @@
-"""What lies below the cache, when a server ends or its engine is killed."""
+"""Blocks on disk when a server ends or its engine is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPTS = [f"Number {number}. " + "The same again, and again. " * 40 for number 
 
 
 def reports(disk: Path, most_blocks: int) -> list[dict[str, Any]]:
-    """What a server says of each prompt. Its pool has room for little more than one."""
+    """Return a server's report of each prompt. Its pool holds little more than one prompt."""
 
     @rl.function
     def asked(s: Any, prompt: str) -> None:

@@ -115,10 +115,10 @@ def test_constrained_requests_go_on_where_the_engine_was_killed(start_server) ->
 
 
 def test_an_engine_that_dies_or_stops_while_it_compiles(start_server, demo_model: Path) -> None:
-    """Killed: the next one compiles again. Stopped: nothing waits for the compilation.
+    """Killed: the next engine compiles again. Stopped: no other request waits for the compilation.
 
-    Long schemas are compiled in a child process first; one that is suspended compiles for as long
-    as the test wants it to.
+    Long schemas are compiled first in a child process; a suspended one compiles for as long as the
+    test wants.
     """
     patient = ConstraintConfig(compile_seconds=3600)
     server = start_server(replace(engine_config(demo_model), constraints=patient))
@@ -130,7 +130,7 @@ def test_an_engine_that_dies_or_stops_while_it_compiles(start_server, demo_model
         return ask(client, client.op(), Constraint("json_schema", json.dumps(schema)))
 
     def suspend_compilers() -> list[psutil.Process]:
-        """One, or two where the machine is slow: what takes long is handed on to the other."""
+        """Suspend the compiler, or two on a slow machine, where long work is passed to another."""
         children: list[psutil.Process] = server.engine().children()
         for child in children:
             child.suspend()

@@ -1,4 +1,4 @@
-"""A backend that was chosen serves a regular constraint, from the option to the text."""
+"""A chosen backend serves a regular constraint, from the option to the text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Constraints on the embedded model: hostile ones, all at once, beside ordinary traffic; then a
-hundred schemas at temperature 1, of whose outputs whatever ends is valid."""
+hundred schemas at temperature 1: each output that ends is valid."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def engine(demo_model: Path) -> Iterator[rl.Engine]:
 
 
 def test_they_fail_alone(engine: rl.Engine) -> None:
-    """Each ends within its bounds with a typed error or a text; the others are served meanwhile."""
+    """Each hostile request ends in bounds, in a typed error or a text; others are served."""
 
     async def attack(constraint: dict[str, Any]) -> str:
         params = {"max_new_tokens": 24, "temperature": 1.0, "seed": 1, **constraint}
@@ -111,7 +111,7 @@ def test_they_fail_alone(engine: rl.Engine) -> None:
     outcomes, texts, during = asyncio.run(run())
     took = time.monotonic() - begun
     assert asyncio.run(ordinary(0)) == expected
-    # The same processes still serve: nothing was killed and started again.
+    # The same processes still serve: none was restarted.
     assert all(process.is_running() for process in processes)
     for name in MUST_FAIL:
         assert outcomes[name] == "invalid_constraint", (name, outcomes)
@@ -125,7 +125,7 @@ def test_every_output_that_ends_is_valid(engine: rl.Engine) -> None:
     gate = asyncio.Semaphore(32)
 
     async def ask(index: int) -> tuple[str, str]:
-        """(how it ended, the text)"""
+        """Return how the request ended, and its text."""
         params: dict[str, Any] = {
             "json_schema": json.dumps(schemas[index]),
             "temperature": 1.0,
@@ -151,7 +151,7 @@ def test_every_output_that_ends_is_valid(engine: rl.Engine) -> None:
             validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
             assert validator.is_valid(json.loads(text)), (schema, text)
     counts = Counter(reason for reason, _ in replies)
-    # A model of stories and forms rambles in free strings; most schemas bound what it can say.
+    # A model of stories and forms rambles in free strings, so most schemas bound strings.
     assert counts["stop"] > 0.8 * COUNT, counts
     assert counts["not met"] <= 0.02 * COUNT, [
         text for reason, text in replies if reason == "not met"

@@ -1,4 +1,4 @@
-"""One engine of the embedded model that computes prompts for another one."""
+"""One engine of the embedded model computes prompts for another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALONE = Handling(timeout=1000.0)
 
 @pytest.fixture(scope="module", params=["memory", "tcp"])
 def pair(start_server, request: pytest.FixtureRequest) -> Server:
-    """The tests of one way come after those of the other."""
+    """Start engines for one way of transfer; tests of one way run together."""
     return start_server(
         replicas=2,
         disaggregate=1,
@@ -84,9 +84,9 @@ def test_tokens_and_log_probabilities_are_those_of_one_engine(
     assert status["prompts_apart"] == 1 and status["not_handed_over"] == 0
     _, prefiller = status["replicas"]
     assert status["handed_over_blocks"] == prefiller["handed_given_blocks"] > 5
-    # Whether the decoder reads them depends on what is faster on this machine.
+    # Whether the decoder reads them depends on which way is faster on this machine.
     assert prefiller["handed_read_bytes"] == 0
-    # Behind what the decoder holds by now, only the end travels.
+    # Only the end is transferred behind the blocks that the decoder holds.
     before = status["handed_over_blocks"]
     longer = ended(asking, begin(asking, 3, text + TEXT.format(3)))
     status = asking.status()
@@ -94,7 +94,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_engine(
     length = longer.usage.prompt_tokens
     held = (length - 1) // 16 - (status["handed_over_blocks"] - before)
     assert held >= before - 1 and longer.usage.cached_tokens > 16 * (before - 1)
-    # And what lacks little goes there at once.
+    # A prompt of which little is missing goes to the decoder at once.
     ended(asking, begin(asking, 4, text + " And then?"))
     assert asking.status()["prompts_apart"] == 2
 
@@ -115,5 +115,5 @@ def test_nothing_is_left(pair: Server) -> None:
     engines = psutil.Process(pair.process.pid).children()
     pair.process.send_signal(signal.SIGKILL)
     pair.process.wait(END_SECONDS)
-    # The memory has no name: it is gone with the last of them.
+    # The memory has no name: the last process to end frees it.
     eventually(lambda: not any(alive(engine) for engine in engines))

@@ -1,5 +1,5 @@
-"""The blocks of documents that run on a model do, and say what they print; the requests to its
-server are answered."""
+"""Blocks of documents that run on a model do run, and print what they claim; their server answers
+all requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ each_page = pytest.mark.parametrize(
 
 @pytest.fixture
 def started(model: str, request: pytest.FixtureRequest) -> rl.Runtime:
-    """With the model of the page."""
+    """Start a runtime with the page's model."""
     runtime: rl.Runtime = request.getfixturevalue("runtime" if model == "embedded" else model)
     return runtime
 
@@ -46,7 +46,7 @@ def test_python_runs(
     monkeypatch.chdir(tmp_path)
 
     def named(name: str = "embedded") -> Any:
-        """Runtimes of the page are this one, so that none is started for it."""
+        """Replace the page's runtimes by this one, so that none is started."""
         assert name == model
         return contextlib.nullcontext(started)
 

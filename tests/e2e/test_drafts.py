@@ -1,5 +1,5 @@
-"""Drafts change no reply: each body asked of a server without drafts, and several times of one with
-them, whose cache then knows the answer."""
+"""Drafts change no reply: each body is sent to a server without drafts, and several times to one
+with drafts, whose cache then knows the answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def form(schema: Any) -> dict[str, Any]:
 
 
 CHATS: dict[str, dict[str, Any]] = {
-    # Behind a budget free text begins: no mask may stay.
+    # Behind a budget free text begins, where no mask may remain.
     "thoughts, then text": {"thinking_budget": 12},
     "thoughts, then stop strings": {"thinking_budget": 5, "stop": ["a", "}", "<"]},
     "thoughts, then a schema": {"thinking_budget": 5, **form(SCHEMA)},
@@ -58,7 +58,7 @@ CHATS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[rl.Runtime, rl.Runtime]]:
-    """Without drafts, and with them."""
+    """Return two servers: without drafts, and with drafts."""
     native_library()
     folder: Path = tmp_path_factory.mktemp("model")
     make_tiny_model(folder, template=OPENS, tags=["<think>", "</think>"])
@@ -71,7 +71,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[rl.Runti
 
 
 def told(runtime: rl.Runtime, body: dict[str, Any]) -> tuple[Any, int]:
-    """The choices, and how many drafted tokens are in them; log-probabilities name the same."""
+    """Return the choices and the number of drafted tokens, which log-probabilities must agree with."""
     reply = post(runtime, "/v1/chat/completions", messages=HI, seed=3, **body)
     choices = reply["choices"]
     for choice in choices:
@@ -106,7 +106,7 @@ def test_they_change_no_reply(servers: tuple[rl.Runtime, rl.Runtime], temperatur
 def test_a_draft_model(
     servers: tuple[rl.Runtime, rl.Runtime], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Another model of the same tokens changes no reply; one of other tokens is refused."""
+    """A draft model with the same tokens changes no reply; one with other tokens is refused."""
     folders = [tmp_path_factory.mktemp("draft") for _ in range(2)]
     model = make_tiny_model(folders[0], template=OPENS, tags=["<think>", "</think>"])
     draft = make_tiny_model(folders[1], seed=1, tags=["<think>", "</think>"])

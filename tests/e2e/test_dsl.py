@@ -1,8 +1,8 @@
 """Programs on a real runtime: sockets, processes, the embedded model.
 
-What the model says is not the point here (evaluate.py of the demo model measures that); how its
-words reach programs is: the same with a warm cache and a cold one, in forks and without, streamed
-and not, and never in another program.
+The tests do not judge the model's words (evaluate.py of the demo model does). They check that
+programs get the same words with a warm cache and a cold one, in forks and without, streamed and
+not, and never another program's words.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FEW_SHOT = (
 
 @pytest.fixture(autouse=True)
 def nothing_stays_behind(runtime: rl.Runtime) -> Iterator[None]:
-    # Other files' clients may have left responses that are kept for a while.
+    # Earlier tests' clients may have left kept responses for a while.
     kept = runtime.get_server_info()["branches"]
     rl.set_default_backend(runtime)
     yield
@@ -83,7 +83,7 @@ def test_warm_cold_and_batched_say_the_same(runtime: rl.Runtime) -> None:
     assert warm == cold
     assert all(len(text) > len(FEW_SHOT + "Review: \nLabel: positive") for text in cold)
     assert [state.text() for state in states] == cold
-    # The examples were computed once: every program found them.
+    # The examples were computed once, and every program found them cached.
     for state in states:
         assert state.get_meta_info("label")["cached_tokens"] > 20
 
@@ -115,7 +115,7 @@ def test_a_fork_continues_as_its_parent_would(runtime: rl.Runtime) -> None:
     def forked(s, width):
         s += FEW_SHOT + "Review: The light was beau"
         forks = s.fork(width)
-        # The word goes on in the fork: tokens do not end where the pieces of text do.
+        # The word continues in the fork: tokens may end elsewhere than pieces of text.
         forks += lambda i: "tiful" + " and" * i + rl.gen("next", max_tokens=10)
         forks.join()
 
@@ -315,7 +315,7 @@ def test_a_prediction_saves_steps_and_changes_nothing(runtime: rl.Runtime, patte
     assert "accepted_prediction_tokens" not in meta
     for before in (text, text.replace("a", "e", 1), "something else " * 9, text + text):
         saved = False
-        # Whether a draft pays is measured: a pause of the machine may say no for a while.
+        # Drafts pay by measurement, and a pause of the machine may turn drafts off for a while.
         for attempt in range(12):
             state, steps = asked(before, stream=bool(attempt % 2))
             again = state.get_meta_info("text")
@@ -350,7 +350,7 @@ def test_streams_are_what_the_run_says(runtime: rl.Runtime) -> None:
 async def test_pairs_of_a_stream_have_the_scores_of_their_own_tokens(
     runtime: rl.Runtime, ends: dict[str, Any]
 ) -> None:
-    """What sglang's own test of streams asks (`test_stream_logprobs`)."""
+    """sglang's own test of streams checks the same (`test_stream_logprobs`)."""
 
     @rl.function
     def program(s):
@@ -432,7 +432,7 @@ def test_a_batch_that_is_given_up_is_cancelled_while_it_waits(runtime: rl.Runtim
         for _ in states:
             pass
     interrupt.join()
-    # 60,000 tokens would take longer than this; that the server is idle is checked behind.
+    # 60,000 tokens would take longer than this; the check for an idle server follows.
     eventually(lambda: threading.active_count() <= threads)
 
 
@@ -486,8 +486,8 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_head_of_one_label_ranks_pairs(demo_model: Path, tmp_path: Path) -> None:
-    """As sentence-transformers' CrossEncoder and vLLM take it: the sigmoid of what the model makes
-    of both texts, as the tokenizer joins them."""
+    """sentence-transformers' CrossEncoder and vLLM rank so: by the sigmoid of the model's logit for
+    both texts, as the tokenizer joins them."""
     AutoTokenizer.from_pretrained(demo_model).save_pretrained(tmp_path)
     torch.manual_seed(3)
     model = AutoModelForSequenceClassification.from_pretrained(

@@ -1,7 +1,7 @@
-"""Every program in examples/ runs as its first lines say, and what it answers is right.
+"""Every program in examples/ runs as its first lines say, and its answers are right.
 
-On the real model, where it is there; those that the embedded model can do run on that one too.
-Answers are compared with the truth, not with a text: another machine may put it in other words.
+The tests use the real model, if present; the embedded model runs the examples that it can. Answers
+are compared with the truth, not with a text: another machine may word them differently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROGRAMS = sorted(
 
 
 def run(name: str, *arguments: str, typed: str = "") -> str:
-    """Standard output of an example; it must end well and have nothing to complain about."""
+    """Return standard output of an example, which must succeed without a warning."""
     out, complaints = io.StringIO(), io.StringIO()
     path = EXAMPLES / f"{name}.py"
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +44,7 @@ def run(name: str, *arguments: str, typed: str = "") -> str:
 
 
 def run_alone(name: str, *arguments: str, **environment: str) -> tuple[str, str]:
-    """The same, by a process of its own: what it writes, and what it complains about."""
+    """Run an example in its own process; return its output and its warnings."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         text=True,
@@ -58,7 +58,7 @@ def run_alone(name: str, *arguments: str, **environment: str) -> tuple[str, str]
 
 @pytest.fixture(params=["embedded", "smollm2"])
 def either(request: pytest.FixtureRequest) -> rl.Runtime:
-    """The embedded model, and the real one where it is there."""
+    """The embedded model, and the real one if present."""
     started: rl.Runtime = request.getfixturevalue(
         "runtime" if request.param == "embedded" else "smollm2"
     )
@@ -81,7 +81,7 @@ def test_short_and_explained(name: str) -> None:
 
 
 def check_quickstart(output: str) -> None:
-    """All that stands on the screen of `make demo`."""
+    """Check all that `make demo` prints."""
     answers = dict(re.findall(r"^  ([^:?\n]+[:?]) (.+)$", output, re.M))
     assert {text: answers[f"{text}:"] for text in LABELS} == LABELS
     assert re.findall(r"^  (Person\(.*)$", output, re.M) == [
@@ -95,7 +95,7 @@ def check_quickstart(output: str) -> None:
     numbers = {name: tuple(map(int, row.split())) for name, row in rows}
     for prompt, cached, computed, _ in numbers.values():
         assert prompt == cached + computed
-    # The examples were computed for the first message alone, the text for the first question.
+    # The examples were computed for the first message only, and the text for the first question.
     for name in ("triage 2", "triage 3", "ask, fork 2", "ask, fork 3"):
         assert numbers[name][1] > numbers[name][2]
 
@@ -117,10 +117,10 @@ def test_quickstart_runs_on_the_real_model() -> None:
 
 
 def test_quickstart_without_the_real_model(demo_model: Path, tmp_path: Path) -> None:
-    """No package index, and no file: the embedded model runs, and that is said."""
+    """Without package index or file the embedded model runs, and the output says so."""
     cache = tmp_path / "rootlace"
     cache.mkdir()
-    for kept in user_cache().iterdir():  # kernels that are compiled
+    for kept in user_cache().iterdir():  # compiled kernels
         if kept.name != "models":
             (cache / kept.name).symlink_to(kept)
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
@@ -142,7 +142,7 @@ def test_chat(smollm2: rl.Runtime) -> None:
     first, second, _ = output.split("you: ")[1:]
     assert "Tokyo" in first and "Paris" in second
     _, (cached, prompt) = re.findall(r"\((\d+) of (\d+) prompt tokens cached\)", output)
-    # All but the second question is known.
+    # All but the second question is cached.
     assert int(cached) > int(prompt) // 2
 
 
@@ -198,7 +198,7 @@ def test_rag(smollm2: rl.Runtime) -> None:
         ("62", "Maria Costa"),
         ("pilot", "Ida Lund"),
     ]
-    assert max(int(found) for *_, found in answers) > 1  # there was something to choose from
+    assert max(int(found) for *_, found in answers) > 1  # several sources matched
     unknown, known = "Wozu?", "How old is Karl Brandt?"
     lines = run("rag", "--url", smollm2.program_address, unknown, known, "?").splitlines()
     assert lines[:2] == [f"{asked} -> no document has a word of it" for asked in (unknown, "?")]
@@ -224,7 +224,7 @@ def test_what_the_tool_agent_says_of_the_model(smollm2: rl.Runtime) -> None:
 def test_self_consistency(smollm2: rl.Runtime) -> None:
     *votes, answer = run("self_consistency", "--url", smollm2.program_address).splitlines()
     assert answer == "capital of Norway -> Oslo"
-    # Single answers are wrong at times: that is what the vote is for.
+    # Single answers are sometimes wrong, which is why there is a vote.
     assert len(votes) // 2 <= votes.count("Oslo") < len(votes) == 12
 
 
@@ -233,7 +233,7 @@ def test_skeleton_of_thought(smollm2: rl.Runtime) -> None:
     assert len(points) == len({point.partition(". ")[0] for point in points}) == 3
     for point, _, sentence in (line.partition(". ") for line in points):
         assert re.fullmatch(r"[A-Z][^.]{20,140}\.", sentence)
-        # It is about its own point.
+        # The sentence is about its own point.
         stems = {word[:5] for word in re.findall(r"\w{4,}", point.lower())}
         assert any(stem in sentence.lower() for stem in stems), (point, sentence)
     assert re.fullmatch(r"[\d.]+ s of writing in [\d.]+ s", times)
@@ -246,10 +246,10 @@ def test_tree_of_thought(smollm2: rl.Runtime) -> None:
         scores = [float(score) for at, score, _ in found if at == level]
         assert len(scores) == count
         assert scores == sorted(scores, reverse=True)
-        assert scores[0] > 2  # kind, and by far
+        assert scores[0] > 2  # clearly kind
     assert best == f"Our review of the hotel: We arrived on Friday evening. {found[4][2]}"
-    # The paths that went on are the two kindest ones.
+    # The paths that continued are the two kindest.
     kept = [text for _, _, text in found[:2]]
     assert all(text.startswith(tuple(kept)) for _, _, text in found[4:])
-    # Seeds make the search the same every time, whatever the cache holds by then.
+    # Seeds make the search the same every time, whatever is cached.
     assert run("tree_of_thought", "--url", smollm2.program_address).endswith(f"{best}\n")

@@ -1,4 +1,4 @@
-"""Bad input gets a typed error, and nothing else notices."""
+"""Bad input gets a typed error and disturbs no other request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 def works(client: RawClient) -> None:
-    """The connection still serves."""
+    """Check that the connection still serves."""
     branch = 1_000_000 + client.op()
     op = client.op()
     client.send(
@@ -86,7 +86,7 @@ def test_random_bytes_do_not_disturb_anybody(server: Server, client: RawClient) 
 
 
 def test_http_clients_that_vanish_leave_nothing_behind(server: Server, client: RawClient) -> None:
-    """Some before their stream begins, some in it; the engine checks its blocks all the time."""
+    """Some clients vanish before their stream begins, some within; the engine checks its blocks."""
     before = client.status()["sessions"]
     body = b'{"prompt": "Once", "max_tokens": 500, "ignore_eos": true, "stream": true}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -180,7 +180,7 @@ def test_an_empty_prompt_and_a_bad_schema_fail_alone(client: RawClient) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_op_of_a_storm_gets_exactly_one_terminal_event(server: Server, seed: int) -> None:
-    """Random ops on few branches, errors among them; then every op was answered once."""
+    """Random operations on few branches, with errors: each gets exactly one terminal event."""
     rng = random.Random(seed)
     client = RawClient(server.address)
     sent: list[int] = []
@@ -204,7 +204,7 @@ def test_every_op_of_a_storm_gets_exactly_one_terminal_event(server: Server, see
         client.wait(op)
     terminal = [e.op for e in client.events if not isinstance(e, protocol.Chunk) and e.op]
     assert sorted(terminal) == sorted(sent)
-    # The engine may still hear of what was cancelled last.
+    # The engine may still get the last cancellations.
     eventually(lambda: client.status()["running"] == 0)
     client.close()
     watcher = RawClient(server.address)

@@ -1,4 +1,4 @@
-"""A GGUF file is served as the model folder that it was made of."""
+"""A GGUF file is served like the model folder from which it was made."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_programs_find_the_same(tiny: Path, tmp_path: Path) -> None:
-    """Of a trained model, where there is one."""
+    """Compares a trained model, if there is one."""
     model = STORIES if STORIES.is_dir() else tiny
     found = answers(convert(model, tmp_path / "m.gguf"))
     assert found == answers(model)

@@ -1,4 +1,4 @@
-"""Programs on a runtime that plans a step while the one before it runs: the same as without."""
+"""Programs on a runtime that plans a step while the previous one runs: results stay the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PERSON = {
 
 @rl.function
 def everything(s, name):
-    """Forks off text that is still being generated, constraints, choices, samples, streams."""
+    """Run forks of text that is still being generated, constraints, choices, samples, streams."""
     s += f"{name} is a baker, 34 years old.\nAs JSON: "
     s += rl.gen("person", json_schema=PERSON, max_tokens=80)
     s += "\nCode: " + rl.gen("code", regex=r"[A-Z]{3}-[0-9]{2}", max_tokens=16)
@@ -40,7 +40,7 @@ def everything(s, name):
 
 @pytest.fixture(scope="module")
 def runtimes(runtime: rl.Runtime, demo_model: Path) -> Iterator[list[rl.Runtime]]:
-    """On a CPU steps do not overlap unless that is asked for."""
+    """On a CPU steps overlap only on request."""
     with rl.Runtime(
         demo_model,
         dtype="float32",

@@ -1,4 +1,4 @@
-"""A real model by its name, from the package index to an answer."""
+"""A real model by name, from the package index to an answer."""
 
 from __future__ import annotations
 

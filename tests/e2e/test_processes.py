@@ -1,4 +1,4 @@
-"""Processes come and go: nothing is lost, nothing leaks, nothing is left behind."""
+"""Processes start and end: nothing is lost, leaks or stays behind."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_aborted_request_keeps_what_was_generated(server: Server, client: Raw
 
 def test_closing_the_lifeline_and_sigterm_end_everything_cleanly(start_server) -> None:
     for end in ("lifeline", "sigterm", "sigint"):
-        # The client keeps its branch open: SIGTERM waits for it for so long.
+        # The client keeps its branch open: SIGTERM waits this long for it.
         server = start_server(drain_seconds=0.1)
         engine = server.engine()
         client = RawClient(server.address)

@@ -41,7 +41,7 @@ def engines(server: Server) -> list[psutil.Process]:
 
 
 def of_each(client: RawClient, counter: str) -> list[int]:
-    """What engines counted that are up."""
+    """Return a counter of each running engine."""
     return [one[counter] for one in client.status()["replicas"] if one["up"]]
 
 
@@ -79,7 +79,7 @@ def test_a_program_with_forks_stays_where_its_prefix_is(asking: RawClient) -> No
             Append(asking.op(), branch, (Text(f" And {branch}"),)),
             Generate(ops[-1], branch, params=few),
         )
-    # Another client's prompt with the same prefix is sent to its holder, too.
+    # Another client's prompt with the same prefix goes to its holder, too.
     ops.append(begin(asking, 9, STORY.format("one", REST) + "Then", few))
     assert min(ended(asking, op).usage.cached_tokens for op in ops) > 70, "each found the prefix"
     after = of_each(asking, "requests_added")
@@ -125,12 +125,12 @@ def test_streams_of_a_killed_engine_go_on_elsewhere(pair: Server, asking: RawCli
         assert get(pair, "/ready") == {"status": "ready"}
         eventually(lambda victim=victim: not alive(victim))
         if asking.status()["requests_moved"]:
-            break  # otherwise the engine had answered all before it was killed
+            break  # otherwise the engine had answered all before the kill
     assert asking.status()["requests_moved"] > 0
 
 
 def test_both_engines_end_with_the_gateway(pair: Server) -> None:
-    eventually(lambda: len(engines(pair)) == 2)  # the one that was killed is being started again
+    eventually(lambda: len(engines(pair)) == 2)  # the killed engine is restarting
     both = engines(pair)
     pair.process.send_signal(signal.SIGTERM)
     assert pair.process.wait(END_SECONDS) == 0

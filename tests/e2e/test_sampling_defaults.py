@@ -1,4 +1,4 @@
-"""Models are sampled as they recommend, unless a request or the server's options say otherwise."""
+"""Models use their recommended sampling, unless a request or the server's options say otherwise."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_a_folder(folder: Path) -> None:
         reply = asked(runtime.url, "/v1/chat/completions", chat)
         assert reply["usage"]["completion_tokens"] == 7
         assert runtime.endpoint.model_info.sampling == info["default_sampling"]
-        for temperature in (None, 0.5):  # `rootlace chat` asks for what was asked of it
+        for temperature in (None, 0.5):  # `rootlace chat` sends its option alone
             conversation = Conversation(runtime.endpoint, "", temperature, max_tokens=7)
             assert conversation._run.defaults.get("temperature") == temperature
             conversation.close()
 
 
 def test_options_of_a_runtime(folder: Path, tmp_path: Path) -> None:
-    own = {"temperature": 1.0, "top_p": 0.0}  # greedy, by the other way
+    own = {"temperature": 1.0, "top_p": 0.0}  # greedy by another parameter
     with rl.Runtime(
         str(folder), num_blocks=64, threads=1, default_sampling=own, generation_config="none"
     ) as runtime:
@@ -83,8 +83,8 @@ def test_options_of_a_runtime(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_of_several_models_has_its_own(folder: Path, tmp_path: Path) -> None:
-    """A folder's, a file's, the server's, and none. What is said in the log is said once, and of
-    the model that recommends nothing."""
+    """A folder's, a file's, the server's, and none. Each is logged once, also for the model that
+    recommends nothing."""
     plain = make_tiny_model(tmp_path / "plain")
     file = convert(folder, tmp_path / "m.gguf", general__sampling__temp=0.0)
     options = ("--default-sampling", "b:top_k=9", "--port", "0", *CPU)

@@ -1,4 +1,4 @@
-"""The clients of the soak, for a moment: what they ask is answered, and nothing is left behind."""
+"""The clients of the soak, for a moment: all requests are answered, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAME = dict.fromkeys(LOADS, 5.0) | {"cached_tokens": 0.0, "computed_tokens": 0.0
 
 
 async def test_everything_the_clients_ask_is_answered(server: Server, client: RawClient) -> None:
-    """The engine of this server checks its tree and pool after every step."""
+    """This server's engine checks its tree and pool after every step."""
     engine = server.engine().pid
     async with running(server.url, rl.RuntimeEndpoint(server.address), 24, 1, 0.02, 3) as tally:
         await until(lambda: tally.failed or len(tally.done) == len(KINDS) + 1)
@@ -52,7 +52,7 @@ def test_a_slope_and_its_error() -> None:
 
 
 def test_lives_have_levels_of_their_own() -> None:
-    """Two engines, of which each keeps what it has: that the second has more is no growth."""
+    """Two engines with constant memory: a higher level of the second is no growth."""
     flat = [([0.0, 60.0, 120.0], [5.0, 5.0, 5.0]), ([300.0, 360.0, 420.0], [9.0, 9.0, 9.0])]
     found = slope_of(flat)
     assert found is not None and found.per_hour == pytest.approx(0) and found.mean == 7
@@ -74,7 +74,7 @@ def test_what_is_measured_of_a_process_begins_when_it_has_settled() -> None:
 
 def test_an_engine_whose_objects_are_counted_says_how_these_grew_and_nothing_else() -> None:
     def sample(second: float) -> Sample:
-        """The second engine keeps what it has; the first one's count of objects grows."""
+        """Make a sample: the second engine is constant; the first one's count of objects grows."""
         if second >= 1200:
             return Sample(second, 2, {"engine_rss_mib": 60.0}, SAME)
         grown = second / 3600
@@ -88,7 +88,7 @@ def test_an_engine_whose_objects_are_counted_says_how_these_grew_and_nothing_els
 
 
 def test_the_gateway_has_settled_after_the_last_engine() -> None:
-    """While there is no engine, what waits takes memory, and some of that stays."""
+    """Without an engine, waiting requests take memory, some of which stays."""
 
     def sample(second: float) -> Sample:
         waited = 0.0 if second < 1200 else 20.0
@@ -101,7 +101,7 @@ def test_the_gateway_has_settled_after_the_last_engine() -> None:
 
 
 def test_memory_is_compared_at_equal_load() -> None:
-    """More and more wait, who take memory; beside that an hour takes 3 MiB."""
+    """Ever more requests wait and take memory; apart from those, an hour takes 3 MiB."""
     dice = np.random.default_rng(0)
 
     def sample(second: float) -> Sample:
@@ -122,5 +122,5 @@ def test_what_surely_grows_is_a_fault() -> None:
     assert not named("engine_rss_mib", 5.0, 2.0) and not named("engine_rss_mib", 1.9, 0.0)
     assert not named("engine_rss_mib", -5.0, 0.5) and not named("hit_rate", 5.0, 0.5)
     assert drifts({"hit_rate": None})
-    # It is part of what is resident, which is looked at itself.
+    # It is part of resident memory, which has its own check.
     assert not named("engine_kept_mib", 5.0, 0.5) and named("engine_held_mib", 5.0, 0.5)

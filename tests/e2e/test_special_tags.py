@@ -1,4 +1,4 @@
-"""Calls of tools whose tags are special tokens, from the request to what is read of the answer."""
+"""Tool calls whose tags are special tokens, from the request to the parsed answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 import rootlace as rl
 from tests.tiny_model import make_tiny_model
 
-# As gpt-oss's, but that <|end|> ends the sequence, too.
+# As gpt-oss's template, but <|end|> also ends the sequence.
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
     "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>"
@@ -83,7 +83,7 @@ def test_a_call_that_there_has_to_be(tiny: rl.Runtime, skip: bool | None) -> Non
     written = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
     assert "".join(tokens).startswith(written)
     forced = answer["usage"]["completion_tokens_details"]["forced_tokens"]
-    assert forced == len(tokens) - 2  # all but where names, and where states, differ
+    assert forced == len(tokens) - 2  # all but the tokens where names, and states, differ
 
 
 def test_a_name_does_not_forge_special_tokens(tiny: rl.Runtime) -> None:

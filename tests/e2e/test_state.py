@@ -1,4 +1,4 @@
-"""A runtime whose processes are killed: with `state`, programs notice a pause."""
+"""Programs notice only a pause when processes of a runtime with `state` are killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import eventually
 
 @rl.function
 def story(s):
-    """Streamed and seeded, forks, a constraint, a choice and a join."""
+    """Run a streamed and seeded program with forks, a constraint, a choice and a join."""
     s += "Once upon a time there was"
     s += rl.gen("begin", max_tokens=60, temperature=0.9, seed=7, ignore_eos=True)
     forks = s.fork(3)
@@ -30,8 +30,8 @@ def story(s):
 
 
 def test_programs_go_on_as_if_nothing_had_been_killed(demo_model: Path, tmp_path: Path) -> None:
-    """A disk that is full for a while. Then the gateway, and with it its engine, is killed in the
-    first stream, the engine alone in the last."""
+    """The disk is full for a while. Then the gateway, and with it its engine, is killed in the
+    first stream, and the engine alone in the last."""
     folder, log = tmp_path / "state", tmp_path / "log"
     options = {
         "state": folder,
@@ -42,7 +42,7 @@ def test_programs_go_on_as_if_nothing_had_been_killed(demo_model: Path, tmp_path
     }
     with rl.Runtime(demo_model, **options) as runtime:
         calm = story.run(backend=runtime)
-        room = 2000 + log.stat().st_size  # less than the database has
+        room = 2000 + log.stat().st_size  # less than the database needs
         assert room < (folder / "programs.sqlite-wal").stat().st_size
         before = resource.prlimit(runtime.pid, resource.RLIMIT_FSIZE, (room, -1))
         full = story.run(backend=runtime)

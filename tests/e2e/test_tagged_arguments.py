@@ -1,4 +1,4 @@
-"""Calls with arguments in tags, which are special tokens, from the request to the answer."""
+"""Calls with arguments in tags that are special tokens, from the request to the answer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_call_that_there_has_to_be(tiny: rl.Runtime, strict: bool | None) -> N
 
 
 def test_a_program_calls_its_function(tiny: rl.Runtime) -> None:
-    """The list shows the model's own form, the constraint holds it, and the call is read."""
+    """The list shows the model's own form, the constraint enforces it, and the call is parsed."""
     called: list[tuple[str, bool, list[int]]] = []
 
     def lamp(room: Literal["hall", "den"], on: bool, hours: list[int]) -> str:

@@ -1,5 +1,5 @@
-"""Thoughts before answers, by a real engine: a model of random weights that never ends them itself,
-or is made to by a bias."""
+"""Thoughts before answers, on a real engine: a model of random weights never ends thoughts itself,
+except by a bias."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASK = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module", params=["opens", "opens-text", "may"])
 def runtime(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[rl.Runtime]:
-    """The tags are special tokens, or text of a token per byte; the prompt begins the thoughts, or
+    """Tags are special tokens, or text with a token per byte; the prompt begins the thoughts, or
     the model may."""
     source = MAY if request.param == "may" else OPENS
     tags = [] if request.param.endswith("text") else ["<think>", "</think>"]
@@ -43,7 +43,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[r
 
 
 def post(runtime: rl.Runtime, path: str, **body: Any) -> Any:
-    """The reply, or the events of a stream."""
+    """Return the reply, or the events of a stream."""
     data = json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{runtime.url}{path}", data, headers)
@@ -59,7 +59,7 @@ def post(runtime: rl.Runtime, path: str, **body: Any) -> Any:
 
 
 def chat(runtime: rl.Runtime, **more: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    """Thoughts, answer and usage of each choice; the same if they are streamed."""
+    """Return thoughts, answer and usage of each choice, equal when streamed."""
     body = {"messages": ASK, "max_tokens": 300, "seed": 3, **more}
     whole = post(runtime, "/v1/chat/completions", **body)
     found = [
@@ -77,7 +77,7 @@ def chat(runtime: rl.Runtime, **more: Any) -> list[tuple[str, str, dict[str, Any
 
 
 def begun(runtime: rl.Runtime) -> dict[str, Any]:
-    """What makes the model think that may."""
+    """Return the bias with which an optional thinker begins thoughts."""
     return {"logit_bias": {str(_token(runtime, "<think>")): 100}} if _may(runtime) else {}
 
 
@@ -128,7 +128,7 @@ def test_every_constraint_begins_behind_them(runtime: rl.Runtime, form: dict[str
 
 
 def test_it_may_be_left_out(runtime: rl.Runtime) -> None:
-    """Where the model begins them itself; and no bound of thoughts is one of the answer."""
+    """The bound may be omitted if the model begins thoughts; it does not bound the answer."""
     if not _may(runtime):
         pytest.skip("the prompt begins them")
     bias = {str(_token(runtime, "<think>")): -100}
@@ -137,7 +137,7 @@ def test_it_may_be_left_out(runtime: rl.Runtime) -> None:
 
 
 def test_stop_strings_tokens_and_patterns_do_not_fire_within(runtime: rl.Runtime) -> None:
-    """All that could be in a text stops it, and yet what is thought is not cut."""
+    """Every possible text is a stop, yet thoughts are not cut."""
     letters = ["a", "e", "i", "o", "t", " ", "}", "x"]
     given = {"thinking_budget": BUDGET, "temperature": 1, "ignore_eos": True, **begun(runtime)}
     for stop in (
@@ -167,7 +167,7 @@ def test_prediction_logprobs_and_min_tokens_beside_them(runtime: rl.Runtime) -> 
 
 
 def test_every_interface(runtime: rl.Runtime) -> None:
-    """Thoughts and answer are told apart, whole and streamed."""
+    """Thoughts and answer are separate, whole and streamed."""
     if _may(runtime):
         pytest.skip("only /v1/chat/completions takes a bias")
     model = post_model(runtime)

@@ -1,4 +1,4 @@
-"""Tools that the embedded model may call: it has learnt another one, and calls that if it can."""
+"""Tools that the embedded model may call: it was trained on another, and calls that if possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def function(parameters: Any = PARAMETERS, **more: Any) -> dict[str, Any]:
 
 
 def called(path: str, text: str) -> tuple[str, Any]:
-    """The one call of a reply, whole or of a stream's events."""
+    """Return the only call of a reply, or of a stream's events."""
     lines = [line.removeprefix("data: ") for line in text.splitlines()]
     events = [json.loads(line) for line in lines if line.startswith("{")]
     if path == "/v1/chat/completions":
@@ -117,7 +117,7 @@ def test_text_outside_of_calls_is_what_it_is_without_constraint(
 ) -> None:
     asked = {"messages": [{"role": "user", "content": question}], "tools": [function()]}
     prompt = json.loads(post(runtime, "/tokenize", asked))["tokens"]
-    # The best alone: bytes that begin no character have a share of the rest, and are never drawn.
+    # Only the best: bytes that begin no character have some probability, and are never drawn.
     native = {{"seed": "sampling_seed"}.get(name, name): value for name, value in sampling.items()}
     params = {**native, "max_new_tokens": 60, "skip_special_tokens": False}
     free = post(runtime, "/generate", {"input_ids": prompt, "sampling_params": params})

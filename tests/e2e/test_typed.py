@@ -1,4 +1,4 @@
-"""Values of Python types, and strict tools, on the embedded model: what ends can be read."""
+"""Values of Python types, and strict tools, on the embedded model: complete texts are readable."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ KINDS: list[Any] = [
 @rl.function
 def value(s: Any, kind: Any, seed: int) -> None:
     s += "An example: "
-    # A type of None is no type.
+    # The type of None is no type.
     s += rl.gen("x", type=type(None) if kind is None else kind, max_tokens=160, seed=seed)
 
 
@@ -104,7 +104,7 @@ def test_every_value_can_be_read(runtime: rl.Runtime) -> None:
     jobs = [{"kind": kind, "seed": seed} for kind in KINDS for seed in range(SEEDS)]
     for job, state in zip(jobs, value.run_batch(jobs, backend=runtime), strict=True):
         text = state.text("x")
-        # All of these types bound their texts, but for a number's digits.
+        # All these types bound their texts, but not a number's digits.
         if state.get_meta_info("x")["finish_reason"]["type"] == "length":
             assert job["kind"] in (int, float)
             continue

@@ -18,7 +18,7 @@ def gateway(tmp_path: Path) -> Iterator[FakeGateway]:
 
 @pytest.fixture
 def backend(gateway: FakeGateway) -> Iterator[rl.RuntimeEndpoint]:
-    """An endpoint whose frames are only sent when somebody waits, so that they can be counted."""
+    """An endpoint that sends frames only when a reader waits, so that frames can be counted."""
     endpoint = rl.RuntimeEndpoint(gateway.address, coalesce=60.0)
     rl.set_default_backend(endpoint)
     yield endpoint

@@ -1,9 +1,9 @@
-"""A gateway without a model: it speaks the protocol over a real socket and writes what it is told.
+"""A gateway without a model: speaks the protocol over a real socket, and answers from a script.
 
-One thread, one ROUTER socket; what `rootlace.testing` has behind it, with a token for each
-character. The text of a `Generate` comes from `script(text, op)`, which may raise a
-`RootlaceError` to fail the operation. `hold()` stops all generation until `release()`, so that
-tests can look at a program in the middle without any timing.
+One thread, one ROUTER socket, and the script of `rootlace.testing`, with a token for each
+character. `script(text, op)` gives the text of a `Generate`, or raises a `RootlaceError` to fail
+the operation. `hold()` stops all generation until `release()`, so that tests can examine a
+program in the middle without any timing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHAT = protocol.ChatFormat(
 
 
 def default_script(text: str, op: protocol.Generate) -> str:
-    """A word that depends on everything before it."""
+    """Return a word that depends on the whole text before."""
     return f" w{zlib.crc32(text.encode()) % 10_000}"
 
 
@@ -102,7 +102,7 @@ class FakeGateway:
         self._commands.append(go)
 
     def sent(self, kind: type) -> list[Any]:
-        """The operations of one type that came so far."""
+        """Return the operations of one type received so far."""
         return [op for op in list(self.ops) if isinstance(op, kind)]
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 """Stands for `python -m rootlace.runtime.server`: reads its configuration, answers, obeys.
 
-The configuration's model name says how it behaves.
+The model's name in the configuration chooses the behaviour.
 """
 
 from __future__ import annotations

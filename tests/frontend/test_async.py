@@ -30,7 +30,7 @@ async def test_two_thousand_at_once_on_one_loop(gateway: FakeGateway) -> None:
     programs = [asyncio.ensure_future(agent.run_async(str(i))) for i in range(2000)]
     while len(gateway.sent(protocol.Generate)) < 2000:
         await asyncio.sleep(0.01)  # all of them are waiting now
-    assert threading.active_count() <= threads  # those of tests before may end
+    assert threading.active_count() <= threads  # threads of earlier tests may end
     assert gateway.open_branches == 2000
     gateway.release()
     states = await asyncio.gather(*programs)
@@ -38,7 +38,7 @@ async def test_two_thousand_at_once_on_one_loop(gateway: FakeGateway) -> None:
     for i, state in enumerate(states):
         assert state["answer"] == state.ret_value == default_script(f"Q: {i}\nA:", op)
         assert state["more"]
-    # A frame holds what thousands of programs had to say at the time.
+    # A frame holds the operations of thousands of programs.
     assert gateway.frames < 1000
     eventually(lambda: gateway.open_branches == 0)
 
@@ -51,7 +51,7 @@ async def test_batch_with_bounded_concurrency(gateway: FakeGateway) -> None:
     async def counted(s, i):
         nonlocal running, most
         s += "Shared beginning. " + str(i) + rl.gen("x")
-        running += 1  # behind what the trace for the common prefix reaches
+        running += 1  # later than the trace for the common prefix reaches
         most = max(most, running)
         await s["x"]
         running -= 1
@@ -142,7 +142,7 @@ async def test_cancelling_a_task_cancels_on_the_server(gateway: FakeGateway) -> 
 
 
 async def test_cancelling_a_task_that_follows_cancels_on_the_server(gateway: FakeGateway) -> None:
-    """As a web framework does where the client of a streamed answer leaves."""
+    """A web framework cancels so when the client of a streamed answer leaves."""
 
     async def answer() -> None:
         state = await agent.run_async("x", stream=True)
@@ -187,7 +187,7 @@ async def test_who_leaves_a_stream_cancels_what_the_program_waits_for(
     async def program(s):
         s += "a"
         try:
-            await asyncio.Event().wait()  # a tool's answer, say
+            await asyncio.Event().wait()  # a tool's answer, for example
         except asyncio.CancelledError:
             ended.append("cancelled")
             raise

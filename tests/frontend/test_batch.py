@@ -54,7 +54,7 @@ def test_results_are_in_order_and_the_prefix_is_sent_once(gateway: FakeGateway) 
     roots = [op for op in gateway.sent(protocol.Open) if op.parent is None]
     assert len(roots) == 1 and len(gateway.sent(protocol.Open)) == 41
     eventually(lambda: gateway.open_branches == 0)
-    # What the server generated from is the whole text, prefix included.
+    # The server generated from the whole text, prefix included.
     label = states[7]["label"]
     prompt = EXAMPLES + "number 7\nLabel:"
     assert label == default_script(prompt, gateway.sent(protocol.Generate)[0])
@@ -151,7 +151,7 @@ def test_empty_single_and_generator(gateway: FakeGateway, style: bool) -> None:
     assert list(classify.run_batch([], generator_style=style)) == []
     states = classify.run_batch([{"review": "one"}], generator_style=style)
     assert [state.text()[: len(EXAMPLES) + 3] for state in states] == [EXAMPLES + "one"]
-    assert not gateway.sent(protocol.Prefill)  # one program shares with nobody
+    assert not gateway.sent(protocol.Prefill)  # a single program shares with no other
 
 
 def test_the_generator_yields_before_all_are_done(gateway: FakeGateway) -> None:
@@ -310,7 +310,7 @@ def test_closing_a_stream_cancels_it(gateway: FakeGateway) -> None:
 
 
 def test_what_a_streamed_run_returned_is_waited_for(gateway: FakeGateway) -> None:
-    """Those who hear of its end find the value there."""
+    """Readers that see the stream's end find the value."""
 
     @rl.function
     def program(s):
@@ -337,7 +337,7 @@ def test_a_failed_run_returned_nothing() -> None:
 
 
 def test_what_a_program_returned_is_there_unless_the_run_failed() -> None:
-    """The run fails where an operation does that the program has not read."""
+    """The run fails only if an operation fails that the program has not read."""
 
     @rl.function
     def program(s, handled):
@@ -382,7 +382,7 @@ def test_programs_in_threads_know_the_context() -> None:
     @rl.function
     def program(s, i):
         s += "a"
-        _ = s.text()  # the end of what is looked at beforehand
+        _ = s.text()  # the end of the prefix that is traced
         seen.append(user.get())
 
     user.set("Ida")
@@ -421,7 +421,7 @@ def test_who_leaves_a_stream_cancels_it(gateway: FakeGateway, follow: str) -> No
         assert said in ("[1, 2", [1], [1, 2])
         break
     assert not gateway.sent(protocol.Cancel) and not state.branch.run.cancelled
-    other.close()  # the last one that follows
+    other.close()  # the last program that follows
     eventually(lambda: gateway.open_branches == 0)
     with pytest.raises(rl.ProgramError, match="the reader of its text left before the end"):
         _ = state["y"]

@@ -23,7 +23,7 @@ def three(s):
 def test_a_run_generates_no_more_than_its_budget(gateway: FakeGateway) -> None:
     gateway.script = lambda text, op: "1234567"[: 3 if op.name == "a" else 7]
     assert three.run(token_budget=11).text() == "x123x1234x1234"
-    # What is left bounds a generation, and one that wanted more has failed.
+    # The rest of the budget bounds a generation; one that needs more fails.
     with pytest.raises(rl.ProgramError, match="10 tokens is used up") as caught:
         three.run(token_budget=10)
     assert isinstance(caught.value.__cause__, BudgetExceeded)
@@ -48,7 +48,7 @@ def test_forks_that_run_side_by_side_share_it(gateway: FakeGateway) -> None:
     assert program.run(token_budget=15).ret_value == ["12345"] * 3
     with pytest.raises(rl.ProgramError, match="14 tokens"):
         program.run(token_budget=14)
-    states = program.run_batch([{}, {}], token_budget=15)  # each has its own
+    states = program.run_batch([{}, {}], token_budget=15)  # each run has its own budget
     assert [state.error() for state in states] == [None, None]
     eventually(lambda: gateway.open_branches == 0)
 
@@ -74,7 +74,7 @@ def test_tokens_of_what_was_cancelled_count(gateway: FakeGateway) -> None:
         asked = s.branch.run.recording.timeline("", "", None).spans
         assert [span.state for span in asked] == ["running"]
         operation = lost.branch.variables["lost"]
-        for text in ("ab", "c"):  # as if the server had sent them
+        for text in ("ab", "c"):  # as if the server had sent these
             operation(protocol.Chunk(0, 0, text, tuple(range(len(text)))))
         lost.branch.drop()
         lost.sync()

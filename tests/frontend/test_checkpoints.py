@@ -1,4 +1,4 @@
-"""Batches that go on where they were."""
+"""Batches that continue from a checkpoint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROWS = [{"question": str(i)} for i in range(6)]
 
 @pytest.fixture
 def broken(gateway: FakeGateway) -> set[str]:
-    """The questions that fail."""
+    """the questions that fail"""
     found: set[str] = set()
 
     def script(text: str, op: protocol.Generate) -> str:
@@ -68,7 +68,7 @@ def test_rows_that_are_done_are_not_run_again(
     changed = [*ROWS[:5], {"question": "new"}]
     types = {"answer": Answer}
     again = program.run_batch(changed, checkpoint=rl.Checkpoint(path, types=types))
-    assert asked(gateway) == 6 + 3  # what had failed, and what is another row
+    assert asked(gateway) == 6 + 3  # the failed rows, and the changed rows
     assert [state.ret_value for state in again] == ["0", "1", "2", "3", "4", "new"]
     assert again[0].text() == first[0].text() and again[0]["text"] == first[0]["text"]
     assert {type(state["answer"]) for state in again} == {Answer}
@@ -127,7 +127,7 @@ def test_other_options_are_other_rows(
     ]
     for count, options in enumerate(given, 1):
         plain.run_batch(ROWS[:1], checkpoint=path, **options)
-        plain.run_batch(ROWS[:1], checkpoint=path, timeout=60, **options)  # no other text by that
+        plain.run_batch(ROWS[:1], checkpoint=path, timeout=60, **options)  # names no other text
         assert asked(gateway) == count
     for word in ("one", "other"):
         plain.bind(question=word).run_batch([{}], checkpoint=path)
@@ -156,7 +156,7 @@ def test_only_what_was_returned_is_kept(
     states = plain.run_batch(ROWS[:3], checkpoint=kept)
     assert asked(gateway) == 3 and [state.ret_value["asked"] for state in states] == list("012")
     assert states[0].text() == "" and not states[0].keys()
-    plain.run_batch(ROWS[:2], checkpoint=kept.path)  # whose states are not there
+    plain.run_batch(ROWS[:2], checkpoint=kept.path)  # the checkpoint has no states
     assert asked(gateway) == 5
     with pytest.raises(InvalidRequest, match="'state' or 'value', not 'text'"):
         rl.Checkpoint("x", keep="text")  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_what_cannot_be_kept(gateway: FakeGateway, tmp_path: Path) -> None:
         s += rl.gen("text")
         return "\ud800" if value == 2 else value
 
-    for count in (4, 6):  # the two that were not kept are run again
+    for count in (4, 6):  # the two rows without a record run again
         with pytest.warns(UserWarning, match=r"batch\[[12]\] is done, but .* cannot keep it"):
             states = odd.run_batch([{"value": i} for i in range(4)], checkpoint=tmp_path / "x")
         assert [state.ret_value for state in states] == [0, 1, "\ud800", 3]

@@ -1,4 +1,4 @@
-"""Asking for constraints in programs: what travels, and how the value reads."""
+"""Constraints in programs: the messages, and the types of the values."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_bare_number_ends_at_white_space(
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_bare_float_has_as_many_digits_as_python_writes(value: float) -> None:
-    """And no more, where a small model would go on with zeros."""
+    """A float has at most the digits that Python writes; small models would continue with zeros."""
     asked = sampling.constraint({"type": float})
     assert asked is not None and asked.source is not None
     if not abs(value) or 1e-99 <= abs(value) < 1e100:
@@ -190,7 +190,7 @@ def test_streams_are_text(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> 
     assert list(typed.run(City).text_iter("x")) == [ROME]
 
 
-# ---------------------------------------------------------------- values that are not there
+# ---------------------------------------------------------------- missing values
 
 
 def test_a_value_cut_off_raises_where_it_is_read(

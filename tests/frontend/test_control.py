@@ -186,7 +186,7 @@ def test_forks_of_a_failed_attempt_are_forgotten(gateway: FakeGateway) -> None:
     no = InvalidConstraint("no")
     in_turn(gateway, no, no, no, no, "8", "9")
     assert program.run(False).ret_value[0] == "A8"
-    # Those that fail though no attempt opened them still end the run.
+    # Failures outside attempts still end the run.
     in_turn(gateway, no, no, no, no, "8", "9")
     with pytest.raises(rl.ProgramError, match="early"):
         program.run(True)
@@ -286,7 +286,7 @@ def test_the_majority_wins_and_the_others_are_cancelled(gateway: FakeGateway) ->
     state = program.run()
     assert (state.ret_value, state.text()) == ("4", "2 + 2 = 4")
 
-    # Three of five agree while two are still at it.
+    # Three of five agree while two still run.
     release = []
 
     def script(text: str, op: protocol.Generate) -> str:
@@ -312,7 +312,7 @@ def test_seeds_and_handling_of_choices(gateway: FakeGateway) -> None:
 
     program.run(seed=9)
     sent = gateway.sent(protocol.Select)
-    assert [op.seed for op in sent] == [5, 9, 10, None]  # without a temperature, nothing is drawn
+    assert [op.seed for op in sent] == [5, 9, 10, None]  # without a temperature nothing is drawn
     assert [op.handling.priority for op in sent] == [3, 0, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Conversations that go on: messages, ended states, states kept as JSON and as pickles."""
+"""Continued conversations: messages, ended states, states kept as JSON and as pickles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def chat_async(s, question):
 
 
 def prompts(gateway: FakeGateway) -> list[str]:
-    """The text before each generation, as the gateway saw it."""
+    """Return the text before each generation, as the gateway saw it."""
     found: list[str] = []
     write = gateway.script
 
@@ -56,7 +56,7 @@ def test_messages_can_be_appended_again(gateway: FakeGateway) -> None:
         s += messages
         s += [{"role": "user", "content": [{"type": "text", "text": "More"}]}]
 
-    nothing = {"audio": None, "tool_calls": [], "refusal": None}  # as OpenAI's client has it
+    nothing = {"audio": None, "tool_calls": [], "refusal": None}  # as OpenAI's client writes it
     state = again.run([{**message, **nothing} for message in first.messages()])
     assert state.messages() == [*first.messages(), {"role": "user", "content": "More"}]
     assert state.text() == first.text() + "<|user|>More<|end|>"
@@ -105,7 +105,7 @@ def test_the_text_of_another_state_keeps_its_messages(gateway: FakeGateway) -> N
     assert copied.run().messages() == first.messages()
     special = [part for op in gateway.sent(protocol.Append)[-4:] for part in op.parts]
     assert any(isinstance(part, protocol.Text) and part.special for part in special)
-    # Inside of a message, it is what somebody said.
+    # Within a message, the text belongs to the speaker.
     assert quoted.run().messages() == [{"role": "user", "content": first.text()}]
 
 

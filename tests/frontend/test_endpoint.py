@@ -1,4 +1,4 @@
-"""How a URL leads to the socket for programs, and what is said where it does not."""
+"""From a URL to the socket for programs, and the errors where there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rootlace.wire.errors import ServerUnavailable, Unauthorized
 
 @contextmanager
 def answering(status: int, body: Any) -> Iterator[str]:
-    """The URL of a server that has one answer."""
+    """Return the URL of a server that always gives one answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong says where, why, and disturbs nothing else."""
+"""Errors say where and why, and disturb no other run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
+from rootlace.client.channel import call_in_loop
 from rootlace.client.connection import Connection
 from rootlace.language.expressions import RoleBegin
 from rootlace.testing import Scripted
@@ -201,7 +202,7 @@ def test_error_of_the_state() -> None:
         assert isinstance(s.error(), rl.ProgramError)
         s["seen"] = True
 
-    # Looking at the error is meeting it: the run itself does not fail any more.
+    # Reading the error handles it: the run itself no longer fails.
     state = program.run()
     assert state["seen"] and isinstance(state.error(), rl.ProgramError)
     with pytest.raises(rl.ProgramError):
@@ -366,7 +367,7 @@ def test_what_cannot_be_sent_concerns_nobody_else(gateway: FakeGateway, unsendab
 
 
 def test_an_object_of_no_known_type_fails_its_row(gateway: FakeGateway) -> None:
-    """msgspec raises a TypeError for it, at which a batch waited for ever."""
+    """msgspec raises a TypeError for such an object, after which a batch waited for ever."""
     (state,) = rl.function(lambda s: s.append("x")).run_batch([{}], adapter=object())
     with pytest.raises(rl.ProgramError, match="opening a branch failed: it cannot be sent"):
         state.text()
@@ -381,7 +382,7 @@ class Colour(str, enum.Enum):  # noqa: UP042  # whose str() is not its text
 
 
 def test_text_and_numbers_of_other_types_are_pythons(gateway: FakeGateway) -> None:
-    """As those of NumPy and of parsers of HTML are, and members of enums."""
+    """NumPy's numbers, texts of HTML parsers and members of enums are such types."""
     number, real = type("Number", (int,), {}), type("Real", (float,), {})
     lists = {"stop": [Word("#")], "stop_token_ids": [number(3)]}
 
@@ -481,7 +482,7 @@ def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, ServerUnavailable)
     with pytest.raises(ServerUnavailable):
         program.run(backend=endpoint)
-    again = FakeGateway(tmp_path)  # a new server at the same address is found again
+    again = FakeGateway(tmp_path)  # a new server at the same address is found
     gateway = again
     again.script = lambda text, op: " back"
 
@@ -506,13 +507,40 @@ def test_a_run_ends_at_its_timeout_while_its_server_is_away(tmp_path: Path, read
         s += "a" + rl.gen("x") + "b"
         eventually(lambda: bool(gateway.sent(protocol.Generate)))
         gateway.stop()
-        s.branch.run.budget._deadline = 0.0  # only now: a busy machine may be slow until here
+        s.branch.run.budget._deadline = 0.0  # set late: a busy machine may be slow until here
         return s["x"] if read else None
 
     with pytest.raises(rl.ProgramError, match=r"gen.*within its timeout of 3600 s"):
         program.run(backend=endpoint, timeout=3600)
     assert endpoint.connect().lost is None
     endpoint.close()
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_a_run_ends_at_its_timeout_while_its_server_is_silent(
+    tmp_path: Path, connects: bool
+) -> None:
+    gateway = FakeGateway(tmp_path)
+    gateway.kept = True
+    endpoint = rl.RuntimeEndpoint(gateway.address, ping_interval=3600, timeout=3600)
+    gateway.hold()
+
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("x")
+        eventually(lambda: bool(gateway.sent(protocol.Generate)))
+        gateway.silent = True
+        if not connects:  # and its machine lets no new connection through
+            connection = endpoint.connect()
+            call_in_loop(connection._loop, lambda: connection._break(ServerUnavailable("cut")))
+            eventually(lambda: len(gateway.sent(protocol.Hello)) == 2)
+        s.branch.run.budget._deadline = 0.0
+        return s["x"]
+
+    with pytest.raises(rl.ProgramError, match="within its timeout of 3600 s"):
+        program.run(backend=endpoint, timeout=3600)
+    endpoint.close()
+    gateway.stop()
 
 
 def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
@@ -525,7 +553,7 @@ def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
         s += "a" + rl.gen("x")
         eventually(lambda: bool(gateway.sent(protocol.Generate)))
         gateway.silent = True
-        # Only now: until here the answers may be late, on a busy machine.
+        # Set late: until here answers may be slow on a busy machine.
         endpoint.connect()._timeout = 0.1
         return s["x"]
 
@@ -541,7 +569,7 @@ def test_a_pause_of_the_program_as_it_connects_is_not_one_of_the_server(
     connect = Connection._connect
 
     def paused(connection: Connection, timeout: float) -> None:
-        """Its first wait ends late, and the answer is there but not read yet."""
+        """The first wait ends late; the answer has come but is not read yet."""
         wait, late = connection._started.wait, iter([False])
         connection._started.wait = lambda seconds=None: next(late, True) and wait(seconds)  # type: ignore[method-assign]
         connect(connection, timeout)

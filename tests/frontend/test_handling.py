@@ -1,4 +1,4 @@
-"""How programs say how their requests are served."""
+"""Options of programs for the handling of their requests."""
 
 from __future__ import annotations
 

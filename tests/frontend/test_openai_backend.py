@@ -1,4 +1,4 @@
-"""Programs on a server that has OpenAI's interface and nothing else."""
+"""Programs on a server that has only OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Person:
 
 
 class Server:
-    """Answers with `reply(body)`: a text, or a status and a body."""
+    """A server that answers with `reply(body)`: a text, or a status and a body."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -72,7 +72,7 @@ class Server:
                 pass
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.handle_error = lambda *_: None  # a client that did not wait for its answer
+        self._http.handle_error = lambda *_: None  # clients may not wait for answers
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -126,7 +126,7 @@ def chat(s, question):
 def test_what_is_named_is_sent_if_it_is_the_default(
     server: Server, backend: rl.OpenAIBackend
 ) -> None:
-    """The server may have other defaults; what nobody names is left to it."""
+    """A named default is sent, as the server's may differ; others are left to the server."""
 
     @rl.function
     def ask(s: rl.State) -> None:
@@ -148,7 +148,7 @@ def test_messages_become_chats(server: Server, backend: rl.OpenAIBackend) -> Non
     state = chat.run("Hello <|end|>")
     assert state.ret_value == ([" Hi.", " Hi."], " Hi.")
     tips = [asked for asked in server.asked if "temperature" in asked[1]]
-    path, body = tips[0]  # "answer" needs no tip: a server may be asked for "answer" first
+    path, body = tips[0]  # "answer" needs no tip, so the server may get "answer" first
     assert path == "/v1/chat/completions" and len(tips) == 2
     assert body["messages"] == [
         {"role": "system", "content": "Be brief."},

@@ -1,4 +1,4 @@
-"""Values that are still being written."""
+"""Values that are not yet complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ values = st.recursive(
 
 
 def begins(part: Any, whole: Any) -> bool:
-    """Whether `part` is what may be known of `whole`."""
+    """Whether `part` may be known of `whole`."""
     if isinstance(whole, str) and isinstance(part, str):
         return whole.startswith(part)
     if isinstance(whole, list) and isinstance(part, list):

@@ -1,4 +1,4 @@
-"""The small parts on their own: options, constraints, expressions, prefixes, transcripts."""
+"""Small parts in isolation: options, constraints, expressions, prefixes, transcripts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ texts = st.lists(st.builds(Text, st.text("ab", max_size=3), special=st.booleans(
 def test_matcher_agrees_with_comparing_whole_texts(
     prefix: list[Text], program: list[Text], cuts: list[int]
 ) -> None:
-    """Fed in any pieces, it decides as if it had seen everything, and loses no text."""
+    """Fed in any pieces, the matcher decides as with the whole text, and loses no text."""
     want = merge(prefix)
     if not want:
         return
@@ -210,7 +210,7 @@ def test_no_branch_escapes_a_cancellation_while_it_is_closed() -> None:
     class CancelledMeanwhile(dict[int, Any]):
         def pop(self, *args: Any) -> Any:
             found = super().pop(*args)
-            run.cancel()  # as another thread may
+            run.cancel()  # another thread may cancel
             return found
 
     run._open = CancelledMeanwhile()

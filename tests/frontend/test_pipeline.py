@@ -1,4 +1,4 @@
-"""Messages, round trips, order, and that nothing stays behind."""
+"""Messages, round trips, order, and cleanup."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_forks_run_side_by_side_without_threads_or_waiting(
         forks = s.fork(50)
         forks += lambda i: f" {i}:" + rl.gen("tip")
         forks.join()
-        assert threading.active_count() <= threads  # those of tests before may end
-        assert not gateway.sent(protocol.Generate)  # nothing has been waited for
+        assert threading.active_count() <= threads  # threads of earlier tests may end
+        assert not gateway.sent(protocol.Generate)  # the program has not waited for a value
         s += " end" + rl.gen("end")
 
     counters = backend.connect().counters
@@ -147,7 +147,7 @@ def test_concatenate_and_append_needs_no_round_trip(
 
     assert state["conclusion"] == default_script(seen + " So", gateway.sent(protocol.Generate)[0])
     eventually(lambda: gateway.open_branches == 0)
-    # The forks are closed once the join has got their text; nothing waits for that message.
+    # The forks are closed once the join has their text; no reader waits for that message.
     assert counters.messages_sent - before[0] == 2
     assert all(isinstance(op, protocol.Close) for op in gateway.ops[-2:])
 
@@ -197,7 +197,7 @@ def test_children_outlive_a_dropped_parent(
 def test_a_connection_closed_in_the_thread_of_another_does_not_hold_it_up(
     gateway: FakeGateway, backend: rl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The garbage collector closes what nobody holds, wherever it happens to run."""
+    """The garbage collector closes unreferenced connections in any thread."""
     others = [rl.RuntimeEndpoint(gateway.address) for _ in range(3)]
     name = f"{IO_THREAD} {gateway.address}"
     threads = [thread for thread in threading.enumerate() if thread.name == name]
@@ -276,11 +276,11 @@ def test_a_method_is_a_program_of_its_object(backend: rl.RuntimeEndpoint) -> Non
     states = pickle.loads(pickle.dumps(guide.tell)).run_batch([("Art",)])
     states += [guide.paint.run(), *(each.run() for each in bound)]
     assert [state.text()[:11] for state in states] == ["Art of Rome"] * 4
-    assert guide.other is Guide.other is straight  # no method: it is defined elsewhere
+    assert guide.other is Guide.other is straight  # no method: defined elsewhere
 
 
 def test_programs_and_failures_are_pickled(backend: rl.RuntimeEndpoint) -> None:
-    """As functions are: so a program runs in the processes of a pool."""
+    """Programs and failures are pickled by name, so a program runs in the processes of a pool."""
     assert pickle.loads(pickle.dumps(straight)) is straight
     bound = pickle.loads(pickle.dumps(straight.bind(question="why?")))
     assert bound.run().text().startswith("Q: why?")

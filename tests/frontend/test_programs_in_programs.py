@@ -1,4 +1,4 @@
-"""A program that is called on another one's state, and what a state is as a mapping."""
+"""A program called on another program's state, and states as mappings."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_help_lists_the_options(started: Any) -> None:
     shown = inspect.signature(started).parameters
     for setting in settings(RuntimeConfig):
         assert shown[setting.keyword].default == setting.default
-    inspect.signature(started).bind("m", page_size=4)  # sglang's names are taken too
+    inspect.signature(started).bind("m", page_size=4)  # sglang's names work, too
 
 
 def test_every_shown_default_may_be_given() -> None:
@@ -53,7 +53,7 @@ def test_every_shown_default_may_be_given() -> None:
         shown = inspect.signature(rl.Runtime).parameters[setting.keyword]
         given = runtime_config("m", "ipc://x", {setting.keyword: shown.default})
         assert msgspec.convert(given, RuntimeConfig) == msgspec.convert(plain, RuntimeConfig)
-        if setting.keyword != "warm_up":  # it may be an expression, too
+        if setting.keyword != "warm_up":  # `warm_up` may also be an expression
             msgspec.convert(shown.default, shown.annotation)
 
 
@@ -94,7 +94,7 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
         pid = runtime.pid
         assert alive(pid)
     assert not alive(pid)
-    runtime.shutdown()  # once more does no harm
+    runtime.shutdown()  # a second call does no harm
     with pytest.raises(ServerUnavailable):
         program.run(backend=runtime)
 
@@ -111,7 +111,7 @@ def test_close_ends_the_runtime_and_a_block_closes_an_endpoint(tmp_path: Path) -
 
 
 def test_every_keyword_has_its_place() -> None:
-    """sglang's names included, some of which say the reverse."""
+    """Keywords include sglang's names, some of which have the reverse meaning."""
     named_alike = {
         "gateway": (
             "allowed_hosts api_key cache_reports client_timeout cors_origins default_sampling "
@@ -212,7 +212,7 @@ def test_a_forked_process_connects_for_itself(tmp_path: Path) -> None:
             status = 1
             try:
                 status = int(program.run(backend=runtime)["x"] != expected)
-                runtime.shutdown()  # as at the end of a process: it is not this one's runtime
+                runtime.shutdown()  # as at the end of a process that does not own the runtime
             finally:
                 os._exit(status)
         ended: list[int] = []
@@ -273,7 +273,7 @@ def test_generate(engine: rl.Engine) -> None:
     assert engine.generate(input_ids=[1, 2])["text"] == engine.generate("[1][2]")["text"]
     assert len(engine.generate(input_ids=[[1, 2], [3]])) == 2
     assert engine.generate("a", return_logprob=True)["meta_info"]["output_token_logprobs"]
-    # It is a backend as well.
+    # The engine is a backend, too.
     assert program.run(backend=engine)["x"]
 
 
@@ -358,7 +358,7 @@ async def test_an_event_loop_goes_on_while_a_runtime_starts(tmp_path: Path) -> N
     ) as runtime:
         assert ticks > 10
         assert program.run(backend=runtime)["x"]
-        # The program's branch is gone with it, and so is the one that warmed up.
+        # The program's branch is closed, and so is the branch that warmed up.
         eventually(lambda: runtime.get_server_info()["branches"] == 0)
     ticking.cancel()
     assert not alive(runtime.pid)

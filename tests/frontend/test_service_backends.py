@@ -1,6 +1,6 @@
-"""Programs on services that know conversations: Anthropic's interface, LiteLLM, images, emulation.
+"""Programs on conversation services: Anthropic's interface, LiteLLM, images, emulation.
 
-The services are local; what only real ones can show stands in tests/clients.
+The services are local; tests/clients has the tests with real clients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Person:
 
 
 class Anthropic:
-    """Answers with `reply(body)`: a text, or a status and a body."""
+    """A service that answers with `reply(body)`: a text, or a status and a body."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -138,7 +138,7 @@ def test_anthropics_interface(
     assert second["messages"][-1]["content"] == "So: " and second["temperature"] == 0.0
     assert service.headers["x-api-key"] == "key" and service.headers["anthropic-version"]
     meta = state.get_meta_info("answer")
-    # Cached tokens are part of the prompt here, and beside it there.
+    # Here cached tokens are part of the prompt; Anthropic counts them apart.
     assert (meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]) == (10, 5, 4)
     assert meta["finish_reason"]["type"] == "length"
     spans = state.trace().spans
@@ -177,7 +177,7 @@ def test_errors_of_the_service(
 
 
 class LiteLLM:
-    """What stands in for the package `litellm`."""
+    """Stands for the package `litellm`."""
 
     class RateLimitError(Exception):
         pass
@@ -227,7 +227,7 @@ def test_litellm(litellm: LiteLLM) -> None:
     assert (asked["model"], asked["api_key"], asked["seed"]) == ("gemini/x", "k", 3)
     assert asked["messages"] == [{"role": "user", "content": "Who?"}]
     assert asked["response_format"]["json_schema"]["schema"]["$ref"]
-    litellm.ends = False  # as where a connection is lost
+    litellm.ends = False  # as with a lost connection
     with pytest.raises(rl.ProgramError, match="0 samples of 1"):
         _ = ask.run(backend=backend, stream=True)["x"]
     litellm.answer = LiteLLM.RateLimitError("slowly")
@@ -265,7 +265,7 @@ def test_bare_types_are_asked_for_as_json(
     assert program.run(backend=backend)["x"] == value
     (asked,) = service.asked
     assert asked["output_config"]["format"]["schema"] == {"type": schema}
-    assert asked["stop_sequences"] == [";"]  # white space may stand before the number
+    assert asked["stop_sequences"] == [";"]  # white space may precede the number
 
 
 @pytest.mark.parametrize("off", [-1, 0])
@@ -327,7 +327,7 @@ def test_what_is_emulated(service: Anthropic) -> None:
     service.reply = lambda body: next(replies)
     state = program.run(backend=backend)
     assert state.ret_value == ("No", ["1999", "2000"])
-    # The question is asked as it stands with a hint, which the conversation does not keep.
+    # The question is sent with a hint, which the conversation does not keep.
     assert service.asked[0]["messages"][-1]["content"].endswith("nothing else:\nYes\nNo\nNO\n no")
     assert "[0-9]{4}" in service.asked[-1]["messages"][-1]["content"]
     assert [each["content"] for each in state.messages()] == ["Is it?", "No", "Since?", "1999"]
@@ -337,12 +337,12 @@ def test_what_is_emulated(service: Anthropic) -> None:
         wrong.run(backend=backend)
     assert caught.value.code == "invalid_constraint"
     replies = iter(["NO", "1999", "2000"])
-    assert program.run(backend=backend)["x"] == "NO"  # before what only looks like it
+    assert program.run(backend=backend)["x"] == "NO"  # an exact choice precedes similar ones
     service.reply = lambda body: "Perhaps."
     with pytest.raises(rl.ProgramError, match="is none of") as caught:
         program.run(backend=backend)
     assert isinstance(caught.value.__cause__, ConstraintNotMet)
-    service.reply = lambda body: "\n42 years\nor so"  # white space ends a number, and begins none
+    service.reply = lambda body: "\n42 years\nor so"  # white space ends a number, begins none
     count = rl.function(lambda s: s.append(rl.user("?") + rl.assistant(rl.gen("x", type=int))))
     assert count.run(backend=backend)["x"] == 42
     with pytest.raises(InvalidRequest, match="emulate="):

@@ -1,7 +1,7 @@
-"""Programs in the style of sglang's frontend: they run when only the import line is changed.
+"""Programs in the style of sglang's frontend, which run after a change of the import line alone.
 
-The gateway answers from a script, so that what is tested is the language: what reaches the model,
-in which order, and what the program reads back.
+The gateway answers from a script, so the tests cover the language: the texts and their order that
+reach the model, and the values that the program reads back.
 """
 
 from __future__ import annotations

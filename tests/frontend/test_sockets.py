@@ -1,4 +1,4 @@
-"""Messages of sockets in an event loop: none lost, none stuck, others have their turn."""
+"""Messages of sockets in an event loop: none lost, none stuck, others get their turn."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_others_have_their_turn_in_a_flood(pair: Pair) -> None:
 
 
 async def test_what_a_send_was_told_of_is_read_after_a_look(pair: Pair) -> None:
-    """Ping-pong: each message is sent in answer to one, so each send may swallow the news."""
+    """Ping-pong: each message is sent in reply, so each send may consume the socket's signal."""
     ours, theirs = pair
     got: list[object] = []
     readers: list[MessageReader] = []

@@ -1,4 +1,4 @@
-"""`rootlace.testing`: what the tests of programs are written with."""
+"""`rootlace.testing`: the backends and fixtures for tests of programs."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_what_was_recorded_is_said_again(
     recorded = talk(Recorded(path, backend))
     gateway.stop()
     assert talk(Recorded(path)) == recorded
-    assert recorded[0] != recorded[1]  # asked twice, answered twice
+    assert recorded[0] != recorded[1]  # two requests, two answers
     replayed = Recorded(path)
     assert replayed.model_info == gateway.model
     with pytest.raises(rl.ProgramError, match="has no answer to 'label' after"):
@@ -256,7 +256,7 @@ def test_the_plugin(tmp_path: Path, backend: rl.RuntimeEndpoint, gateway: FakeGa
         return int(pytest.main([*own, *arguments, str(inner)], plugins=plugins))
 
     assert run() == 1  # nothing is recorded yet
-    assert endpoint_of() is backend  # as before the tests
+    assert endpoint_of() is backend  # restored after the tests
     assert run("--rootlace-record", gateway.address) == 0
     gateway.stop()
     assert run() == 0

@@ -1,4 +1,4 @@
-"""What a run did and when."""
+"""The operations of a run and their times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMING = protocol.Timing(0.25, 1.0, 3.0, ((1.0, 1), (2.0, 5), (3.0, 6)))
 
 
 class Measuring(FakeGateway):
-    """Says of each generation that it took three seconds and its tokens 1 to 3 were forced."""
+    """Reports three seconds and forced tokens 1 to 3 for each generation."""
 
     def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event] | None:
         events = super()._answer(branch, op)
@@ -73,12 +73,12 @@ def test_times_are_the_servers(measured: rl.RuntimeEndpoint) -> None:
     assert span.line.endswith(" in one") and Path(__file__).name in span.line
     assert span.prompt_tokens == 3 and span.cached_tokens == 2 and span.completion_tokens == 6
     start, end = span.start, span.end
-    # The run began less than three seconds ago: nothing can have begun before it.
+    # The run began less than three seconds ago, and no operation can have begun before.
     assert start == 0.0 and span.asked >= 0.0 and end < 3.0
     assert span.first == pytest.approx(start + 1.0)
     assert span.admitted == pytest.approx(start + 0.25)
-    # One token at once, four in the second second (three of them forced), one more in the third,
-    # and one that was drafted.
+    # One token at once, four in the second second (three of these forced), one more in the third,
+    # and one drafted token.
     assert [(stretch.tokens, stretch.kind) for stretch in span.stretches] == [
         (1, "sampled"),
         (3, "forced"),
@@ -105,7 +105,7 @@ def test_lanes_are_branches_in_the_order_of_the_tree() -> None:
     assert len(chosen.scores) == 2 and chosen.first is None
     assert timeline.program == "tips" and timeline.model == "scripted"
     assert timeline.total("completion_tokens") == 3
-    # What knows no times is measured here; nothing ends before it begins, or after the run.
+    # Operations without times are measured here; none ends before its start, or after the run.
     for span in timeline.spans:
         assert span.clock == "client"
         assert 0 <= span.asked <= span.start <= span.end <= timeline.seconds

@@ -355,7 +355,7 @@ def validator(kind: Any) -> jsonschema.protocols.Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-# Workers of one run must find the same names, so no address of a function is part of one.
+# Workers of one run must find the same names, so names contain no address of a function.
 NAMES = [msgspec_types.name_of(kind).partition(" at 0x")[0] for kind, _, _ in CASES]
 
 
@@ -374,7 +374,7 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
 
 
 def test_of_members_that_fit_alike_the_first_is_read() -> None:
-    """Python holds unions of another order for the same type."""
+    """Python considers unions in another order the same type."""
     first, second = (dataclasses.make_dataclass(name, [("x", int)]) for name in ("A", "B"))
     for kind, cls in ((first | second, first), (second | first, second)):
         assert types.parse_as(list[kind], '[{"x":1}]') == [cls(1)]  # type: ignore[valid-type]
@@ -402,7 +402,7 @@ def test_types_that_newer_pythons_write() -> None:
         (complex, "complex"),
         (object, "object"),
         (City | Options, "City | .*Options.*one dict-like"),
-        (City | Bounded, "one dataclass"),  # pydantic would pass over the bound
+        (City | Bounded, "one dataclass"),  # pydantic would ignore the bound
         (str | dt.date, "one str-like"),
         (list["Nowhere"], "Nowhere"),  # type: ignore[name-defined]  # noqa: F821
         ("int", "the string 'int'"),
@@ -536,7 +536,7 @@ def test_pydantics_own_formats_are_not_left_in() -> None:
 def test_what_fits_a_pydantic_type_s_schema_is_one_of_its_values(
     kind: Any, good: list[Any], bad: list[Any]
 ) -> None:
-    """pydantic's own schemas name formats that nobody else knows, or leave out what it demands."""
+    """pydantic's own schemas name unknown formats, or omit requirements."""
     model = pydantic.create_model("Model", v=(kind, ...))
     check = validator(model)
     for value in good:
@@ -547,7 +547,7 @@ def test_what_fits_a_pydantic_type_s_schema_is_one_of_its_values(
 
 
 def test_a_field_has_a_name_by_which_it_is_read() -> None:
-    """pydantic's own schemas name what is read by a path after the field, whatever is read."""
+    """pydantic's own schemas name a field read by a path after the field, whatever is read."""
     for kind, text in (
         (_aliased("a"), '{"a": 1}'),
         (_aliased("a", "b", populate_by_name=True), '{"x": 1}'),

@@ -58,7 +58,7 @@ def stories() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def compiler() -> GrammarCompiler:
-    """Of tokens of one byte each."""
+    """Make a compiler for a vocabulary of one-byte tokens."""
     tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = RawTokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
@@ -67,7 +67,7 @@ def compiler() -> GrammarCompiler:
 
 @asynccontextmanager
 async def served(tokenizer: Tokenizer) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of all that is said over HTTP."""
+    """Yield an HTTP client of a served gateway."""
     gateway, _ = make_gateway(tokenizer, eos=(2,))
     runner = make_runner(gateway)
     await runner.setup()
@@ -81,7 +81,7 @@ async def served(tokenizer: Tokenizer) -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass
 class Client:
-    """A session and everything it said."""
+    """A session, with all events that it sent."""
 
     gateway: ServedModel
     engine: FakeEngine
@@ -103,7 +103,7 @@ class Client:
         return found[0] if found else None
 
     async def result(self, op: int) -> Event:
-        for _ in range(1000):  # nearly every operation ends within so many turns of the loop
+        for _ in range(1000):  # nearly every operation ends within this many turns of the loop
             if self.terminal(op) is not None:
                 break
             await asyncio.sleep(0)

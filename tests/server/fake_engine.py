@@ -33,7 +33,7 @@ def score(context: tuple[int, ...]) -> float:
 
 
 def made_up_vector(ids: tuple[int, ...], pooling: str) -> np.ndarray:
-    """float32 [3] of a whole prompt."""
+    """Make up an embedding, float32 [3], of a whole prompt."""
     return np.array([score(ids), len(ids), len(pooling)], np.float32)
 
 
@@ -144,13 +144,13 @@ class FakeEngine:
     async def _explain(
         self, token_ids: np.ndarray, namespace: str, adapter: str, scope: Literal["own", "all"]
     ) -> CacheReport:
-        """Half of any prompt is cached, and token 1 follows there."""
+        """Report half of any prompt as cached, with token 1 behind that half."""
         await asyncio.sleep(0)
         self.explained.append((token_ids.tolist(), namespace, scope))
         return made_up_report(token_ids)
 
     async def _tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
-        """One node, the prompt of the last request."""
+        """Report a tree of one node: the prompt of the last request."""
         await asyncio.sleep(0)
         tokens = self.submitted[-1].token_ids.tolist()
         node = TreeNode(1, 0, namespace or "", "", 0, len(tokens), tuple(tokens))
@@ -247,7 +247,7 @@ def made_up_report(prompt: np.ndarray) -> CacheReport:
 
 
 def _made_up(tokens: list[int]) -> TokenScores:
-    """-0.5 for each, and each the best there was."""
+    """Make up log-probabilities: -0.5 for each token, as the best one."""
     values = np.full(len(tokens), -0.5, np.float32)
     return TokenScores(values, np.array(tokens, np.int32)[:, None], values[:, None])
 

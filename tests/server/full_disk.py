@@ -21,7 +21,7 @@ FAILURE_NAMES = ["new", "no room for an index", "quota", "no inode"]
 
 
 class FullDisk:
-    """Opening a file takes room: for its tables if it is new, else for an index of its log."""
+    """Fails to open files: a new file needs room for tables, an old one for its log's index."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, folder: Path, fails: str, number: int

@@ -1,4 +1,4 @@
-"""Writing operations for a session and reading its events."""
+"""Operations for a session, and their events."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A branch's adapter: whose it is, and which requests carry it."""
+"""A branch's adapter: who may use it, and which requests carry it."""
 
 from rootlace.wire.protocol import (
     Append,
@@ -29,7 +29,7 @@ async def test_a_branch_has_the_adapter_it_is_opened_with_or_that_of_its_parent(
         assert isinstance(await c.result(op), Generated)
     asked = c.engine.submitted
     assert [request.adapter for request in asked] == ["formal", "formal", "short", ""]
-    # They start with the same text, which each adapter computes for itself.
+    # The branches start with the same text, which is computed for each adapter.
     assert len({request.token_ids.tobytes() for request in asked[1:]}) == 1
     asked.clear()
     c.send(Prefill(11, 3), Select(12, 2, (" a", " b")))

@@ -1,4 +1,4 @@
-"""Branches: what a child starts with, quotes of others, the start of a sequence."""
+"""Branches: the tokens a child starts with, quotes of others, the start of a sequence."""
 
 from rootlace.wire.protocol import (
     Append,
@@ -170,7 +170,7 @@ async def test_programs_end_with_their_last_branch(client: MakeClient) -> None:
     other = Client(c.gateway, c.engine)
     other.send(Open(1, 1, program="p"), Close(2, 1))
     await other.result(2)
-    # Another client's program of the same name is another program.
+    # A program of the same name from another client is separate.
     assert len(set(c.engine.released)) == 2
 
 
@@ -180,7 +180,7 @@ async def test_one_client_leaves_branches_for_others(client: MakeClient) -> None
     await c.settle()
     assert [type(c.terminal(n)) for n in range(1, 15)] == [Done] * 14
     assert all(failed(c, n)[0] == "overloaded" for n in range(15, 20))
-    # What was sent behind hears why, until the id is used again.
+    # Operations sent to the broken branch fail with its reason, until the id is used again.
     c.send(Append(30, 16, text("x")), Generate(31, 16), Close(32, 16), Append(33, 77, text("x")))
     await c.settle()
     for op in (30, 31, 32):

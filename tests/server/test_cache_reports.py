@@ -1,4 +1,4 @@
-"""Reports on the cache: with a generation, of a branch as it is, over HTTP, in words."""
+"""Reports on the cache: with a generation, for a branch as it is, over HTTP, in words."""
 
 import json
 from typing import Any
@@ -49,7 +49,7 @@ async def test_a_generation_says_why_so_much_was_cached(client: MakeClient) -> N
 
 
 async def test_a_branch_is_explained_as_it_stands(client: MakeClient) -> None:
-    """What is pending counts, and stays pending."""
+    """Pending text counts, and stays pending."""
     c = client()
     c.send(
         Open(1, 1, namespace="tenant"),
@@ -127,7 +127,7 @@ async def test_prompts_that_could_share_more(serve: Serve, stories: Tokenizer) -
 
 
 async def test_what_is_explained_is_what_would_be_sent(serve: Serve, stories: Tokenizer) -> None:
-    """The body of a completion or chat completion, template, tools and forced calls included."""
+    """The report covers a completion's whole prompt: template, tools and forced calls included."""
     gateway, engine = make_gateway(stories)
     gateway.chat = ChatTemplate(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ think }}"

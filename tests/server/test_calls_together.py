@@ -1,4 +1,4 @@
-"""Several calls where they are constrained: as each family's template writes them."""
+"""Several constrained calls in one answer, in each family's form."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -41,8 +41,8 @@ TOOLS = [Tool(name, None, {"type": "object"}) for name in "fg"]
 NAMES = {tool.name: tool.parameters for tool in TOOLS}
 F, G = Call("f", '{"x":1}'), Call("g", "{}")
 
-# As the chat templates of Qwen3, Mistral Nemo, Ministral 3, DeepSeek V3, DeepSeek V3.1 and gpt-oss
-# write two calls, in pieces: up to the first one's end, the second one, what ends both.
+# Two calls in the chat templates of Qwen3, Mistral Nemo, Ministral 3, DeepSeek V3, DeepSeek V3.1
+# and gpt-oss, in pieces: up to the first call's end, the second call, the end of both.
 WRITTEN: dict[str, tuple[Format, tuple[str, str, str]]] = {
     "hermes": (
         Tagged(HERMES),
@@ -105,7 +105,7 @@ Whole = Callable[[str], bool | None]
 
 
 def whole_of(compiler: GrammarCompiler, asked: Asked | Mapping[str, Any] | None) -> Whole:
-    """Whether an answer may end behind a text; None where it may not begin so."""
+    """Return whether an answer may end behind a text; None if no answer begins so."""
     tag = json.loads(asked.constraint.source) if isinstance(asked, Asked) else dict(asked or {})
     matcher = compiler.compile(structural_tag=tag).matcher()
 
@@ -149,7 +149,7 @@ def test_where_a_call_has_to_be_made(compiler: GrammarCompiler, family: str) -> 
 @pytest.mark.parametrize("strict", [True, None, False])
 @pytest.mark.parametrize("family", WRITTEN)
 def test_in_free_text(compiler: GrammarCompiler, family: str, strict: bool | None) -> None:
-    """A call that follows another one is held to its tool's parameters, too."""
+    """A second call, too, must satisfy its tool's parameters."""
     form, (first, second, end) = WRITTEN[family]
     number = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     tools = [Tool("f", None, {"type": "object"}), Tool("g", None, number, strict=strict)]
@@ -159,7 +159,7 @@ def test_in_free_text(compiler: GrammarCompiler, family: str, strict: bool | Non
     assert whole(first + right + end) and whole(first + right + end + " so")
     assert whole(first + second + end) is (True if strict is False else None)
     assert whole("so " + form.begin("h")) is None
-    if (alone := form.begin_alone("f")) is not None:  # what begins several may be left out
+    if (alone := form.begin_alone("f")) is not None:  # `around` may be left out
         text = "so " + alone[1] + '{"x":1}' + form.end
         assert whole(text) and whole(text.replace(alone[1], form.begin_alone("h")[1])) is None
         parser = form.parser("", NAMES, True)
@@ -184,7 +184,7 @@ OFFERED = {"get_weather": CITY, "now": None, "get": {"properties": {"x": {"const
 def test_whatever_a_model_would_write(
     compiler: GrammarCompiler, family: str, strict: bool | None
 ) -> None:
-    """Behind a call's tag it draws bytes at random, of those that it may."""
+    """Behind a call's tag, allowed bytes are drawn at random."""
     form, random = WRITTEN[family][0], Random(family)
     tools = [Tool(name, None, given, strict) for name, given in OFFERED.items()]
     tools[2] = Tool("get", None, OFFERED["get"], None if strict is None else False)
@@ -216,8 +216,7 @@ def test_whatever_a_model_would_write(
 
 
 def test_calls_without_a_tag(compiler: GrammarCompiler) -> None:
-    """An object that Llama 3 writes may be text: it is held where a tool is strict, or a tag says
-    what it is."""
+    """A call of Llama 3 may be text; it is constrained with a strict tool or behind a tag."""
     form = Tagged(LLAMA3)
     lenient = whole_of(compiler, calls_among_text(TOOLS, form, {}))
     assert lenient('{"name": "Bob", "parameters": 1}') and lenient(
@@ -246,7 +245,7 @@ class NoTemplate:
 
 @pytest.mark.parametrize("family", WRITTEN)
 def test_of_programs(compiler: GrammarCompiler, family: str) -> None:
-    """They are constrained and found as those of HTTP are, and what is none is not."""
+    """Programs' calls are constrained and found as over HTTP, and other text is not."""
     form, (first, second, end) = WRITTEN[family]
 
     def f(x: int) -> None: ...

@@ -78,7 +78,7 @@ def ids_of(tokenizer: Tokenizer, parts: tuple[Any, ...]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
-    """The library's own tokenizer."""
+    """Return the library's own tokenizer."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder_of("qwen3") / "tokenizer.json")
@@ -225,7 +225,7 @@ def test_a_safe_text_escapes_nothing() -> None:
     assert "".join(part.text for part in parts if isinstance(part, Text)) == 'Use a < b, {"c": 1}'
 
 
-# SmolVLM's and LLaVA 1.5's, which write content that is a list, and of a text nothing.
+# SmolVLM's and LLaVA 1.5's, which render content that is a list, and nothing for a text.
 SMOLVLM = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
     "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
@@ -268,7 +268,7 @@ def test_templates_that_want_parts_get_them(source: str, written: str, goes_on: 
     ]
     rendered = chat.render(messages)
     assert "".join(part.text for part in rendered if isinstance(part, Text)) == written
-    assert Text("<") in rendered  # what a user says is no special token
+    assert Text("<") in rendered  # a user's text contains no special token
     last = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "so"}]
     found = chat.render(last, add_generation_prompt=False, continue_final=True)
     assert "".join(part.text for part in found if isinstance(part, Text)) == goes_on
@@ -286,7 +286,7 @@ def test_a_template_that_cuts_texts_wants_no_parts(cut: str) -> None:
 
 
 def test_the_template_of_a_processor(tmp_path: Path) -> None:
-    """Of models that see images the older folders have it in a file of its own."""
+    """Older folders of models for images have the template in a separate file."""
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": SMOLVLM}))
     assert ChatTemplate.read(FolderSource(tmp_path), [], "").source == SMOLVLM
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": LLAVA}))
@@ -317,7 +317,7 @@ def test_the_last_message_can_be_continued(source: str | None, last: str) -> Non
     text = _written(parts)
     assert text.endswith(last) and whole.startswith(text) and len(whole) > len(text)
     forged = [p for p in parts if p.special and "<|im_end|>" in p.text]  # type: ignore[union-attr]
-    assert len(forged) == (source == CHATML)  # the user's turn has an end, the content has none
+    assert len(forged) == (source == CHATML)  # a user's turn has an end, content has none
 
 
 def _written(parts: Any) -> str:
@@ -345,7 +345,7 @@ def test_a_template_reaches_nothing_of_the_process(template: str) -> None:
         found = ChatTemplate(template, [], TOKENS).render([{"role": "user", "content": "x"}])
     except InvalidRequest as error:
         assert "chat template" in str(error)
-    else:  # what may not be read is empty
+    else:  # a template that cannot be read is empty
         assert "".join(part.text for part in found if isinstance(part, Text)) in (
             "",
             "[Undefined, Undefined]",
@@ -361,7 +361,7 @@ THINKING = (
 
 
 def test_thoughts_of_templates_that_call_them_thinking() -> None:
-    """As gpt-oss's and LFM2.5's do, and transformers gives them."""
+    """gpt-oss's and LFM2.5's templates do so; the result equals transformers'."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     call = {"type": "function", "function": {"name": "w", "arguments": {}}}
@@ -378,7 +378,7 @@ def test_thoughts_of_templates_that_call_them_thinking() -> None:
 
 
 def test_thoughts_that_a_template_refuses_beside_a_text_and_a_call() -> None:
-    """As gpt-oss's does: what a client gives back of an answer with all three is no error."""
+    """gpt-oss's template refuses; an answer that a client sends back with all three is no error."""
     call = {"type": "function", "function": {"name": "w", "arguments": {}}}
     called = {
         "role": "assistant",
@@ -415,7 +415,7 @@ A_TOKEN = {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": Fal
     ],
 )
 def test_named_special_tokens(tmp_path: Path, config: Any, of_map: Any, expected: str) -> None:
-    """As transformers gives them to templates, also those of `special_tokens_map.json`."""
+    """Templates get the tokens that transformers passes, also of `special_tokens_map.json`."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<s>": 1, "</s>": 2}, []))
@@ -433,7 +433,7 @@ def test_named_special_tokens(tmp_path: Path, config: Any, of_map: Any, expected
 
 
 def test_a_map_of_special_tokens_that_is_older_than_the_configuration(tmp_path: Path) -> None:
-    """transformers 5 leaves it where it saves a tokenizer that it has read there."""
+    """transformers 5 leaves the map where it saves a tokenizer that it has read there."""
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert FolderSource(tmp_path).tokenizer_config() == {"eos_token": "<|im_end|>"}

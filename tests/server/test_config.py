@@ -1,4 +1,4 @@
-"""A configuration that was received: its values are within their bounds, or named."""
+"""A received configuration: its values are within their bounds, or the error names them."""
 
 import msgspec
 import pytest

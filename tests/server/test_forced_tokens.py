@@ -1,4 +1,4 @@
-"""Forced tokens in the usage: those that are part of the output, and no others."""
+"""Forced tokens in the usage: exactly those that are part of the output."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ TEXT = " there was a little girl who lived"
 
 
 async def generate(c: Client, at_once: int, *, stream: bool = False, **params: object) -> Generated:
-    """Of `TEXT`, whose tokens 1 to 5 count as forced."""
+    """Generate `TEXT`, with tokens 1 to 5 marked as forced."""
     ids = c.gateway.tokenizer.encode(TEXT, add_special_tokens=False)
     c.engine.script = lambda _: ids
     c.engine.tokens_per_step = at_once

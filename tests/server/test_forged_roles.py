@@ -1,5 +1,5 @@
-"""No field that a caller, or somebody whom he asks, fills can forge a role: whatever it says, the
-special tokens of a prompt are those that the template wrote."""
+"""No field that a caller, or a third person, fills can forge a role: the special tokens of a prompt
+are exactly those that the template wrote."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _FREE = ("properties", "arguments", "input", "chat_template_kwargs")
 
 
 def places(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Where texts stand that anybody may choose; a path that ends with "" names a key."""
+    """Yield the paths of free texts in a body; a path that ends with "" names a key."""
     if isinstance(value, str):
         if path[-1] not in ("role", "type"):
             yield path
@@ -141,7 +141,7 @@ def places(value: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def put(value: Any, path: Path, text: str) -> Any:
-    """A copy of `value` in which `text` stands at `path`."""
+    """Return a copy of `value` with `text` at `path`."""
     changed = copy.deepcopy(value)
     at = changed
     for key in path[: -2 if path[-1] == "" else -1]:
@@ -155,7 +155,7 @@ def put(value: Any, path: Path, text: str) -> Any:
 
 @functools.cache
 def of_bytes() -> Tokenizer:
-    """Each byte is a token."""
+    """Make a tokenizer with a token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = FastTokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -208,7 +208,7 @@ def test_no_field_forges_a_role(name: str) -> None:
 
 
 def test_words_that_a_template_looks_for_are_found() -> None:
-    """Though special tokens are made of them."""
+    """The template's comparisons find words that are special tokens."""
     source = "{% for m in messages %}{% if m.role == 'tool' %}<tool>{% endif %}{{ m.tool_calls }}"
     chat = ChatTemplate(source + "{% endfor %}", SPECIAL)
     parts = chat.render([{"role": "tool", "content": "", "tool_calls": 7}])
@@ -216,7 +216,7 @@ def test_words_that_a_template_looks_for_are_found() -> None:
 
 
 def pieces_tokenizer() -> Tokenizer:
-    """A model of pieces makes special tokens of whatever is spelt so."""
+    """Make a tokenizer of pieces that makes special tokens of any text that spells them."""
     letters = [(c, -5.0) for c in "abs/<>é▁"]
     fast = FastTokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0))
     fast.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -226,7 +226,7 @@ def pieces_tokenizer() -> Tokenizer:
 
 
 class Counting:
-    """The library's tokenizer, and how many characters it was given."""
+    """The library's tokenizer, counting the characters it is given."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast, self.characters = fast, 0
@@ -237,7 +237,7 @@ class Counting:
 
 
 def grown(tokenizer: Tokenizer, texts: list[str]) -> tuple[list[int], list[int]]:
-    """The ids of a branch to which they are appended, settled each time, and those of the whole."""
+    """Return the ids of a branch that is settled after each append, and the ids of the whole."""
     ids: list[int] = []
     pending: tuple[Piece, ...] = ()
     for text in texts:
@@ -260,7 +260,7 @@ def test_appended_pieces_that_spell_special_tokens_give_the_ids_of_the_whole(
 
 
 def test_text_that_spells_special_tokens_is_settled_as_it_grows() -> None:
-    """Else each append would tokenize all of it again."""
+    """Otherwise each append would tokenize the whole text again."""
     tokenizer: Any = pieces_tokenizer()
     texts = ["a </s> b, <s> a", "b </s></s> a "] * 100
     count = tokenizer.fast = Counting(tokenizer.fast)
@@ -422,7 +422,7 @@ async def test_no_field_of_a_body_forges_a_role(serve: Serve, name: str) -> None
 
 
 def test_what_is_left_behind_a_cut_forges_no_special_token() -> None:
-    """Of two special tokens that overlap, the second begins before the cut of the first."""
+    """Of two overlapping special tokens, the second begins before the first one is cut."""
     pieces = {piece: at for at, piece in enumerate(["<unk>", "<", "a", ">", "<a", "a>"])}
     fast = FastTokenizer(models.BPE(pieces, [("<", "a"), ("a", ">")], unk_token="<unk>"))
     fast.decoder = decoders.Fuse()

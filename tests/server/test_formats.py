@@ -1,4 +1,4 @@
-"""Answers taken apart: content, thoughts and calls, however the text is cut into pieces."""
+"""Answers parsed into content, thoughts and calls, however the text is cut into pieces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read(
 
 
 def answer(form: Format, text: str, prompt_end: str = "", reasoning: bool = True) -> Answer:
-    """The answer, which must be the same in one piece and character by character."""
+    """Parse the answer, which must be the same in one piece and character by character."""
     whole = Answer.of(read(form, [text], prompt_end, reasoning))
     assert Answer.of(read(form, list(text), prompt_end, reasoning)) == whole
     return whole
@@ -130,7 +130,7 @@ def test_what_is_no_call_is_content(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name, form", FORMATS.items())
 def test_what_is_forced_is_read(name: str, form: Format) -> None:
-    """A call begun for the model, with the arguments that a schema makes it write."""
+    """A call begun for the model, with the arguments that a schema forces."""
     text = form.begin("f") + '{"x":1e3}' + form.end
     assert answer(form, text).calls == [FOUND]
     assert form.begin("f").startswith(form.trigger)
@@ -208,8 +208,7 @@ def test_an_object_without_a_tag_must_call_an_offered_tool(text: str) -> None:
 
 
 def test_tagged_calls() -> None:
-    """A call of an unknown tool is one, for its maker to hear that there is none, if it has
-    arguments."""
+    """A call of an unknown tool with arguments is a call: the client reports the error."""
     unknown = '<tool_call>{"name":"x","arguments":{"a":1}}</tool_call>'
     assert answer(FORMATS["hermes"], unknown).calls == [Call("x", '{"a":1}')]
     person = '<tool_call>{"name":"Alice","age":3}</tool_call>'
@@ -320,7 +319,7 @@ WORDS = st.sampled_from(
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 def test_no_word_is_lost(name: str, text: str, sizes: list[int]) -> None:
-    """Every word comes out once and in its place: said, thought, or part of a call."""
+    """Every word appears once, in its place: in content, a thought or a call."""
     template = text.split("%")
     words = [f" w{i}w " for i in range(len(template) - 1)]
     text = "".join(a + b for a, b in zip(template, [*words, ""], strict=True))
@@ -332,7 +331,7 @@ def test_no_word_is_lost(name: str, text: str, sizes: list[int]) -> None:
     found = " ".join(
         delta.name if isinstance(delta, CallBegin) else delta.text for delta in merged(deltas)
     )
-    whole_calls = '"arguments": {"a": "'  # their arguments may stand before their name
+    whole_calls = '"arguments": {"a": "'  # the arguments may precede the name
     expected = [word.strip() for word in words]
     assert sorted(re.findall(r"w\d+w", found)) == sorted(expected)
     if whole_calls not in text:
@@ -365,8 +364,8 @@ LONG = 8_000
 def test_the_work_is_linear(
     name: str, form: Format, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted: the characters that are searched for the end of JSON, and those that a parser keeps
-    to look at them again when more has come."""
+    """Counts the characters searched for the end of JSON, and those that a parser keeps to search
+    again with the next piece."""
     searched = 0
     feed = JsonEnd.feed
 

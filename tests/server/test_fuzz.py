@@ -1,4 +1,4 @@
-"""Bodies and frames that nobody meant to send: all are answered, and the server goes on.
+"""Random wrong bodies and frames: each gets an answer, and the server continues.
 
 `pytest --hypothesis-profile random tests/server/test_fuzz.py` tries hundreds of new ones.
 """
@@ -75,7 +75,7 @@ OPERATIONS: list[dict[str, Any]] = [
 
 @st.composite
 def spoilt(draw: st.DrawFn, valid: Any) -> Any:
-    """`valid` with one of its values, however deep, changed, left out, or joined by another."""
+    """Draw `valid` with one value, at any depth, changed, left out, or joined by another."""
     whole = copy.deepcopy(valid)
     at = whole
     while True:
@@ -140,7 +140,7 @@ def test_frames(stories: Tokenizer) -> None:
         bad = await here.ready()
         await bad.raw(frame)
         await bad.send(Ping(2**40))
-        # A goodbye among them makes it a stranger, which is told so.
+        # A goodbye makes the client unknown; the server says so.
         await bad.until(lambda e: e == Done(2**40) or (e.op == 0 and isinstance(e, Failed)))
         bad.socket.close()
         here.peers.remove(bad)

@@ -1,4 +1,4 @@
-"""What requests leave behind when they end."""
+"""Objects that requests leave behind when they end."""
 
 import gc
 import weakref
@@ -27,7 +27,7 @@ class OpenEvents(DirectEvents):
 async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
     client: MakeClient, fate: str
 ) -> None:
-    """Under overload hundreds a second are refused, and who looks for them is paid by all."""
+    """Under overload hundreds of requests a second are refused; collecting garbage delays all."""
     c = client()
     if fate == "refused":
         c.engine.script = lambda request: DeadlineImpossible("not in time")
@@ -57,7 +57,7 @@ async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
             else:
                 assert fate in ("answered", "streamed")
 
-    await ask()  # what is made once
+    await ask()  # objects that are made once
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a `Generate` says and what comes of it: samples, stops, scores, lengths."""
+"""`Generate`: samples, stops, scores, lengths."""
 
 import threading
 from typing import Any
@@ -44,7 +44,7 @@ async def test_single_tokens_are_asked_for_where_somebody_looks_at_them(
 async def test_text_is_the_same_however_tokens_come(
     client: MakeClient, stop: tuple[str, ...], no_stop_trim: bool
 ) -> None:
-    """In one piece, one by one, streamed: with a character in parts and a stop token at the end."""
+    """In one piece, one by one, streamed: with a split character and a stop token at the end."""
     found = []
     for pieces, stream in ((1, False), (1, True), (3, True), (100, False), (100, True)):
         c = client()
@@ -160,7 +160,7 @@ async def test_stop_string_cuts_inside_a_token(
     assert "".join(e.text for e in c.of(3) if isinstance(e, Chunk)) == output.text
     ((matched,),) = stops.values()
     assert (output.finish_reason, output.matched) == ("stop", matched)
-    assert output.token_ids == tuple(ids)  # everything that was sampled
+    assert output.token_ids == tuple(ids)  # all sampled tokens
     assert c.engine.aborted == [1]
     kept = 2 if keep else 1
     rest = " thx" if keep else " tx"
@@ -247,7 +247,7 @@ async def test_context_length(
     await c.result(9)
     code, message = failed(c, 9)
     assert code == "context_length_exceeded" and "22" in message and "12" in message
-    # All tokens are looked at for it, in another thread: others are answered meanwhile.
+    # A scan of all tokens runs in another thread; others are answered meanwhile.
     looked: list[int] = []
 
     def look(tokenizer: Tokenizer) -> int:
@@ -262,7 +262,7 @@ async def test_context_length(
 
 
 async def test_where_one_sample_finds_no_place_none_is_computed(client: MakeClient) -> None:
-    """The engine is away, and no more may wait for it."""
+    """The engine is away, and the queue is full."""
     c = client()
     c.engine.paused = True
     submit, given = c.engine.submit, 0

@@ -1,4 +1,4 @@
-"""Deadlines, pins and privacy of operations, as far as the gateway sees to them."""
+"""Deadlines, pins and privacy of operations, where the gateway handles them."""
 
 from rootlace.wire.protocol import (
     Append,
@@ -44,7 +44,7 @@ async def test_an_operation_ends_at_its_deadline_and_with_it_its_branch(
     c.engine.step()
     await c.result(8)
     assert isinstance(await c.result(7), Generated)
-    assert failed(c, 8)[0] == "deadline_exceeded"  # its time had passed when its turn came
+    assert failed(c, 8)[0] == "deadline_exceeded"  # its deadline passed before its turn
 
 
 async def test_pins_reach_the_engine_and_are_named(client: MakeClient) -> None:
@@ -61,7 +61,7 @@ async def test_pins_reach_the_engine_and_are_named(client: MakeClient) -> None:
     assert [request.handling for request in c.engine.submitted] == [pin, pin]
     assert {request.client for request in c.engine.submitted} == {"session 1"}
     assert generated.facts.pin == "p1"
-    # For one that it only tries the engine finds no room.
+    # A request that only tries to pin is served, though the engine has no room.
     c.send(Generate(5, 1, params=SamplingParams(max_tokens=1), handling=Handling(cache=TRY)))
     refused = await c.result(5)
     assert isinstance(refused, Generated) and not refused.facts.pin

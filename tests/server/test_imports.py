@@ -1,4 +1,4 @@
-"""What the gateway may not import, and what processes import only beside something longer."""
+"""Modules that the gateway may not import, and modules imported only during longer waits."""
 
 import subprocess
 import sys
@@ -21,16 +21,16 @@ def test_no_torch_in_the_gateway() -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        # An engine is started first: what reads texts and answers is imported meanwhile.
+        # The engine is started first; modules for texts and answers are imported meanwhile.
         ("rootlace.runtime.server.app", "tokenizers llguidance aiohttp jinja2 prometheus_client"),
-        # Many gateways are never asked for a constraint, and an engine compiles it.
+        # Many gateways never get a constraint, and an engine compiles it.
         (
             "rootlace.runtime.server.http.model_routes",
             "jsonschema llguidance outlines_core interegular",
         ),
         # Options and a model's configuration are checked first.
         ("rootlace.runtime.engine.__main__", "torch transformers"),
-        # A command that asks a server needs nothing of models.
+        # Commands that ask a server need no model code.
         ("rootlace.cli.running", "numpy aiohttp rootlace.runtime.model.checkpoint.config"),
     ],
 )

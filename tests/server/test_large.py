@@ -1,4 +1,4 @@
-"""What is much work at once neither holds up the event loop nor goes without a bound."""
+"""Large inputs neither block the event loop nor exceed bounds."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ MakeClient = Callable[..., Client]
 
 @pytest.fixture
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece takes a whole turn."""
+    """Let each piece take a whole turn."""
     monkeypatch.setattr(server_state, "TURN_SECONDS", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""How a model writes calls is learnt from what its chat template makes of made-up ones."""
+"""The form of a model's calls, learnt from its chat template's text of made-up calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rootlace.wire.protocol import Text
 
 
 def source_of(first: str, one: str, apart: str, behind: str, plain: str = "TEXT") -> str:
-    """A template that writes calls so: `one` of NAME, ARGUMENTS and a NUMBER."""
+    """Make a template that writes calls so: `one` with NAME, ARGUMENTS and a NUMBER."""
     call = one.replace("NAME", "{{ c.function.name }}").replace("NUMBER", "{{ loop.index0 }}")
     call = call.replace("ARGUMENTS", "{{ c.function.arguments | tojson(ensure_ascii=False) }}")
     before, after = plain.split("TEXT")
@@ -84,7 +84,7 @@ ARGUMENTS = st.dictionaries(TEXTS, JSON, max_size=3)
 
 
 def answer_of(name: str, said: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """The answer as the template writes it."""
+    """Return the answer as the template writes it."""
     functions = [{"function": {"name": name, "arguments": given}} for name, given in calls]
     message = {"role": "assistant", "content": said, "tool_calls": functions}
     parts = TEMPLATES[name].render([message], add_generation_prompt=False)
@@ -129,7 +129,7 @@ def test_what_a_template_writes_is_read(
 
 
 def test_a_name_ends_where_its_text_first_may() -> None:
-    """A model may leave out blanks: what looks like another name stands in the arguments."""
+    """A model may leave out blanks; text that looks like another name is in the arguments."""
     arguments = '{"x":{"tool_name":"y","parameters":{"z":{}}}}'
     for name in ("apertus", "cohere"):
         text = answer_of(name, "", ("f", json.loads(arguments)))
@@ -150,7 +150,7 @@ def test_a_name_ends_where_its_text_first_may() -> None:
     ],
 )
 def test_a_forced_call_behind_the_tag_of_hermes(source: str) -> None:
-    """Nothing is written for the model that is no part of a call, whatever follows the tag."""
+    """Text begun for the model is always part of a call, whatever follows the tag."""
     form = format_of(ChatTemplate(source))
     for tools in (OFFERED, OFFERED[:1]):
         begun, asked = forced_call(ToolChoice("required"), tools, form, {})
@@ -186,16 +186,16 @@ def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "calls"),
     [
-        # A tag of every answer, an id before the name, no tag, arguments that are no JSON.
+        # A tag on every answer, an id before the name, no tag, arguments that are not JSON.
         (source_of("", f"<|role|>call\n{OBJECT}", "", "", "<|role|>TEXT"), HERMES),
         (source_of("", "<|id|>{{ c.id }}<|name|>NAME<|a|>ARGUMENTS<|/a|>", "", ""), HERMES),
         (source_of("", OBJECT, "\n", ""), HERMES),
         (source_of("", OBJECT, "\n", "") + "{# <|python_tag|> #}", LLAMA3),
         (source_of("<tools>", "NAME(1)", ", ", "</tools>"), HERMES),
-        # Objects in a tag, of which nothing says where one ends.
+        # Objects in a tag, without a mark where one ends.
         (source_of("<tool_calls>\n", OBJECT, "\n", "\n</tool_calls>"), HERMES),
-        # What the parser would not read: an object in an object, fences, a number in the tag, text
-        # between calls or behind them, arguments that nothing ends, escapes of HTML.
+        # Forms that the parser cannot read: an object in an object, fences, numbers in tags, text
+        # between calls or behind them, arguments without an end, HTML escapes.
         (source_of("", f'<call>{{"function": {OBJECT}}}</call>', "", ""), HERMES),
         (source_of("", "<call>NAME\n```json\nARGUMENTS\n```</call>", "", ""), HERMES),
         (source_of("", '<call id="NUMBER" name="NAME">ARGUMENTS</call>', "", ""), HERMES),
@@ -212,7 +212,7 @@ def test_what_says_too_little(source: str, calls: object) -> None:
 @pytest.mark.parametrize("thoughts", ["<think></think>", "<think>\n\n</think>\n\n"])
 @pytest.mark.parametrize("calls", ["m.tool_calls", "m.tool_calls[:1]"])
 def test_thoughts_before_calls_are_no_part_of_these(thoughts: str, calls: str) -> None:
-    """Also where only answers that call have any, and where an answer has one call."""
+    """Holds also where only answers with calls have thoughts, and where an answer has one call."""
     for one in (KIMI, f"<tool_call>{OBJECT}</tool_call>"):
         plain = source_of("", one, "", "").replace("in m.tool_calls", f"in {calls}")
         form = format_of(ChatTemplate(plain.replace("{{ m.content }}", thoughts, 1)))

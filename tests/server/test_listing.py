@@ -1,4 +1,4 @@
-"""How programs list tools: as the model's own template would, which is asked here."""
+"""Lists of tools in programs: the text of the model's own template."""
 
 from typing import Any
 

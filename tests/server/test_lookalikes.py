@@ -1,4 +1,4 @@
-"""What in content is marked: whatever could be, or become, a special token, and in time."""
+"""Marks in content: on all texts that are, or could become, special tokens; in linear time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_no_special_token_is_left_whole_nor_a_part_of_one_at_an_end(
 
 @pytest.mark.parametrize("text", [" ", "\n x", "<", "<|", "<|reserved_special_token_"])
 def test_long_texts_are_looked_through_at_once(text: str) -> None:
-    """With a pattern that tries each token at each place this takes as long as a test may."""
+    """A pattern that tries each token at each place would exceed the test's time limit."""
     long = text * (2**23 // len(text)) + "x"
     assert Lookalikes(LLAMA).marked(long, MARK).replace(MARK, "") == long
 

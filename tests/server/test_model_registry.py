@@ -1,4 +1,4 @@
-"""Several models behind one gateway: who answers, what is loaded, and what a crash disturbs."""
+"""Several models behind one gateway: who answers, which are loaded, and what a crash disturbs."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ from tests.waiting import soon, until
 
 @dataclass
 class Place:
-    """A server of the models `a` (with an adapter) and `b`, over made-up engines."""
+    """A server with models `a` (with an adapter) and `b`, over made-up engines."""
 
     registry: ModelRegistry
     http: aiohttp.ClientSession
@@ -189,7 +189,7 @@ async def test_ready_tells_what_is_degraded_of_any_model(
 async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = time.monotonic()  # until nothing more is asked
+    now = time.monotonic()  # until no more requests come
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     place = await make(load="on-demand", idle_unload=0.9, hold_seconds=0.05)
     assert not place.loaded
@@ -214,7 +214,7 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(
     assert gateway() is None
     assert (await place.ask(f"/v1/responses/{said[1]['id']}"))[1] == said[
         1
-    ]  # it outlives its model
+    ]  # the engine outlives its model
     assert (await place.ask("/generate", body))[0] == 200
     assert place.loaded == ["b", "b"]
 
@@ -247,7 +247,7 @@ async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(m
     assert (await place.ask("/api/chat", {**asked, **wrong}))[0] == 400
     await until(lambda: not slot.users)
     assert slot.model is not None
-    # That is how `ollama stop` says it.
+    # `ollama stop` sends this.
     _, reply = await place.ask("/api/generate", {"model": "b", "keep_alive": 0})
     assert reply["done_reason"] == "unload" and slot.model is None
     loaded = place.loaded[:]
@@ -255,8 +255,8 @@ async def test_keep_alive_of_nothing_unloads_a_model_that_was_loaded_on_demand(m
         _, reply = await place.ask(f"/api/{path}", {"model": "b:latest", "keep_alive": 0, **body})
         assert (reply["model"], reply["done_reason"]) == ("b", "unload")
     assert (await place.ask("/api/generate", {"model": "c", "keep_alive": 0}))[0] == 404
-    assert place.loaded == loaded  # it was not loaded to be unloaded
-    # Who is answered meanwhile keeps it.
+    assert place.loaded == loaded  # the model was not loaded in order to be unloaded
+    # A running request keeps its model.
     assert (await place.ask("/api/chat", asked))[0] == 200
     async with place.registry.use("b"):
         assert (await place.ask("/api/chat", {**asked, "keep_alive": 0}))[0] == 200
@@ -271,7 +271,7 @@ async def test_a_model_that_was_loaded_at_the_start_leaves_no_memory_taken(
     slot = place.registry.slot("b")
     assert slot.model is not None
     gateway = weakref.ref(slot.model)
-    gc.freeze()  # as a server does when it has started
+    gc.freeze()  # a server does this after its start
     await until(lambda: gateway() is None)
 
 
@@ -300,7 +300,7 @@ async def test_a_key_is_told_neither_paths_nor_when_others_used_a_model(
     place = await make(load="on-demand", idle_unload=60.0, keys_file=path, api_key="operator")
     body = {"prompt": "hi", "model": "a", "max_tokens": 1}
     assert (await place.ask("/v1/completions", body, "operator"))[0] == 200
-    assert place.loaded == ["a"]  # and `b` is not
+    assert place.loaded == ["a"]  # and `b` is not loaded
 
     (running,) = (await place.ask("/api/ps", key=key))[1]["models"]
     assert running["expires_at"] == NEVER
@@ -369,12 +369,12 @@ async def test_a_model_that_crashes_disturbs_no_other(
     assert (await place.ask("/health"))[0] == 200
     place.broken.add("a")
     status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
-    said = "the model a cannot be loaded: config.json: it is gone"  # and no path of the server
-    assert (status, error["error"]["message"]) == (503, said)  # no fault of who asks
-    # It is not tried with every request.
+    said = "the model a cannot be loaded: config.json: it is gone"  # without a path of the server
+    assert (status, error["error"]["message"]) == (503, said)  # not the client's fault
+    # The load is not repeated with every request.
     status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
     assert status == 503 and f"{said} (it is tried again in" in error["error"]["message"]
-    with monkeypatch.context() as patched:  # nor is what nobody expected told in full
+    with monkeypatch.context() as patched:  # an unexpected error is not told in full, either
         patched.setattr(module, "open_model", no_disk)
         place.registry.slot("a")._retry_at = 0.0
         for known in ("internal error", "internal error (OSError) (it is tried again in"):
@@ -404,7 +404,7 @@ async def test_who_stops_waiting_for_a_model_leaves_it_loading(make: Make) -> No
     await asyncio.sleep(0)
     place.gate.set()
     assert await second is place.registry.slot("b").model and await other
-    assert place.loaded == ["b", "a"]  # one after the other
+    assert place.loaded == ["b", "a"]  # loaded one after the other
     place.exits["a"]("it died")
     place.gate.clear()
     dying = asyncio.create_task(place.registry.load("a"))
@@ -481,7 +481,7 @@ async def test_programs_that_wait_for_their_model_count_as_connected(make: Make)
         await peer.send(hello)
         if len(peers) < 3:
             await until(lambda: len(place.programs._greeting) == len(peers))
-            await peer.send(hello)  # once more is not another one
+            await peer.send(hello)  # a second hello is no second client
     (refused,) = decode_events(await soon(peers[2].recv()))
     assert isinstance(refused, Failed) and refused.code == "overloaded"
     place.gate.set()

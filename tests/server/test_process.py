@@ -1,4 +1,4 @@
-"""The gateway process where it cannot start (the rest of its life is tested in tests/e2e)."""
+"""The gateway process when it cannot start (tests/e2e tests the rest of its life)."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from rootlace.wire.errors import InvalidRequest
 
 
 def run(line: bytes) -> tuple[int, dict[str, Any]]:
-    """Exit status and the last line said; standard input stays open, as a parent's would."""
+    """Return exit status and last line; standard input stays open, as a parent's would."""
     command = [sys.executable, "-m", "rootlace.runtime.server"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None

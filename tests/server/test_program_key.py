@@ -1,4 +1,4 @@
-"""Programs' connections that are encrypted, and clients that do not know the key."""
+"""Programs' encrypted connections, and clients that do not know the key."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from tests.server.conftest import make_gateway
 
 
 def connect(address: str) -> str:
-    """The model that the server at `address` says it has."""
+    """Return the name of the model that the server at `address` reports."""
     connection = Connection(address, connect_timeout=20)
     try:
         return connection.model.name
@@ -26,7 +26,7 @@ def connect(address: str) -> str:
 
 
 async def overheard(port: int, client: str) -> tuple[str, bytes]:
-    """What `client` is told through a listener in between, and every byte of it."""
+    """Return the model's name that `client` gets through a listener in between, and all bytes."""
     heard = bytearray()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +57,7 @@ async def test_nobody_in_between_reads_what_is_said(stories: Tokenizer, tmp_path
             assert name == gateway.model_info.name
             assert (name.encode() in heard) == (not key)
             if key:
-                # Whoever does not encrypt, or with another key, gets no answer.
+                # A client without encryption, or with another key, gets no answer.
                 other = public_part(zmq.curve_keypair()[1])
                 for wrong in ("", f"#{other}"):
                     with pytest.raises(ServerUnavailable, match="encrypt with the same key"):

@@ -1,4 +1,4 @@
-"""What peers on TCP cost that never end a message, never say hello, or are too many."""
+"""The cost of peers on TCP that never end a message, never say hello, or are too many."""
 
 import asyncio
 import contextlib
@@ -30,12 +30,12 @@ tells_bytes = pytest.mark.skipif(
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Of ZMTP 3, with a length of eight bytes."""
+    """Make a frame of ZMTP 3, with a length of eight bytes."""
     return bytes([flags | LONG]) + struct.pack(">Q", len(body)) + body
 
 
 async def raw_peer(w: World) -> Raw:
-    """One that speaks ZMTP 3 by hand, as a DEALER."""
+    """Connect a peer that speaks ZMTP 3 by hand, as a DEALER."""
     host, _, port = w.address.removeprefix("tcp://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
@@ -56,10 +56,10 @@ async def ended(peer: Raw) -> None:
 
 
 async def pour(peer: Raw, most: int) -> int:
-    """Send frames of a message that has no end, until somebody ends the connection."""
+    """Send frames of an endless message until the other side closes the connection."""
     sent = 0
     with contextlib.suppress(ConnectionError):
-        while sent < most:  # whatever the other side says
+        while sent < most:  # whatever the other side answers
             peer[1].write(frame(bytes(2**16), MORE))
             await peer[1].drain()
             sent += 2**16
@@ -98,7 +98,7 @@ async def test_a_message_that_does_not_end_is_cut_off(
 async def test_all_that_is_not_whole_has_a_bound(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each by itself is within its own."""
+    """Each unfinished message is within its own bound."""
     monkeypatch.setattr(program_peers, "MESSAGES", 3)
     async with world(stories, max_message_bytes=2**18, client_timeout=1e6) as w:
         peers = [await raw_peer(w) for _ in range(4)]
@@ -106,7 +106,7 @@ async def test_all_that_is_not_whole_has_a_bound(
             await hello(peer)
         known = w.server._socket._peers
         assert known is not None
-        # What comes before the next look may belong to the hello.
+        # A message before the next check may belong to the hello.
         await until(lambda: all(one.whole and not one.heard for one in known._peers.values()))
         assert len(known._peers) == 4
         for size, peer in zip((1, 2, 3, 4), peers, strict=True):
@@ -157,7 +157,7 @@ class Bound:
         self.peers = ProgramPeers(self.socket, self._port, config, lambda _: True)
 
     def connect(self) -> socket.socket:
-        """One that ZeroMQ has accepted: it has greeted."""
+        """Open a connection that ZeroMQ has accepted: it has sent its greeting."""
         connection = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
         assert connection.recv(1)
         return connection
@@ -179,7 +179,7 @@ async def bound() -> AsyncIterator[Bound]:
 
 
 def next_descriptor() -> int:
-    """The lowest that is free."""
+    """Return the lowest free descriptor."""
     free = os.dup(0)
     os.close(free)
     return free
@@ -235,7 +235,7 @@ async def test_a_message_counts_for_a_connection_that_is_there(bound: Bound) -> 
     client.send(b"hello")
     identity, frame = bound.socket.recv_multipart(copy=False)
     descriptor = int(frame.get(zmq.SRCFD))
-    assert not bound.peers._peers  # the loop has not run since it was accepted
+    assert not bound.peers._peers  # the loop has not run since the connection was accepted
     bound.peers.heard(descriptor, identity.bytes)
     assert bound.peers._peers[descriptor].identity == identity.bytes
     client.close(0)
@@ -245,7 +245,7 @@ async def test_a_message_counts_for_a_connection_that_is_there(bound: Bound) -> 
 
 
 async def test_a_late_message_does_not_count_for_who_has_its_descriptor_now(bound: Bound) -> None:
-    """Else a stranger might send as much as a client."""
+    """Otherwise a stranger could send as much as a client."""
     descriptor, peers = 10**6, bound.peers
 
     def tell(*kinds: int) -> None:
@@ -260,7 +260,7 @@ async def test_a_late_message_does_not_count_for_who_has_its_descriptor_now(boun
     assert not stranger.known and not stranger.heard
     peers.heard(descriptor, b"\0new")
     assert stranger.known and stranger.heard
-    # ZeroMQ's own come once, but who chose his may be back.
+    # ZeroMQ chooses a name once, but a peer with a chosen name may return.
     peers.heard(descriptor, b"me")
     tell(zmq.EVENT_DISCONNECTED, zmq.EVENT_ACCEPTED)
     peers.heard(descriptor, b"me")
@@ -287,13 +287,13 @@ async def test_without_a_descriptor_nobody_is_forgotten(bound: Bound) -> None:
 
 
 async def test_a_flood_while_the_loop_stands_still_does_not_hang_the_end() -> None:
-    """Each is two events, and ZeroMQ has by itself room for 2,000."""
+    """Each connection is two events, and ZeroMQ's default queue holds 2,000."""
     bound = Bound()
     try:
         for _ in range(1100):
             bound.connect().close()
     except TimeoutError:
-        while bound.peers._monitor.poll(100):  # or `close` never ends
+        while bound.peers._monitor.poll(100):  # otherwise `close` never ends
             bound.peers._monitor.recv_multipart()
         raise
     finally:

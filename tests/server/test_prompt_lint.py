@@ -1,5 +1,5 @@
-"""What is noticed about prompts: fingerprints against sets of windows, findings against prompts
-whose differences are known."""
+"""Findings about prompts: fingerprints against sets of windows, findings against prompts with known
+differences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def array(text: str) -> np.ndarray:
 
 
 def lint(clock: object = None) -> PromptLint:
-    """Of texts, a byte a token."""
+    """Make a linter of texts with a token for each byte."""
     ticks = iter(range(10**9))
     return PromptLint(lambda ids: bytes(ids).decode(errors="replace"), lambda: float(next(ticks)))
 
@@ -43,7 +43,7 @@ RULES, GUIDE = words(60, 1), words(80, 2)
 def test_fingerprints_depend_on_their_window_alone(
     before: list, passage: list, after: list
 ) -> None:
-    """A passage has the same ones wherever it stands, at the places moved by what stands before."""
+    """A passage has the same fingerprints everywhere, at places shifted by the text before."""
     alone = dict(zip(*map(np.ndarray.tolist, PRINTS.of(np.array(passage, np.int32))), strict=True))
     whole = np.array(before + passage + after, np.int32)
     found = dict(zip(*map(np.ndarray.tolist, PRINTS.of(whole)), strict=True))
@@ -159,7 +159,7 @@ def test_what_happens_again_is_one_finding_and_what_cost_most_comes_first() -> N
 def test_what_is_no_finding() -> None:
     noticed = lint()
     assert noticed.observe("", array(RULES), 0) is None
-    # The same prompt, one that goes on, another one, the end that all have in common.
+    # The same prompt, a continuation, another prompt, their common end.
     for text, cached in [
         (RULES, len(RULES) - 1),
         (f"{RULES} and more: {words(30, 7)}", len(RULES)),
@@ -169,10 +169,10 @@ def test_what_is_no_finding() -> None:
         ("short", 0),
     ]:
         assert noticed.observe("", array(text), cached) is None, text
-    # Nor is one shared with another tenant, or with another adapter.
+    # A text shared with another tenant or another adapter is no finding.
     assert noticed.observe("", array(f"10:30 {RULES}"), 0, "polite") is None
     assert noticed.observe("tenant", array(f"10:30 {RULES}"), 0) is None
-    # Nor a passage that two texts of their own quote.
+    # A passage quoted in two unrelated texts is no finding, either.
     assert noticed.observe("", array(f"{words(40, 11)} {RULES} {words(9, 12)}"), 0) is None
     assert noticed.findings() == []
 
@@ -189,6 +189,6 @@ def test_memory_and_time_are_bounded() -> None:
         (serial, at) for serial in noticed._prompts for at in range(400)
     }
     before = noticed._serial
-    for _ in range(100):  # all at once: only some are looked at
+    for _ in range(100):  # in quick succession: only some are examined
         noticed.observe("", rng.integers(0, 50_000, 400).astype(np.int32), 0)
     assert 0 < noticed._serial - before <= 10

@@ -31,7 +31,7 @@ METHODS: tuple[ChoicesMethod, ...] = (
 def brute_scores(
     tokenizer: Tokenizer, text: str, choices: tuple[str, ...], method: str
 ) -> tuple[int, list[float]]:
-    """Everything from whole strings, written out."""
+    """Compute all scores from whole strings."""
     base = tokenizer.encode(text)
     joint = [tokenizer.encode(text + choice) for choice in choices]
     start = 0

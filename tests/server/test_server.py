@@ -66,7 +66,7 @@ class Peer:
         await self.socket.send_multipart(frames)
 
     async def until(self, found: Callable[[Event], bool]) -> Event:
-        """Receive until an event is found among all that came."""
+        """Receive events until one satisfies the condition."""
         seen = 0
         while True:
             for event in self.events[seen:]:
@@ -137,7 +137,7 @@ async def test_a_program(stories: Tokenizer, tmp_path: Any) -> None:
         assert await peer.terminal(4) == Done(4)
         await until(lambda: w.gateway.session_count == 0)
         await peer.send(Ping(5))
-        assert (await peer.terminal(0)) == welcome  # it is a stranger now
+        assert (await peer.terminal(0)) == welcome  # the server has forgotten it
         refused = await peer.until(lambda e: isinstance(e, Failed))
         assert isinstance(refused, Failed) and refused.op == 0 and refused.code == "protocol"
 
@@ -181,7 +181,7 @@ async def test_bad_handshakes(stories: Tokenizer, frames: list[bytes], code: str
         failed = await peer.terminal(0)
         assert isinstance(failed, Failed) and failed.code == code and failed.message
         assert w.gateway.session_count == 0
-        # The same peer may do better.
+        # The same peer may try again with the key.
         await peer.send(Hello(0, PROTOCOL_VERSION, api_key="secret"))
         await peer.until(lambda e: isinstance(e, Welcome))
 
@@ -207,7 +207,7 @@ async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
             failed = await bad.until(lambda e: True)
             assert isinstance(failed, Failed) and failed.op == 0
         bad.events.clear()
-        # One bad operation among good ones fails alone, by its number.
+        # A bad operation among good ones fails alone; its error has its number.
         ops = [
             {"type": "open", "op": 1, "branch": 1},
             {"type": "generate", "op": 2, "branch": 1, "params": {"temperature": -1.0}},
@@ -263,7 +263,7 @@ async def test_what_a_frame_holds_is_bounded_before_it_is_made(
             assert isinstance(failed, Failed) and said in failed.message
             peer.events.clear()
         assert not made
-        # In a large frame, and in one with something malformed, each is made by itself.
+        # Large frames, and frames with something malformed, are decoded operation by operation.
         monkeypatch.setattr(server_module, "LARGE_BYTES", 10)
         long = Text("x" * 100)
         await known.send(Open(1, 1), Append(2, 1, (long,)), Append(3, 9, (long,)), Ping(4))
@@ -299,7 +299,7 @@ async def test_a_frame_of_many_operations_leaves_others_their_turn(
 
         watching = asyncio.create_task(watch())
         opens: list[Any] = [Open(op, op) for op in range(1, 201)]
-        # What is sent next waits its turn, and something malformed keeps its place.
+        # The next frame waits its turn, and a malformed operation keeps its place.
         await peer.socket.send(msgspec.msgpack.encode([*opens, {"type": "open", "op": 201}]))
         await peer.send(Append(202, 7, (Text("behind"),)), Ping(203))
         await peer.terminal(203)
@@ -401,7 +401,7 @@ async def test_those_who_wait_hear_something(stories: Tokenizer) -> None:
 async def test_a_client_that_does_not_read(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It blocks nobody, catches up if it reads in time, and is dropped if it never does."""
+    """A slow client blocks no other, catches up if it reads in time, and is dropped otherwise."""
     monkeypatch.setattr(programs, "SEND_HWM", 2)
     monkeypatch.setattr(server_module, "MAX_BACKLOG_BYTES", 3_000_000)
     async with world(stories) as w:
@@ -415,7 +415,7 @@ async def test_a_client_that_does_not_read(
             await slow.send(Open(op, op), Generate(op + 1, op, params=params, stream=True))
             await other.send(Ping(op))
             assert await other.terminal(op) == Done(op)
-            # One after the other: what many say at once may be more than is kept for it.
+            # One after the other: answers of many together may exceed the client's backlog.
             submitted = op // 2 + 1
             await until(lambda: len(w.engine.submitted) == submitted and not w.engine.running)  # noqa: B023
             op += 2
@@ -441,7 +441,7 @@ async def test_a_drain_lets_programs_end(stories: Tokenizer) -> None:
             w.gateway.drain.run(lambda: w.server.busy, 1e9, asyncio.Event())
         )
         await until(lambda: w.gateway.drain.begun)
-        # Its branches may fork; new ones, and strangers, are refused.
+        # Its branches may fork; new root branches and new clients are refused.
         await peer.send(Open(4, 2, parent=1), Close(5, 2))
         await idle.send(Open(1, 1), Close(2, 1))
         refused = [await idle.terminal(1), await w.peer().hello()]

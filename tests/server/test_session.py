@@ -1,4 +1,4 @@
-"""A session, end to end over the fake engine: its operations in order, its bounds, its end."""
+"""A session over the fake engine: operations in order, bounds, end."""
 
 import asyncio
 import random
@@ -155,7 +155,7 @@ async def test_long_texts_are_tokenized_in_order(client: MakeClient) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_one_terminal_event_per_operation(client: MakeClient, seed: int) -> None:
-    """Whatever is sent, and whenever branches are cancelled or the engine fails."""
+    """Holds for all operations, cancellations and engine failures."""
     rng = random.Random(seed)
     c = client(max_branches=12)
     c.engine.tokens_per_step = rng.randrange(1, 4)
@@ -207,7 +207,7 @@ async def test_one_terminal_event_per_operation(client: MakeClient, seed: int) -
 
 
 def _split(order: list[int], sent: dict[int, Op]) -> list[list[int]]:
-    """Op numbers of one branch id, one list per branch that bore it."""
+    """Split the operations of one branch id into a list for each branch with that id."""
     groups: list[list[int]] = [[]]
     for number in order:
         groups[-1].append(number)
@@ -226,7 +226,7 @@ async def test_what_may_wait_is_bounded(client: MakeClient) -> None:
     await c.settle()
     assert failed(c, 104)[0] == "overloaded" and failed(c, 5)[0] == "cancelled"
     assert "overloaded" in {failed(c, op)[0] for op in range(5, 105)}
-    assert c.terminal(200) == Done(200)  # the other branch lives, and there is room again
+    assert c.terminal(200) == Done(200)  # the other branch works, and there is room again
     assert c.session._backlog._waiting == 0
 
 

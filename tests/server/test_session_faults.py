@@ -123,7 +123,7 @@ async def test_engine_errors_keep_their_type(client: MakeClient) -> None:
     await c.result(4)
     assert failed(c, 3) == ("overloaded", "too many")
     assert failed(c, 4) == ("cancelled", "too many")
-    # The other samples were ended too.
+    # The other samples ended, too.
     assert not c.engine.running and sorted(c.engine.aborted) == [1, 3]
 
 
@@ -162,7 +162,7 @@ async def test_cancel_behind_a_close(client: MakeClient) -> None:
     c = client()
     c.engine.paused = True
     c.send(Open(1, 1), Append(2, 1, text("x")), Generate(3, 1), Close(4, 1))
-    c.send(Open(5, 1), Append(6, 1, text("y")), Generate(7, 1), Close(8, 1))  # the id again
+    c.send(Open(5, 1), Append(6, 1, text("y")), Generate(7, 1), Close(8, 1))  # the id is used again
     await c.settle()
     assert len(c.engine.running) == 2
     c.send(Cancel(9, 1))

@@ -31,7 +31,7 @@ PATTERNS = st.builds(
 
 
 def brute(pattern: str, text: str) -> tuple[int, int] | None:
-    """How much of the text has a match, and where that begins."""
+    """Return the end of the shortest beginning that contains a match, and the match's start."""
     for seen in range(len(text) + 1):
         if match := re.search(pattern, text[:seen]):
             return seen, match.start()
@@ -55,7 +55,7 @@ def test_like_re(pattern: str, pieces: list[str]) -> None:
             assert (found.seen, found.begin) == expected
             assert found.begin <= found.end <= found.seen <= len(fed)
             return
-        if expected is not None:  # nothing that a match may begin with was let go
+        if expected is not None:  # no text that a match may begin with was released
             assert finder.open <= expected[1]
     assert expected is None
 
@@ -65,8 +65,8 @@ def test_like_re(pattern: str, pieces: list[str]) -> None:
     [
         (r"and|or", "for and", (3, 1, 3)),
         (r"[.!?]\s*$", "One. Two", (4, 3, 4)),
-        (r"\bor\b", "for or ", (6, 4, 6)),  # an end that is open counts
-        (r"or\B", "or orb", (6, 3, 5)),  # seen with the next character, which is not part of it
+        (r"\bor\b", "for or ", (6, 4, 6)),  # an open end counts
+        (r"or\B", "or orb", (6, 3, 5)),  # found with the next character, not part of it
         (r"(?<=\.)", "End. x", (4, 4, 4)),
         (r"(?s)a.*b|ac", "xaxxc ac", (8, 6, 8)),
         (r"(?m)^#", "a#\n#", (4, 3, 4)),
@@ -100,7 +100,7 @@ def test_refusals(pattern: str, reason: str) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A pattern of a million states, each of which the text leads to."""
+    """A pattern with a million states, each of which the text reaches."""
     search = Search("(?:a|b)*a(?:a|b){40}c")
     finder = Finder(search)
     text = "".join("ab"[bin(number).count("1") & 1] for number in range(5000))

@@ -18,7 +18,7 @@ patterns = st.lists(st.sampled_from(list(PATTERNS)), max_size=2)
 
 
 def brute(text: str, stops: list[str], patterns: list[str], keep: bool) -> tuple[str, str | None]:
-    """Read letter by letter until some stop string or pattern has just been completed."""
+    """Read letter by letter until a stop string or pattern is complete."""
     for end in range(1, len(text) + 1):
         ended = [(end - len(s), s) for s in stops if text[:end].endswith(s)]
         found = [(re.search(pattern, text[:end]), pattern) for pattern in patterns]
@@ -40,7 +40,7 @@ def test_like_brute_force(
     said = ""
     for part in parts:
         said += checker.feed(part)
-        # Never more than what is certain, and nothing that may yet be cut.
+        # Only certain text is released, and no text that may still be cut.
         assert kept.startswith(said)
     said += checker.flush()
     assert (said, checker.matched) == (kept, matched)

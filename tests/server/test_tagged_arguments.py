@@ -1,4 +1,4 @@
-"""Calls whose arguments stand in tags of their own: found, read and held to schemas."""
+"""Calls with arguments in separate tags: found, read and constrained by schemas."""
 
 from __future__ import annotations
 
@@ -175,20 +175,20 @@ def read(form: TaggedArguments, pieces: list[str]) -> list[Delta]:
 
 
 def answer(form: TaggedArguments, text: str) -> Answer:
-    """The answer, which must be the same in one piece and character by character."""
+    """Parse the answer, which must be the same in one piece and character by character."""
     whole = Answer.of(read(form, [text]))
     assert Answer.of(read(form, list(text))) == whole
     return whole
 
 
 def written(form: TaggedArguments, name: str, *arguments: tuple[str, str]) -> str:
-    """A call with these keys and texts."""
+    """Write a call with these keys and texts."""
     texts = [form.argument.written(key, text) for key, text in arguments]
     return form.begin(name) + "".join(texts) + form.end
 
 
 def several(form: TaggedArguments, *texts: str) -> str:
-    """Such calls, together in one answer."""
+    """Join calls in one answer."""
     first, apart, behind = form.around
     each = [text.removeprefix(first).removesuffix(behind) for text in texts]
     return f"{first}{apart.join(each)}{behind}"
@@ -246,7 +246,7 @@ TAGS = ["<tool_call>", "</tool_call>", "</function>", "<parameter=x>", "<arg_key
 CLOSES = tuple(sorted({form.argument.close for form in FORMS.values()}))
 TEXTS = st.lists(st.sampled_from(WORDS + TAGS), max_size=8).map("".join)
 TEXTS = TEXTS.filter(lambda text: not any(close in text for close in CLOSES))
-# What is no text may hold the tags that would end one.
+# Values other than texts may contain closing tags.
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXTS | st.sampled_from(CLOSES),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
@@ -324,7 +324,7 @@ def test_what_a_template_writes_is_read(
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 def test_no_word_is_lost(name: str, parts: list[str], sizes: list[int]) -> None:
-    """However the text is cut, each word (%) comes out once and in its place."""
+    """Each word (%) appears once and in its place, however the text is cut."""
     text = "".join(part.replace("%", f" w{i}w ") for i, part in enumerate(parts))
     pieces, at = [], 0
     while at < len(text):
@@ -385,17 +385,17 @@ def test_calls_and_text(name: str) -> None:
     f, g, h = (written(form, "f", ("count", "1.50")), written(form, "g"), written(form, "h"))
     called = [Call("f", '{"count": 1.50}'), Call("g", "{}")]
     assert answer(form, f"a {f}\n{g} b") == Answer("a b", "", called)
-    assert answer(form, h).calls == [Call("h", "{}")]  # as of other forms: the tag says so
+    assert answer(form, h).calls == [Call("h", "{}")]  # the tag shows that it is a call
     tag = form.calls.begin
     if tag.endswith(">"):
         hermes = f'{tag}\n{{"name": "f", "arguments": {{"x": "</parameter>"}}}}\n{form.end}'
         assert answer(form, hermes).calls == [Call("f", '{"x": "</parameter>"}')]
     for text in (tag, f"{tag}no call{form.calls.ends[-1]}", f"{tag[:5]} <function=f> </function>"):
         assert answer(form, text) == Answer(text)
-    # A name is no JSON, in whatever pieces it comes.
+    # A name is no JSON, however it is cut.
     for text in (f'{tag}{{"x":1}}{form.end}', f'{tag}{{"x":1}}{written(form, "g")}'):
         assert answer(form, text).calls == called[1:] * text.count(form.begin("g"))
-    # Without the end of the arguments, and without any.
+    # Calls without the end of the arguments, and without arguments.
     if len(form.calls.ends) > 1:
         assert answer(form, f.replace(form.calls.ends[0], "")).calls == called[:1]
     forgotten = answer(form, written(form, "g").removesuffix(form.end) + form.end.strip() + " so")
@@ -429,7 +429,7 @@ def test_calls_that_are_cut_stay_open(name: str) -> None:
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("key", ["text", "maybe", "items", "unknown"])
 def test_texts_that_are_marked(name: str, key: str) -> None:
-    """Only where the template marks texts, and only a whole mark."""
+    """Texts are unmarked only if the template marks texts, and the mark is whole."""
     form = FORMS[name]
     for text, inner in (("<![CDATA[ a\n<b>]]]]>", " a\n<b>]]"), ("<![CDATA[]]>", "")):
         call = written(form, "f", (key, text))
@@ -445,13 +445,13 @@ def test_texts_that_are_marked(name: str, key: str) -> None:
 def test_texts_come_as_they_are_written() -> None:
     for form in FORMS.values():
         if form.argument.cdata:
-            continue  # how it begins says not yet what it is
+            continue  # its beginning does not tell the type
         deltas = read(form, list(written(form, "f", ("text", "x" * 50), ("count", "12"))))
         assert deltas[0] == CallBegin("f") and deltas.count(CallArguments("x")) == 50
 
 
 def test_a_quote_that_is_never_closed_costs_one_value() -> None:
-    """Such text is no JSON: it ends where the first tag says, also if the answer ends before."""
+    """Such a value is no JSON: it ends at the first closing tag, also if the answer ends before."""
     for form in FORMS.values():
         text = written(form, "f", ("items", '["a]'), ("count", "1"), ("text", "b")) * 2
         found = answer(form, text).calls
@@ -477,7 +477,7 @@ def test_the_work_is_linear(name: str, text: str) -> None:
 def test_values_that_are_no_json_are_read_twice_at_most(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these goes on to the end of the answer, as far as its quotes say."""
+    """By its quotes, each of these values extends to the end of the answer."""
     form, looked_at = FORMS[name], 0
 
     class Counting(JsonEnd):
@@ -545,7 +545,7 @@ OFFERED = [Tool("get", None, STRICT, True), Tool("now"), Tool("any", None, {"typ
 
 
 def takes(compiler: GrammarCompiler, asked: Asked, text: str) -> bool:
-    """Whether a text is an answer."""
+    """Return whether a text is a complete answer."""
     tag = json.loads(asked.constraint.source)
     matcher = compiler.compile(structural_tag=tag).matcher()
     taken = all(matcher.advance(compiler.vocabulary.byte_tokens[b]) for b in text.encode())
@@ -611,7 +611,7 @@ def test_what_is_held(compiler: GrammarCompiler, name: str) -> None:
 def test_whatever_a_model_would_write(
     compiler: GrammarCompiler, name: str, strict: bool | None
 ) -> None:
-    """It draws bytes at random, of those that it may, and prefers what ends a text."""
+    """Allowed bytes are drawn at random, with a preference for those that end a text."""
     form, random = FORMS[name], Random(name)
     tools = [Tool("get", None, STRICT, strict), Tool("now", None, None, strict)]
     tag = json.loads(forced_call(ToolChoice("required"), tools, form, {})[1].constraint.source)
@@ -642,7 +642,7 @@ class Where:
 
 
 def test_programs_hold_and_read_the_same(compiler: GrammarCompiler) -> None:
-    """Whatever is drawn is a call of the function, with arguments of its types."""
+    """Every drawn text is a call of the function, with arguments of its types."""
     called: list[Any] = []
 
     def get(
@@ -700,7 +700,7 @@ UNHELD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("schema", "place"), UNHELD)
 def test_what_cannot_be_held(compiler: GrammarCompiler, schema: Any, place: str) -> None:
-    """It is refused where a tool is strict, and left free where it is not."""
+    """A schema is refused with a strict tool, and the argument is free otherwise."""
     parameters = {"properties": {"x": schema}, "required": ["x"]}
     for form in FORMS.values():
         lenient = calls_among_text([Tool("f", None, parameters)], form, {})

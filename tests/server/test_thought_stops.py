@@ -1,4 +1,4 @@
-"""Stop strings and patterns where an answer has thoughts: they count behind them alone."""
+"""Stop strings and patterns count only behind an answer's thoughts."""
 
 import random
 
@@ -19,7 +19,7 @@ def said(
     sizes: random.Random,
     patterns: tuple[str, ...] = (),
 ) -> tuple[str, str | int | None, str]:
-    """The text of an answer that comes in pieces, whole and of its chunks, and what ended it."""
+    """Return the whole text, the chunks' text and the stop of an answer that comes in pieces."""
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode_pieces((Piece(text, True),), 5)) if text else ()
@@ -48,8 +48,8 @@ def test_they_fire_behind_thoughts(tokenizer: Tokenizer, seed: int) -> None:
         (f"{thought}now stop it", ("stop",), "<think>", f"{thought}now ", "stop"),
         (thought.removeprefix("<think>") + "a stop", ("stop",), "", None, "stop"),
         (f"{thought}go on", ("stop", "think"), "<think>", f"{thought}go on", None),
-        ("<think>stop", ("stop",), "<think>", "<think>stop", None),  # cut within them
-        ("<this stop", ("stop",), "<think>", "<this ", "stop"),  # none begin
+        ("<think>stop", ("stop",), "<think>", "<think>stop", None),  # cut within the thoughts
+        ("<this stop", ("stop",), "<think>", "<this ", "stop"),  # no thoughts begin
         ("<this", ("<t",), "<think>", "", "<t"),
         ("stop<think>", ("stop",), "<think>", "", "stop"),
     ):

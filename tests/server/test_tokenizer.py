@@ -55,7 +55,7 @@ def library(name: str, plain: bool = True) -> FastTokenizer:
 
 
 def grow(tokenizer: Tokenizer, pieces: list[Piece], rng: random.Random) -> list[int]:
-    """The ids of a branch that is given the pieces one by one and settles now and then."""
+    """Return the ids of a branch that gets the pieces one by one and settles now and then."""
     ids: list[int] = []
     pending: tuple[Piece, ...] = ()
     for piece in pieces:
@@ -78,7 +78,7 @@ def test_pieces_give_the_ids_of_the_whole(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["stories3M", "gpt2", "qwen3"])
 def test_every_way_to_cut_in_two_is_stable(name: str) -> None:
-    """Whatever comes next: settled ids are a prefix of the ids of the longer text."""
+    """Settled ids are a prefix of the ids of any longer text."""
     rng, fast, tokenizer = random.Random(7), library(name), load(name)
     for _ in range(400):
         head, tail = random_text(rng), random_text(rng)
@@ -99,7 +99,7 @@ def test_most_of_a_prose_text_is_stable(name: str) -> None:
 
 
 def test_template_text_like_the_library() -> None:
-    """Special tokens of template text, with content between: the ids of the rendered string."""
+    """Template text with special tokens, and content between, has the rendered string's ids."""
     rng, fast, tokenizer = random.Random(3), library("qwen3", plain=False), load("qwen3")
     for _ in range(200):
         words = [w for w in WORDS if not w.startswith("<|")]
@@ -196,7 +196,7 @@ def test_other_tokenizers(scheme: str, split: bool) -> None:
     ],
 )
 def test_a_prefix_of_each_word(pre: object) -> None:
-    """Where another pre-tokenizer splits the text before."""
+    """Holds where another pre-tokenizer splits the text before."""
     fast = synthetic(pre, None, ADDED)
     reference = FastTokenizer.from_str(fast.to_str())
     tokenizer = Tokenizer(fast)
@@ -215,7 +215,7 @@ def test_nothing_is_stable_where_tokens_may_cross_spaces() -> None:
 
 
 def test_the_longest_token_of_an_own_vocabulary_or_an_added_one() -> None:
-    for words in ({"a": 0, "longer": 1}, {"a": 0, "longer": 7}):  # the other ids are nobody's
+    for words in ({"a": 0, "longer": 1}, {"a": 0, "longer": 7}):  # the ids between are unused
         fast = FastTokenizer(models.WordLevel(words, unk_token="a"))
         assert Tokenizer(fast).longest_token == len("longer")
         fast.add_special_tokens(["<|special|>"])
@@ -255,7 +255,7 @@ def test_what_the_post_processor_puts_around_a_text() -> None:
 
 
 def test_a_bos_that_the_configuration_asks_for_and_the_file_leaves_out() -> None:
-    """DeepSeek's: transformers 4 and llama.cpp put it there, transformers 5 does not."""
+    """DeepSeek's: transformers 4 and llama.cpp add BOS, transformers 5 does not."""
     fast = FastTokenizer(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
     fast.add_special_tokens(["<s>"])
     asked = {"add_bos_token": True, "bos_token": {"content": "<s>"}}
@@ -271,7 +271,7 @@ def test_a_bos_that_the_configuration_asks_for_and_the_file_leaves_out() -> None
         assert Tokenizer(fast, config).encode("a") == ids
     fast.post_processor = processors.ByteLevel()
     assert Tokenizer(fast, asked | llama).encode_pair("a", "a") == [1, 0, 1, 0]
-    for odd in ("<s:1>", "$A"):  # which a template of the library would read otherwise
+    for odd in ("<s:1>", "$A"):  # texts with a meaning in a template of the library
         fast.add_special_tokens([odd])
         found = Tokenizer(fast, asked | llama | {"bos_token": odd})
         assert found.bos_ids == (fast.token_to_id(odd),)
@@ -279,7 +279,7 @@ def test_a_bos_that_the_configuration_asks_for_and_the_file_leaves_out() -> None
         single="$A <s>", pair="$A <s> $B <s>", special_tokens=[("<s>", 1)]
     )
     found = Tokenizer(fast, asked | llama)
-    assert (found.bos_ids, found.end_ids) == ((1,), (1,))  # what the file puts behind stays
+    assert (found.bos_ids, found.end_ids) == ((1,), (1,))  # tokens that the file appends stay
     assert found.encode_pair("a", "a") == [1, 0, 1, 1, 0, 1]
     fast.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]

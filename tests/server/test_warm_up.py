@@ -1,4 +1,4 @@
-"""`--warm-up`: a model has generated before anybody is told that it is ready."""
+"""`--warm-up`: a model generates before the server reports that it is ready."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ async def test_a_model_is_open_once_it_has_generated(engine: FakeEngine) -> None
         await asyncio.sleep(0)
     engine.step()
     await asyncio.sleep(0)
-    assert not opening.done()  # seven more tokens are awaited, and the constrained text
+    assert not opening.done()  # seven more tokens, and the constrained text, are awaited
     engine.pause(False)
     gateway = await opening
     free, constrained = engine.submitted

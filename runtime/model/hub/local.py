@@ -75,7 +75,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackagedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """GGUF file called `file`, of `size` bytes: its `parts`, joined in their order."""
+    """GGUF file called `file`, of `size` bytes: its `parts`, joined in their order. `sampling`: the
+    recommended parameters of a model whose file recommends none."""
 
     title: str
     licence: str
@@ -83,6 +84,7 @@ class PackagedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: Annotated[int, msgspec.Meta(gt=0)]
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
+    sampling: dict[str, float] = {}
 
     @property
     def download(self) -> int:
@@ -123,6 +125,14 @@ def packaged_model(name: str) -> PackagedModel | None:
     """Return the model of that name; None if there is none."""
     # Installed packages are searched only for names that `packaged.toml` lacks: it takes a while.
     return _read(OWN).get(name) or packaged_models().get(name)
+
+
+def recommended_sampling(path: Path) -> dict[str, float]:
+    """Return the recommendation for a packaged model's file, empty for other files."""
+    for model in packaged_models().values():
+        if model.file == path.name and model.size == path.stat().st_size:
+            return model.sampling
+    return {}
 
 
 def near_name(name: str) -> str | None:

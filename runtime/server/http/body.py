@@ -457,7 +457,7 @@ _SHOWN = 32
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _NUMBER_CHARACTERS = 32
 _NUMBER = re.compile(rb"-?\d[-+.\deE]*")
-_NESTED = re.compile(rb"[\[{]")
+_Item = int | float | bool | str | list[msgspec.Raw] | dict[str, msgspec.Raw] | None
 _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 
 
@@ -508,8 +508,11 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
 def _leniently(raw: bytes | memoryview, kind: type[T]) -> T:
     """Decode `raw` with numbers such as 3.0 as integers, since JSON knows no such difference, and
     without unknown fields that ask for nothing. Raises ValidationError."""
+    mended = raw
+    with contextlib.suppress(msgspec.ValidationError, RecursionError):  # decoding `raw` says where
+        mended = _mended(raw, kind, [])
     try:
-        return msgspec.json.decode(_mended(raw, kind, []), type=kind)
+        return msgspec.json.decode(mended, type=kind)
     except msgspec.ValidationError as other:
         if "missing required field" not in str(other):
             raise
@@ -538,11 +541,14 @@ def _mended_value(
 ) -> msgspec.Raw:
     text = bytes(memoryview(raw)[:_NUMBER_CHARACTERS])
     if text[:1] == b"[" and (inner := [one for t in types for one in _items(t)]):
-        if not _NESTED.search(raw, 1):  # may be long
-            return msgspec.Raw(msgspec.json.encode(list(map(_integer, msgspec.json.decode(raw)))))
-        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
-        kept = [_mended_value(one, inner, f"{path}[{i}]", dropped) for i, one in enumerate(items)]
-        return msgspec.Raw(msgspec.json.encode(kept))
+        items: list[Any] = msgspec.json.decode(raw, type=list[_Item])
+        for i, one in enumerate(items):
+            if isinstance(one, list | dict):
+                item = msgspec.Raw(msgspec.json.encode(one))
+                items[i] = _mended_value(item, inner, f"{path}[{i}]", dropped)
+            elif isinstance(one, float):
+                items[i] = _integer(one)
+        return msgspec.Raw(msgspec.json.encode(items))
     if _NUMBER.fullmatch(text) and any(isinstance(t, inspect.IntType) for t in types):
         return msgspec.Raw(msgspec.json.encode(_integer(msgspec.json.decode(raw))))
     structs = [t for t in types if isinstance(t, inspect.StructType)]

@@ -275,8 +275,8 @@ class Embedded(msgspec.Struct):
     model: str
     embeddings: list[list[float]]
     total_duration: int
+    load_duration: int
     prompt_eval_count: int
-    load_duration: int = 0
 
 
 class EmbeddedOne(msgspec.Struct):
@@ -405,7 +405,7 @@ class Ollama:
         begun, model = time.monotonic(), _known(self._gateway, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
-        return Embedded(model, vectors, _nanoseconds(time.monotonic() - begun), total)
+        return Embedded(model, vectors, _nanoseconds(time.monotonic() - begun), 0, total)
 
     async def embed_one(self, body: EmbeddingsBody) -> EmbeddedOne:
         model = _known(self._gateway, body.model)

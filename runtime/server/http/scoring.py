@@ -93,12 +93,12 @@ class EmbeddingBody(HandlingBody, kw_only=True):
     user: Annotated[str | None, ignored("it is about the account of OpenAI's clients")] = None
 
 
-class Embedding(msgspec.Struct):
+class Embedding(msgspec.Struct, kw_only=True):
     """Vector: numbers, or their bytes (float32, little-endian) in base64."""
 
+    object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
-    object: Literal["embedding"] = "embedding"
 
 
 class EmbeddingUsage(msgspec.Struct):
@@ -109,13 +109,13 @@ class EmbeddingUsage(msgspec.Struct):
     prompt_tokens_details: PromptTokens
 
 
-class EmbeddingReply(msgspec.Struct):
+class EmbeddingReply(msgspec.Struct, kw_only=True):
     """Reply to `POST /v1/embeddings`."""
 
+    object: Literal["list"] = "list"
     model: str
     data: list[Embedding]
     usage: EmbeddingUsage
-    object: Literal["list"] = "list"
 
 
 def _encoded(vector: Vector, form: str | None) -> list[float] | str:
@@ -298,9 +298,10 @@ class Scores:
             **placed_unpinned(self._gateway, body, model),
         )
         form, count = body.encoding_format, usage.prompt_tokens
-        data = [Embedding(index, _encoded(vector, form)) for index, vector in enumerate(found)]
+        data = [Embedding(index=i, embedding=_encoded(one, form)) for i, one in enumerate(found)]
         details = PromptTokens(cached_tokens=usage.cached_tokens)
-        return EmbeddingReply(model, data, EmbeddingUsage(count, count, details))
+        used = EmbeddingUsage(count, count, details)
+        return EmbeddingReply(model=model, data=data, usage=used)
 
     async def score(self, body: ScoreBody) -> LabelScores | PairScores:
         model = check_name(self._gateway.model_info, body.model)

@@ -30,7 +30,7 @@ class Reply:
 
 @functools.cache
 def certificates() -> ssl.SSLContext:
-    """What a client reads at its start, for all clients: nobody asks for it here."""
+    """Read the system's certificates once for all clients: no test here uses them."""
     return ssl.create_default_context()
 
 
@@ -56,12 +56,12 @@ class Served:
         return client
 
     async def get(self, path: str, **options: Any) -> Reply:
-        """`options`: aiohttp's."""
+        """`options` are aiohttp's."""
         async with self.http.get(path, **options) as reply:
             return Reply(reply.status, reply.headers, await reply.text())
 
     async def post(self, path: str, body: Any = None, **options: Any) -> Reply:
-        """`body` becomes JSON; `options`: aiohttp's."""
+        """Send `body` as JSON; `options` are aiohttp's."""
         async with self.http.post(path, json=body, **options) as reply:
             return Reply(reply.status, reply.headers, await reply.text())
 

@@ -129,7 +129,7 @@ class FakeSequence:
 
 
 class FakeSession:
-    """What an HTTP request opened: each operation on it is noted in `ops`."""
+    """Stands for the sequences of an HTTP request; lists their operations in `ops`."""
 
     def __init__(self, gateway: FakeGateway, end: Callable[[RootlaceError], None]) -> None:
         self._gateway = gateway
@@ -166,7 +166,7 @@ class FakeSession:
                         ids += part.text.encode()
                 return Done(op.op)
             case Prefill():
-                # The first half of each is known.
+                # The first half of each prompt is known.
                 return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=len(ids) // 2))
             case Select():
                 # The more often the prompt holds a choice, the likelier it is.
@@ -252,7 +252,7 @@ def _score(token: int, top: int, first: bool = False) -> TokenLogprob:
 
 
 def stand_in(patch: pytest.MonkeyPatch) -> None:
-    """What is computed for a `FakeGateway` is made up; for a real one, nothing changes."""
+    """Replace computing by made-up results for a `FakeGateway`; leave a real gateway as it is."""
 
     def open_(gateway: Any, end: Any, asker: Asker, stays_wanted: bool = False) -> Any:
         if not isinstance(gateway, FakeGateway):
@@ -304,13 +304,13 @@ class FakeGateway:
         self.deliveries = Deliveries()
         self.last_token = -math.inf
         self.fail: RootlaceError | None = None
-        self.report: CacheReport | None = None  # of prompts for which one is asked for
+        self.report: CacheReport | None = None  # cache report for prompts that ask for one
         self.sessions: list[FakeSession] = []
-        self.accounts: list[Account | None] = []  # whose the sessions are
-        self.sources: list[str] = []  # where their clients are
+        self.accounts: list[Account | None] = []  # the account of each session
+        self.sources: list[str] = []  # the client address of each session
         self.flushed = 0
         self.generated = 0
-        self.forced = 0  # tokens that each sample says its constraint forced
+        self.forced = 0  # forced tokens that each sample reports
         self.script: Callable[[str, int], str] = lambda prompt, index: "hello"[index:]
 
     async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:

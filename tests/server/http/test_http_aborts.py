@@ -28,13 +28,13 @@ async def test_abort(served: Served) -> None:
         *_, last, done, _ = (await reply.text()).split("\n\n")
         last_event = json.loads(last.removeprefix("data: "))
         assert done == "data: [DONE]"
-    # What was streamed stays.
+    # Text that was streamed before the abort stays.
     assert last_event["text"] == "ab" and last_event["output_ids"] == list(b"ab")
     meta = last_event["meta_info"]
     assert meta["finish_reason"]["type"] == "abort"
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (5, 2, 2)
     assert sum(session.closed for session in served.gateway.sessions) == 1
-    # One prompt of several, twice: the other one is not touched.
+    # Aborting one prompt of several, twice, leaves the others running.
     for _ in range(2):
         await post(served, "/abort", rid="r")
     aborted, other = await whole

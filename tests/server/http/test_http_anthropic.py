@@ -1,4 +1,4 @@
-"""Anthropic's messages over scripted answers: what goes into the template, and what comes out."""
+"""Anthropic's messages over scripted answers: input of the template, and answers."""
 
 import json
 from typing import Any
@@ -135,7 +135,7 @@ async def test_parameters(served: Served) -> None:
     assert served.gateway.sessions[-1].ops[0].namespace == "t"  # type: ignore[union-attr]
     _, reply = await post(served, {**ASK, "max_tokens": 2, "top_k": 0})
     assert reply["stop_reason"] == "max_tokens"
-    assert served.gateway.last_generate.params.top_k == 0  # off, as everywhere
+    assert served.gateway.last_generate.params.top_k == 0  # off, as for other interfaces
 
 
 async def test_the_cache_is_accounted(served: Served) -> None:
@@ -150,7 +150,7 @@ async def test_the_cache_is_accounted(served: Served) -> None:
     }
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     _, marked = await post(served, {**ASK, "messages": [{"role": "user", "content": [part]}]})
-    # `<user>hi` is computed first, half of it; the rest finds that.
+    # `<user>hi` is computed first, half of it; the rest of the prompt finds that prefix cached.
     assert marked["usage"] == {
         "input_tokens": 10,
         "cache_creation_input_tokens": 4,
@@ -251,7 +251,7 @@ async def test_marks_pin_the_prompt_up_to_them(
     assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == 8
     assert usage["cache_creation_input_tokens"] == sum(usage["cache_creation"].values())
     many = {"role": "user", "content": [text(str(n)) for n in range(5)]}
-    # What a mark costs grows with the prompt, so what is not marked, or refused, costs nothing.
+    # A mark costs time by the prompt's length: requests without marks, or refused, pay none.
     monkeypatch.setattr(anthropic, "_differently", None)
     status, error = await post(served, {**ASK, "messages": [many]})
     assert status == 400 and "at most 4 places" in error["error"]["message"]

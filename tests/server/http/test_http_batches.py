@@ -126,7 +126,7 @@ async def test_another_server_goes_on_where_the_first_one_ended(
         served, [row(n, "wait" if i % 3 == 2 else "go") for i, n in enumerate(names)]
     )
     output = tmp_path / "files" / f"file-{batch.id.removeprefix('batch_')}-output"
-    # Each of the rows that are run at once stands still: the others were written before them.
+    # All rows that run at once wait; the other rows were written before.
     await soon(all_wait.wait())
     done = output.read_bytes()
     assert done.count(b"\n") == 8
@@ -165,11 +165,11 @@ async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     batch = await until(served, batch.id, "cancelled")
     assert list(await answers(served, batch.output_file_id)) == ["a"]
     assert all(session.closed for session in gateway.sessions[:2])
-    # A row that the server has no room for waits.
+    # A row waits while the server has no room for it.
     await until(served, queued.id, "in_progress")
     gateway.fail = None
     await until(served, queued.id, "completed")
-    # One that can never be served as it asks does not.
+    # A row that can never be served fails at once.
     gateway.fail = PinRefused("no room")
     refused = await until(served, (await start(served, [row("d")])).id, "completed")
     assert refused.request_counts.failed == 1
@@ -214,7 +214,7 @@ def test_bounds(tmp_path: Path) -> None:
     files.grow(tmp_path / "x", "", 2)
     with pytest.raises(Overloaded, match="MiB"):
         files.grow(tmp_path / "x", "", 3)
-    with pytest.raises(Overloaded, match="MiB"):  # what is being written counts
+    with pytest.raises(Overloaded, match="MiB"):  # a file that is being written counts
         files.grow(tmp_path / "y", "", 1)
     files.drop(tmp_path / "x")
     files.grow(tmp_path / "y", "", 1)
@@ -249,7 +249,7 @@ def test_a_key_leaves_files_and_room_to_others(tmp_path: Path) -> None:
     with pytest.raises(Overloaded, match="kept at most"):
         files.grow(content, "third", 3)
     files.grow(content, "third", 2)
-    # What is there when a server starts counts, too.
+    # Files that exist when a server starts count, too.
     again = FileStore(tmp_path, Bounds(total_bytes=300, files=16))
     again.grow(content, "third", 88)
     with pytest.raises(Overloaded, match="kept at most"):
@@ -339,7 +339,7 @@ async def test_each_key_has_its_own_batches(serve: Serve, tmp_path: Path) -> Non
         await start(served, [row("1")], key=b)
     while not (await served.openai(b).batches.retrieve(waiting.id)).request_counts.completed:
         await asyncio.sleep(0.01)
-    # Meanwhile the batches of others go on.
+    # Meanwhile other clients' batches run.
     await until(served, (await start(served, [row("4")], key=a)).id, "completed", key=a)
     await served.openai(b).batches.cancel(waiting.id)
     ended = await until(served, waiting.id, "cancelled", key=b)

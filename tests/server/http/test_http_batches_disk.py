@@ -1,4 +1,4 @@
-"""Files and batches on a disk that is full or broken, and who else may read what is there."""
+"""Files and batches on a full or broken disk, and the permissions of their files."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ from tests.waiting import until as until_true
 
 
 class Disk:
-    """Opens files, for which it has room for so many bytes; what is beyond gives this error."""
+    """Opens files with room for some bytes; writing more raises this error."""
 
     def __init__(self, room: int, number: int = errno.ENOSPC) -> None:
         self.room = room
@@ -71,7 +71,7 @@ async def test_a_full_disk_costs_no_answer(
     disk.room = 10**6
     batch = await until(served, batch.id, "completed")
     assert sorted(await answers(served, batch.output_file_id)) == list("abcdef")
-    assert len(gateway.sessions) == 6  # each was computed once
+    assert len(gateway.sessions) == 6  # each row was computed once
 
 
 @pytest.mark.parametrize("end", ["completed", "expired"])
@@ -82,7 +82,7 @@ async def test_a_full_share_of_files_costs_no_answer(
     caplog: pytest.LogCaptureFixture,
     end: str,
 ) -> None:
-    """Room may be made as long as the batch has not expired."""
+    """The client may delete files until the batch expires."""
     clock = SimpleNamespace(time=time.time, monotonic=time.monotonic)
     monkeypatch.setattr(batch_runner, "time", clock)
     monkeypatch.setattr(batch_runner, "ROOM_SECONDS", 0.01)
@@ -103,14 +103,14 @@ async def test_a_full_share_of_files_costs_no_answer(
     await client.files.delete(ballast.id)
     batch = await until(served, batch.id, end)
     assert sorted(await answers(served, batch.output_file_id)) == list("abcdef")
-    assert len(gateway.sessions) == 6  # each was computed once
+    assert len(gateway.sessions) == 6  # each row was computed once
 
 
 @pytest.mark.parametrize("times", [1, 100])
 async def test_a_batch_that_cannot_end_takes_no_room(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """Its results are kept if a second try succeeds, and are gone otherwise."""
+    """A batch's results are kept if a second attempt to write succeeds, and lost otherwise."""
     left, add = times, FileStore.add
 
     def broken(store: FileStore, content: Path, name: str, *more: str) -> Any:
@@ -136,7 +136,7 @@ async def test_a_batch_that_cannot_end_takes_no_room(
 
 
 class FlakyDisk(Disk):
-    """Takes each other line: short ones find room where long ones do not."""
+    """Refuses every other line: short lines find room where long ones do not."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -215,7 +215,7 @@ async def test_a_broken_disk_fails_a_batch_and_names_no_path(
     batch = await until(served, batch.id, "failed")
     (fault,) = batch.errors.data
     assert fault.code == "storage_error" and str(tmp_path) not in fault.message
-    good = await answers(served, batch.output_file_id)  # what there is
+    good = await answers(served, batch.output_file_id)  # the answers that were written
     assert 0 < len(good) == batch.request_counts.completed < 6
 
 
@@ -227,14 +227,14 @@ async def test_nobody_else_reads_them_and_nothing_is_left_behind(
     await until(served, (await start(served, [row("a")])).id, "completed")
     modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
     assert modes == {0o600}
-    (folder / "files").chmod(0o755)  # as an earlier version made it
+    (folder / "files").chmod(0o755)  # as an earlier version made the folder
     await stop(served)
     kept = set(folder.rglob("*"))
     hexes = "0" * 32
     for name in (f"file-{hexes}-output", f"upload-{hexes}", f"file-{hexes}.new"):
         (folder / "files" / name).touch()
     (folder / "batches" / f"batch_{hexes}.new").touch()
-    for name in ("thesis", "file-of-mine", "a.new"):  # whoever put them there
+    for name in ("thesis", "file-of-mine", "a.new"):  # files of other programs
         (folder / "files" / name).touch()
         kept.add(folder / "files" / name)
     await serve(FakeGateway(files=str(folder)))

@@ -1,4 +1,4 @@
-"""Large bodies: others are answered meanwhile, and how much they may hold is bounded."""
+"""Large bodies: other requests are answered meanwhile, and memory for bodies is bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.server.http import body
-from rootlace.runtime.server.http.body import CONTAINER, weight_beyond
+from rootlace.runtime.server.http.body import CONTAINER, Body, weight_beyond
+from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.wire.errors import InvalidRequest
 from tests.server.http.conftest import Served
 from tests.waiting import eventually, until
@@ -52,7 +53,7 @@ class _Anything(msgspec.Struct):
 
 
 def _weight(value: Any) -> int:
-    """By the rule that is stated, of what was decoded."""
+    """Weigh a decoded body by the documented rule."""
     if isinstance(value, str):
         return 1
     if not isinstance(value, dict | list):
@@ -92,3 +93,37 @@ async def test_a_body_of_many_small_things_is_refused_before_they_are_made(serve
         "/v1/completions", data=raw, headers={"Content-Type": "application/json"}
     ) as reply:
         assert reply.status == 400 and "holds more than" in await reply.text()
+
+
+class _Prompt(Body):
+    prompt: list[int | str | list[int]]
+    seed: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ('{"prompt":[1],"seed":1e400}', "seed"),
+        ('{"prompt":["a",1e400]}', r"prompt\[1\]"),
+        ('{"prompt":[1,' + "9" * 5000 + "]}", r"prompt\[1\]"),
+        ('{"prompt":' + "[" * 5000 + "]" * 5000 + "}", r"prompt\[0\]\[0\]"),
+    ],
+)
+def test_a_number_or_list_beyond_all_bounds_is_named(text: str, param: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{param}: "):
+        body.decode_body(text.encode(), _Prompt)
+
+
+def test_mending_costs_python_calls_for_containers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    mended_value = body._mended_value
+
+    def counted(*args: Any) -> msgspec.Raw:
+        calls.append(args)
+        return mended_value(*args)
+
+    monkeypatch.setattr(body, "_mended_value", counted)
+    raw = b'{"prompt":[[1.0],"[",' + b"0," * 1000 + b"2.0]}"
+    found = body.decode_body(raw, _Prompt)
+    assert found == _Prompt([[1], "[", *[0] * 1000, 2])
+    assert len(calls) < 10

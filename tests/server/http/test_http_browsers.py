@@ -1,4 +1,4 @@
-"""What pages in browsers may ask, and under which host names."""
+"""Requests that pages in browsers may make, and host names under which they may."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ async def test_pages_are_kept_out_by_default(served: Served) -> None:
     async with served.http.options("/generate", headers=PREFLIGHT) as reply:
         assert reply.status == 403 and "Access-Control-Allow-Origin" not in reply.headers
         assert "--cors-origins https://page.example" in await reply.text()
-    # What needs no preflight would cost, though its reply could not be read.
+    # A request without preflight would compute, though the page could not read the reply.
     headers = {"Origin": "https://page.example"}
     assert (await served.post("/generate", {"text": "a"}, headers=headers)).status == 403
     assert not served.gateway.sessions
@@ -56,7 +56,7 @@ async def test_where_a_key_keeps_strangers_out_no_page_reads_a_reply_either(serv
 async def test_whose_pages_may_ask(
     served: Served, path: str, headers: dict[str, str], status: int
 ) -> None:
-    """Those of this server, and not those of an address or of another port of this machine."""
+    """Pages of this server may ask; pages of an address or another port of this machine may not."""
     ours = served.url.removeprefix("http://")
     given = {name: value.replace("OURS", ours) for name, value in headers.items()}
     method = "POST" if path == "/flush_cache" else "GET"
@@ -114,7 +114,7 @@ async def test_pages_that_may_ask(serve: Serve, allowed: str) -> None:
     ],
 )
 async def test_host_names(serve: Serve, config: dict[str, Any], host: str, status: int) -> None:
-    """A page whose name is made to resolve to this machine must not read what is served here."""
+    """A page whose name resolves to this machine must not read answers of this server."""
     served = await serve(FakeGateway(**config))
     assert (await served.get("/health", headers={"Host": host})).status == status
 

@@ -61,7 +61,7 @@ async def test_completion_logprobs_with_echo(served: Served) -> None:
     assert choice.logprobs is not None
     assert choice.logprobs.tokens == ["<s>", "a", "b", "h", "e"]
     assert choice.logprobs.token_logprobs == [None, -0.5, -0.5, -0.5, -0.5]
-    # BOS is not in the echoed text: it takes no place.
+    # Echoed text does not contain BOS, which takes no place.
     assert choice.logprobs.text_offset == [0, 0, 1, 2, 3]
     assert choice.logprobs.top_logprobs is not None
     assert choice.logprobs.top_logprobs[3] == {"h": -0.5, "i": -1.5}
@@ -78,7 +78,7 @@ async def test_completion_scores_a_prompt_only(served: Served) -> None:
 
 
 def test_the_value_under_a_token_is_its_own() -> None:
-    """Of a part of a character that was unlikely, and of the less likely of two tokens "a"."""
+    """A token keeps its own value: part of a character, and the less likely of two tokens "a"."""
     tokenizer: Any = SimpleNamespace(
         token_bytes={1: b"\xf0\x9f", 2: b" \xf0", 3: "\ufffd".encode()}
     )

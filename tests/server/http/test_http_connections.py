@@ -1,4 +1,4 @@
-"""How many connections there are: idle ones make room, busy ones do not, the log stays short."""
+"""Bounds on connections: idle ones make room, busy ones do not, the log stays short."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Peers:
-    """Clients by hand, each with the address of this machine that it is to come from."""
+    """Clients on raw sockets, each from a chosen address of this machine."""
 
     def __init__(self, served: Served) -> None:
         self._port = served.runner.addresses[0][1]
@@ -46,7 +46,7 @@ class Peers:
         return peer
 
     async def ask(self, peer: Peer, what: bytes = GET) -> bytes:
-        """The status line of the reply; what is behind it is left unread but for a GET's."""
+        """Return the reply's status line; leave the rest unread, except for a GET."""
         peer[1].write(what)
         head = await soon(peer[0].readuntil(b"\r\n\r\n"))
         if what == GET:
@@ -55,13 +55,13 @@ class Peers:
         return head.partition(b"\r\n")[0]
 
     async def busy(self, address: str = "127.0.0.1") -> Peer:
-        """One whose reply has begun and does not end."""
+        """Connect a client whose reply has begun and does not end."""
         peer = await self.connect(address)
         assert await self.ask(peer, STREAM) == b"HTTP/1.1 200 OK"
         return peer
 
     async def refused(self, address: str = "127.0.0.1") -> bytes:
-        """All that one hears that gets no place."""
+        """Return all bytes that a refused client gets."""
         reader, _ = await self.connect(address)
         return await soon(reader.read())
 
@@ -80,7 +80,7 @@ async def place(serve: Serve, most: int) -> AsyncIterator[Peers]:
 
 
 async def test_idle_connections_make_room(serve: Serve) -> None:
-    """That which was idle for longest goes, though it may have come later than others."""
+    """The connection that was idle longest is closed, even if it was opened after others."""
     async with place(serve, 3) as peers:
         first, second, third = [await peers.connect() for _ in range(3)]
         assert await peers.ask(second) == b"HTTP/1.1 200 OK"
@@ -101,7 +101,7 @@ async def test_busy_connections_stay(serve: Serve, caplog: pytest.LogCaptureFixt
             assert b"too many connections" in reply
         assert all(not reader.at_eof() for reader, _ in streams)
         assert len([r for r in caplog.records if r.name == connections.__name__]) == 1
-        streams[0][1].close()  # who leaves, or has its answer, makes room
+        streams[0][1].close()  # a client that leaves, or has its answer, makes room
         await until(lambda: streams[0][1].transport.is_closing())
         while b"503" in await peers.ask(last := await peers.connect()):
             await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_one_address_leaves_some_to_others(serve: Serve) -> None:
         own = [await peers.connect("127.0.0.2") for _ in range(2)]
         for peer in own:
             assert await peers.ask(peer) == b"HTTP/1.1 200 OK"
-        # All are taken: what is idle goes, but not for who has more than others.
+        # All are taken: an idle connection is closed, but not for a client with more than others.
         assert b"503" in await peers.refused()
         assert await peers.ask(own[0]) == b"HTTP/1.1 200 OK"
         assert await peers.ask(await peers.connect("127.0.0.3")) == b"HTTP/1.1 200 OK"

@@ -1,4 +1,4 @@
-"""Constraints over HTTP: every spelling, what travels, what is refused, and how it is counted."""
+"""Constraints over HTTP: all spellings, messages to the engine, errors, and counts."""
 
 import json
 from pathlib import Path
@@ -113,7 +113,7 @@ async def test_how_it_is_enforced(served: Served, jump: Any, meant: Any) -> None
     ],
 )
 async def test_vllms_white_space_is_kept(served: Served, given: dict[str, Any], meant: Any) -> None:
-    """A text never has white space that the pattern does not match."""
+    """A text never contains white space that the pattern does not match."""
     for path, body in bodies(given):
         assert (await post(served, path, body))[0] == 200
         assert served.gateway.last_generate.constraint == Constraint(
@@ -292,7 +292,7 @@ async def ask(served: Served, **given: Any) -> Constraint | None:
 
 
 def offered(path: str, strict: Any, choice: Any, stream: bool) -> dict[str, Any]:
-    """Two tools, as the endpoint's clients spell them; `strict` is that of the first."""
+    """Return two tools in the spelling of the endpoint's clients; `strict` is the first one's."""
     said = {} if strict is ... else {"strict": strict}
     if path == "/v1/messages":
         tools = [
@@ -318,8 +318,8 @@ AUTO = {"/v1/messages": {"tool_choice": {"type": "auto"}}, "/api/chat": {}}
 async def test_calls_among_text_are_of_the_tools(
     served: Served, path: str, strict: Any, stream: bool
 ) -> None:
-    """In all interfaces, streamed or not, whether `auto` is said or not. Ollama's own tools have no
-    `strict`, but LangChain's sends it."""
+    """Holds in all interfaces, streamed or not, with `auto` or without. Ollama's own tools have no
+    `strict`, but LangChain sends it."""
     served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
     begin = '<tool_call>{"name":"%s","arguments":'
     schema = {"type": "object", **NUMBERS}
@@ -342,7 +342,7 @@ async def test_calls_among_text_are_of_the_tools(
         sent = served.gateway.last_generate.constraint
         assert sent is not None and (sent.kind, sent.strict) == ("structural_tag", False)
         assert json.loads(sent.source) == {"type": "structural_tag", "format": form}
-        # The prompt is not touched: the model may well answer without a call.
+        # The prompt stays as it is: the model may answer without a call.
         assert served.gateway.last_parts[-1].text == "<assistant>"
 
 
@@ -350,10 +350,10 @@ async def test_where_no_call_can_stand_nothing_is_held(served: Served) -> None:
     assert await ask(served, tools=[tool("f", True)], tool_choice="none") is None
     sent = await ask(served, tools=[tool("f", True)], tool_choice="required")
     assert sent is not None and sent.kind == "json_schema"
-    # A format describes a text, and a forced call leaves none.
+    # A format describes a text, and a forced call excludes a text.
     form = {"response_format": {"type": "json_object"}}
     assert await ask(served, tools=[tool("f", True)], tool_choice="required", **form) == sent
-    # The text that another constraint asks for has no room for calls.
+    # The text of another constraint has no room for calls.
     assert await ask(served, tools=[tool("f", True)], regex="a") == Constraint("regex", "a")
     held = await ask(served, tools=[tool("f", None)])
     assert held is not None and held.whitespace == "flexible"
@@ -373,7 +373,7 @@ async def test_calls_are_held_if_that_can_be_had_unless_a_tool_is_strict(served:
 
 @pytest.mark.parametrize("strict", [None, True])
 async def test_a_forced_call_of_a_tool_that_opts_out(served: Served, strict: Any) -> None:
-    """Beside one that does not, its arguments are an object."""
+    """Without a second tool, or beside one that does not opt out, the arguments are an object."""
     sent = await ask(served, tools=[tool("f", strict, NULL)], tool_choice="required")
     assert sent is not None
     assert json.loads(sent.source)["properties"]["arguments"] == NULL
@@ -389,7 +389,7 @@ async def test_a_forced_call_of_a_tool_that_opts_out(served: Served, strict: Any
 async def test_where_all_tools_opt_out_a_forced_call_is_held_as_far_as_can_be(
     served: Served, choice: Any, parallel: bool | None
 ) -> None:
-    """So does LlamaIndex, of every tool, and Haystack in responses."""
+    """LlamaIndex opts all tools out, and so does Haystack in responses."""
     both = [tool("f", False, NULL), tool("g", False, {"pattern": "("})]
     given = {} if parallel is None else {"parallel_tool_calls": parallel}
     sent = await ask(served, tools=both, tool_choice=choice, **given)
@@ -402,7 +402,7 @@ async def test_where_all_tools_opt_out_a_forced_call_is_held_as_far_as_can_be(
 
 
 def _beside_tools(path: str) -> dict[str, Any]:
-    """A tool and a format, as the endpoint's clients spell them."""
+    """Return a tool and a format in the spelling of the endpoint's clients."""
     function = {"name": "f", "parameters": NULL, "strict": True}
     if path == "/v1/responses":
         form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}}
@@ -417,7 +417,7 @@ def _beside_tools(path: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None:
-    """OpenAI's and Anthropic's formats are those of a text: a call is still possible."""
+    """OpenAI's and Anthropic's formats hold for a text; a call stays possible."""
     served.gateway.chat.source = "{# <think> </think> #}"
     served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
     prompts = []
@@ -440,15 +440,15 @@ async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None
         last=False,
         around=("", "", ""),
     )
-    # It holds behind the thoughts.
+    # The format holds behind the thoughts.
     thoughts = Thoughts("</think>", "<think>", gap="\n\n", close="\n</think>")
     assert served.gateway.last_generate.thoughts == thoughts
-    # The place for thoughts is the model's to use: nothing is written for it.
+    # The model itself may think: no tag is written for it.
     assert prompts[0].endswith("<assistant>")
 
 
 async def test_a_format_beside_calls_that_are_json_themselves(served: Served) -> None:
-    """Llama's calls have no tag: they are one of the objects that may be written."""
+    """Llama's calls have no tag: a call is one of the objects that the format allows."""
     served.gateway.chat.source = "{# <|python_tag|> #}"
     schema = {"$ref": "#/$defs/N", "$defs": {"N": {"type": "integer"}}}
     given = {"tools": [tool("f", False)], "response_format": named(schema)}
@@ -471,7 +471,7 @@ async def test_a_format_beside_calls_that_are_json_themselves(served: Served) ->
 @pytest.mark.parametrize("strict", [True, None])
 @pytest.mark.parametrize("choice", ["required", "auto"])
 async def test_arguments_are_an_object(served: Served, choice: str, strict: Any) -> None:
-    """Text of a string is no JSON, and Anthropic's clients are told of no array."""
+    """Arguments are an object: a bare text is no JSON, and Anthropic's clients get no array."""
     given = {"type": "array", "items": {"type": "integer"}}
     body = {"messages": ASK, "tool_choice": choice, "tools": [tool("f", strict, given)]}
     status, reply = await post(served, "/v1/chat/completions", {"model": "fake", **body})
@@ -479,7 +479,7 @@ async def test_arguments_are_an_object(served: Served, choice: str, strict: Any)
         assert status == 400 and reply["error"]["param"] == "tools"
         said = "tool 'f': json_schema: #/type: arguments are an object, not array"
         assert reply["error"]["message"] == said
-    else:  # nothing is refused
+    else:  # no request is refused
         sent = served.gateway.last_generate.constraint
         assert status == 200 and sent is not None
         (tag,) = json.loads(sent.source)["format"]["tags"]

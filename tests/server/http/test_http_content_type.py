@@ -1,4 +1,4 @@
-"""Of which types a body may be."""
+"""Content types of bodies."""
 
 from typing import cast
 
@@ -10,7 +10,7 @@ from tests.server.http.conftest import Served
 
 
 async def test_bodies_say_that_they_are_json(served: Served) -> None:
-    """What a page can send to any server is refused everywhere, and curl's user told what to do."""
+    """Types that a page can send to any server are refused; the error helps users of curl."""
     posts = [one for one in endpoints(cast(ServedModel, served.gateway)) if one.method == "POST"]
     assert len(posts) > 20
     for one in posts:
@@ -43,5 +43,5 @@ async def test_bodies_say_that_they_are_json(served: Served) -> None:
 async def test_a_body_of_no_type_is_taken_by_the_paths_of_ollama_alone(
     served: Served, path: str, body: bytes, status: int
 ) -> None:
-    """From what is no browser; without a body there is nothing to say the type of."""
+    """A client that is no browser may send a body without a type; no body needs no type."""
     assert (await served.post(path, data=body, skip_auto_headers=["Content-Type"])).status == status

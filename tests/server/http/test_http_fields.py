@@ -1,4 +1,4 @@
-"""Fields that clients send to every server: served, accepted or refused, and never in silence."""
+"""Fields that clients send to every server: served, accepted or refused, never ignored silently."""
 
 import json
 from typing import Any
@@ -174,7 +174,7 @@ def test_a_long_name_is_compared_with_none() -> None:
 
 
 DEEP = json.loads("[" * 600 + "]" * 600)
-EITHER = (200, 400)  # how deep values may be depends on the releases of Python and msgspec
+EITHER = (200, 400)  # the depth limit depends on the releases of Python and msgspec
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Priority, timeout and cache in every body, and what is pinned."""
+"""Priority, timeout and cache in every body, and pins."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What clients send back of a conversation: what is known is read, and all else is dropped."""
+"""Conversations that clients send back: known fields are read, all others are dropped."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.server.http.fake_gateway import FakeGateway
 from tests.server.http.test_http_batches import row, start, until
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
-# What openai's client, litellm, OpenRouter, vLLM, Gemini's interface and others add to a message.
+# Fields that openai's client, litellm, OpenRouter, vLLM, Gemini's interface and others add.
 ADDED: dict[str, Any] = {
     "id": "msg_1",
     "parsed": {"city": "Paris"},
@@ -152,7 +152,7 @@ async def test_ollama(served: Served) -> None:
 
 
 async def test_a_batch(serve: Serve, tmp_path: Path) -> None:
-    """Its rows are decoded like other bodies."""
+    """A batch decodes its rows like other bodies."""
     served = await serve(FakeGateway(files=str(tmp_path)))
     message = {"role": "assistant", "content": "yes", **ADDED}
     batch = await start(served, [row("1", messages=[USER, message, USER], xyzzy=None)])
@@ -173,7 +173,7 @@ async def test_what_is_dropped_is_logged(served: Served, caplog: pytest.LogCaptu
         raw = b'{"messages": [{"role": "user", "content": "hi", "more": 1e999}]}'
         headers = {"Content-Type": "application/json"}
         async with served.http.post("/v1/chat/completions", data=raw, headers=headers) as reply:
-            assert reply.status == 200  # whether it is logged or not
+            assert reply.status == 200  # logging does not matter
     record, other = [r.getMessage() for r in caplog.records if r.name == name]
     assert other.endswith(": messages[0].more")
     for path in ("parsed", "tool_calls[0].function.parsed_arguments", "tool_calls[0].index"):
@@ -225,7 +225,7 @@ async def test_content_is_never_dropped(served: Served, message: Any, param: str
 async def test_what_is_misspelt_is_missed(
     served: Served, path: str, body: dict[str, Any], missing: str
 ) -> None:
-    """A field that is dropped is not taken for a text that is empty."""
+    """A dropped field does not count as an empty text."""
     async with served.http.post(path, json={"model": "fake", **body}) as reply:
         assert reply.status == 400
         assert missing in await reply.text()

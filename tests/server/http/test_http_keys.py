@@ -1,4 +1,4 @@
-"""Several API keys: who is let in, how much, and what one may know of another."""
+"""Several API keys: admission, quotas, and what a key may know of another."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ async def test_keys_come_and_go_while_it_runs(serve: Serve, path: Path) -> None:
         (first, 200),
         (second, 200),
         ("operator", 200),
-        (other, 401),  # one key's id with another's secret
+        (other, 401),  # a key's id with another key's secret
         (first + "0", 401),
         (first.rpartition("-")[0], 401),
         ("", 401),
@@ -50,7 +50,7 @@ async def test_keys_come_and_go_while_it_runs(serve: Serve, path: Path) -> None:
     assert "second  9 tokens/min  namespace shared" in run(path, "list")
     run(path, "remove", "first")
     assert [await status(key) for key in (first, second)] == [401, 200]
-    path.write_text("{")  # somebody edits it: nothing changes until it can be read
+    path.write_text("{")  # an edit in progress: nothing changes until the file can be read
     assert [await status(key) for key in (first, second)] == [401, 200]
     assert "cannot be read" in run(path, "list", code=1)
 
@@ -74,7 +74,7 @@ async def test_a_request_beyond_the_quota(serve: Serve, path: Path) -> None:
     client = served.openai(poor)
     for _ in range(2):
         await client.completions.create(model="fake", prompt=["one request", "of two prompts"])
-    await client.models.list()  # costs nothing
+    await client.models.list()  # listing models costs nothing
     for stream in (False, True):
         with pytest.raises(openai.RateLimitError, match="'poor' has used its 2 requests") as info:
             await client.completions.create(model="fake", prompt="x", stream=stream)
@@ -106,11 +106,11 @@ def test_a_quota_fills_evenly_and_pays_its_debts() -> None:
     assert quota.seconds_to_wait() == 1
     now = 1.0
     assert quota.seconds_to_wait() == 0
-    quota.take(121)  # what a request took is known when it is done
+    quota.take(121)  # a request's cost is known when it is done
     assert quota.seconds_to_wait() == 121
     now = 1e6
     assert quota.seconds_to_wait() == 0
-    quota.take(60)  # no more than a minute's is saved
+    quota.take(60)  # the quota saves at most a minute's tokens
     assert quota.seconds_to_wait() == 1
 
 

@@ -1,4 +1,4 @@
-"""Bodies of many prompts and samples: how many there may be, and that others keep their turn."""
+"""Bodies of many prompts and samples: bounds on their number, and turns for other clients."""
 
 import asyncio
 

@@ -82,7 +82,7 @@ async def test_logprobs(served: Served) -> None:
     assert len(meta["input_top_logprobs"]) == 2
 
     meta = (await _post(served, text="ab", return_logprob=True))["meta_info"]
-    assert meta["input_token_logprobs"] == []  # from -1: none of the prompt
+    assert meta["input_token_logprobs"] == []  # from -1 on: no tokens of the prompt
     assert meta["output_token_logprobs"][0] == [-0.5, 104, None]
     assert "output_top_logprobs" not in meta
 
@@ -112,7 +112,7 @@ async def test_stream_of_a_batch(served: Served) -> None:
 
 
 async def test_sglangs_client_protocol(served: Served) -> None:
-    """What sglang's frontend does to generate and to select, request by request."""
+    """Send the requests that sglang's frontend sends to generate and to select."""
     text = "Q: "
     data = {
         "text": text,

@@ -61,7 +61,7 @@ async def test_generate(served: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 async def test_logprobs_are_of_all_tokens(served: Served, path: str) -> None:
-    """Also of those that are no line of their own, as in a call."""
+    """Log-probabilities cover also tokens without a line of their own, such as those of a call."""
     served.gateway.script = lambda prompt, index: SAID
     body = {**ASK, "tools": [TOOL]} if path == "/api/chat" else {"model": "fake", "prompt": "hi"}
     for stream in (None, False):
@@ -111,7 +111,7 @@ async def test_options_and_history(served: Served) -> None:
 async def test_what_is_served(served: Served) -> None:
     for path in ("/api/tags", "/api/ps"):
         assert [model["model"] for model in (await served.get(path)).json()["models"]] == ["fake"]
-    assert not (await running(served))["size"]  # there are no files
+    assert not (await running(served))["size"]  # the model has no files
     gateway = served.gateway
     gateway.model_info = msgspec.structs.replace(gateway.model_info, adapters=("formal",))
     tags = (await served.get("/api/tags")).json()["models"]
@@ -145,7 +145,7 @@ async def test_the_files_of_a_model(served: Served, tmp_path: Path) -> None:
 
 
 async def details(served: Served, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the model at `path`: what lists say of it, and `model_info`."""
+    """Return the details in lists, and `model_info`, of the model at `path`."""
     gateway = served.gateway
     gateway.model_info = msgspec.structs.replace(gateway.model_info, path=str(path))
     shown = (await served.post("/api/show", {"model": "fake"})).json()
@@ -183,11 +183,11 @@ async def test_what_a_gguf_file_says(served: Served, tmp_path: Path) -> None:
         "general.file_type": 15,
         "general.parameter_count": 256 * 5000 + 64,
         "qwen2.block_count": 3,
-        "qwen2.context_length": limit,  # what requests may have, not what the file says
+        "qwen2.context_length": limit,  # the limit of requests, not the file's
         "qwen2.rope.freq_base": 0.5,
         "qwen2.vocab_size": served.gateway.model_info.vocab_size,
     }
-    # Of no mix that has a name: the type of most numbers. The file is read anew when it changes.
+    # For a mix without a name, the most frequent type is told. The file is read again on a change.
     del metadata["general.file_type"]
     write(path, metadata | {"general.name": "other"}, entries, data)
     found, _ = await details(served, path)
@@ -206,7 +206,7 @@ async def test_what_a_folder_says(served: Served, tmp_path: Path) -> None:
     assert info["general.parameter_count"] == count
     assert info[f"{config['model_type']}.block_count"] == config["num_hidden_layers"]
     assert info[f"{config['model_type']}.embedding_length"] == config["hidden_size"]
-    # Of packed weights nobody can tell how many there are.
+    # The number of packed weights is unknown.
     config["quantization_config"] = {"quant_method": "gptq"}
     (folder / "config.json").write_text(json.dumps(config))
     found, info = await details(served, folder)
@@ -224,7 +224,7 @@ def test_how_many_numbers_a_model_has(numbers: int, shown: str) -> None:
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 async def test_sampling_beside_the_options(served: Served, path: str) -> None:
-    """As Vercel's `ollama-ai-provider-v2` sends it; options come first."""
+    """Vercel's `ollama-ai-provider-v2` sends these; `options` have priority."""
     body: dict[str, Any] = {"model": "fake", "prompt": "hi"} if path == "/api/generate" else ASK
     body = {**body, "temperature": 0, "top_p": 0.5, "max_output_tokens": 3}
     for options, expected in (
@@ -256,7 +256,7 @@ async def test_tool_choice(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_call_that_was_cut_is_none(served: Served, stream: bool) -> None:
-    """A limit ends the answer somewhere in its call."""
+    """A limit cuts the answer within a call."""
     served.gateway.chat.source = "{# <think> </think> #}"
     served.gateway.script = lambda prompt, index: SAID
     whole = [{"function": {"name": "f", "arguments": {"x": 1}}}]
@@ -285,7 +285,7 @@ async def test_a_call_that_was_cut_is_none(served: Served, stream: bool) -> None
 async def test_refusals(served: Served, given: dict[str, Any], status: int, says: str) -> None:
     async with served.http.post("/api/chat", json={**ASK, **given}) as reply:
         assert reply.status == status
-        assert says in (await reply.json())["error"]  # a text, as Ollama's clients expect it
+        assert says in (await reply.json())["error"]  # Ollama's clients expect a text
 
 
 async def test_a_format_that_allows_anything_is_still_json(served: Served) -> None:

@@ -43,7 +43,7 @@ async def test_chat(served: Served) -> None:
 
 
 async def test_prediction(served: Served) -> None:
-    """It reaches the engine as text, of all samples, and usage says what came of it."""
+    """The prediction reaches the engine as text, for all samples; usage has its accepted tokens."""
     for content in ("a draft", [{"type": "text", "text": "a "}, {"type": "text", "text": "draft"}]):
         reply = await served.openai().chat.completions.create(
             model="fake",
@@ -87,7 +87,7 @@ async def test_chat_stream(served: Served) -> None:
 @pytest.mark.parametrize("logprobs", [None, 1])
 @pytest.mark.parametrize("given", [{"messages": ASK}, {"prompt": ["a", "b"]}])
 async def test_usage_so_far(served: Served, given: dict[str, Any], logprobs: int | None) -> None:
-    """Each chunk has its choice's, which ends at what the answer has as a whole."""
+    """Each chunk has the usage of its choice so far, which ends at the whole answer's usage."""
     client, extra = served.openai(), {"continuous_usage_stats": True}
     create: Any = client.completions.create
     if "messages" in given:
@@ -149,7 +149,7 @@ def _tool(name: str) -> Any:
 
 
 def _joined(pieces: list[Any]) -> list[tuple[str, str]]:
-    """The calls that streamed pieces make: id and name come once, the arguments bit by bit."""
+    """Join the streamed pieces of calls: id and name come once, arguments in pieces."""
     calls: list[tuple[str, str]] = []
     for piece in pieces:
         if piece.index == len(calls):
@@ -191,7 +191,7 @@ async def test_tool_calls(served: Served) -> None:
         finish = chunk.choices[0].finish_reason or finish
     assert (content.strip(), finish) == ("Let me see.", "tool_calls")
     assert _joined(streamed) == calls
-    assert len([c for c in streamed if c.index == 0]) > 8  # as they are written
+    assert len([c for c in streamed if c.index == 0]) > 8  # streamed while they are written
     # The history goes back into the template, with the arguments decoded.
     message = choice.message
     answer = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}  # type: ignore[index]
@@ -211,8 +211,8 @@ async def test_tool_calls(served: Served) -> None:
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 async def test_arguments_in_tags(served: Served, name: str) -> None:
-    """As Qwen3-Coder and GLM 4.5 write them: whole and streamed they become JSON, and go back into
-    the template as it writes them."""
+    """Whole and streamed, the tagged arguments of Qwen3-Coder and GLM 4.5 become JSON, and go back
+    into the template in tags."""
     gateway, form = served.gateway, FORMS[name]
     gateway.chat = ChatTemplate(SOURCES[name])  # type: ignore[assignment]
     text = 'a "long" text of </tool_call>s'
@@ -243,7 +243,7 @@ async def test_arguments_in_tags(served: Served, name: str) -> None:
     async for chunk in await client.chat.completions.create(**given, stream=True):
         streamed += chunk.choices[0].delta.tool_calls or []
     assert _joined(streamed) == calls
-    assert len(streamed) > len(text) or marked != text  # as it is written
+    assert len(streamed) > len(text) or marked != text  # streamed while it is written
 
     result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}  # type: ignore[index]
     given["messages"] = [*ASK, choice.message, result]
@@ -253,7 +253,7 @@ async def test_arguments_in_tags(served: Served, name: str) -> None:
     await client.chat.completions.create(**given, tool_choice="required")
     constraint = gateway.last_generate.constraint
     assert constraint is not None and constraint.kind == "structural_tag"
-    assert prompts[-1] == prompts[-2]  # nothing is begun for the model
+    assert prompts[-1] == prompts[-2]  # no call is begun for the model
     strict = {"name": "add", "strict": True, "parameters": {**parameters, "minProperties": 1}}
     given["tools"] = [{"type": "function", "function": strict}]
     with pytest.raises(openai.BadRequestError, match="tool 'add': json_schema: #/minProperties"):
@@ -291,7 +291,7 @@ async def test_a_forced_tool_call(served: Served, stream: bool) -> None:
 
 
 async def test_parallel_tool_calls(served: Served) -> None:
-    """One call if the client wants no more; several can be forced."""
+    """A client may ask for one call at most; several calls can be forced."""
     served.gateway.script = lambda prompt, index: CALLS
     given: dict[str, Any] = {"model": "fake", "messages": ASK, "tools": [_tool("add")]}
     client = served.openai()

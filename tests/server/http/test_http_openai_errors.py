@@ -77,7 +77,7 @@ async def test_bad_chat_parameters(served: Served, given: dict[str, Any], param:
         error = (await reply.json())["error"]
     assert (reply.status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] == param and error["message"]
-    assert not served.gateway.sessions  # nothing was started
+    assert not served.gateway.sessions  # no request was started
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_failures_of_the_runtime(served: Served, failure: Any, status: int
 async def test_what_ends_in_the_same_way_is_not_sent_again(
     served: Served, failure: Any, sent: int
 ) -> None:
-    """Clients send 408, 429 and 5xx again unless they are told not to."""
+    """Clients repeat 408, 429 and 5xx unless the reply says not to."""
     served.gateway.fail = failure
     client = served.openai().with_options(max_retries=1)
     with pytest.raises(openai.APIStatusError):

@@ -1,4 +1,4 @@
-"""Tools over every interface, by a template that has no place for them."""
+"""Tools over every interface with a template that has no place for tools."""
 
 import json
 import logging
@@ -103,7 +103,7 @@ async def test_the_model_reads_all_and_its_calls_are_read(
         "<|im_start|>assistant\n"
     )
     assert "weather" in text and "tool_call>" not in text, "a call is no text"
-    # What the model may call is held as with any template.
+    # Calls are constrained as with any template.
     constraint = gateway.last_generate.constraint
     assert constraint is not None and constraint.kind == "structural_tag"
     assert "<tool_call>" in constraint.source and '"weather' in constraint.source.replace("\\", "")
@@ -129,7 +129,7 @@ async def test_who_must_call_knows_what(serve: Serve, path: str) -> None:
     status, text = await ask(served, path, **REQUIRED[path])
     assert status == 200 and "Rome" in text
     assert '"name": "weather"' in seen[0]
-    # What is written for it is how a call begins when it is told of later: that is found again.
+    # The text begun for the model is the beginning of a call in the later prompt, so it is cached.
     begun = seen[0].rpartition("<|im_start|>assistant\n")[2]
     assert begun == "<tool_call>\n" and CALL.startswith(begun + '{"name"')
 
@@ -172,7 +172,7 @@ TYPED_TAGS = """<invoke name="{{ call.function.name }}">
 async def test_the_log_says_once_that_a_form_of_calls_is_not_read(
     serve: Serve, caplog: pytest.LogCaptureFixture, form: str, lines: int
 ) -> None:
-    """Such as DeepSeek V3.2's; arguments in tags as Qwen3-Coder's template has them are read."""
+    """DeepSeek V3.2's calls are not read, for example; Qwen3-Coder's arguments in tags are."""
     gateway = FakeGateway()
     gateway.chat = ChatTemplate(TURNS.replace("CALL", form))  # type: ignore[assignment]
     served = await serve(gateway)
@@ -207,10 +207,10 @@ async def test_they_are_refused_if_the_server_is_to(serve: Serve, path: str) -> 
     status, text = await ask(served, path)
     assert status == 400, text
     assert "the chat template of 'fake' has no place for tools and calls and results" in text
-    # Nor are earlier calls left out in silence.
+    # Earlier calls are refused, too, instead of dropped silently.
     status, text = await ask(served, path, tools=None)
     assert status == 400 and "no place for calls and results" in text
-    # What has none of them is served.
+    # A conversation without calls is served.
     body = {"model": "fake", "messages": [USER], "max_tokens": 9, "stream": False}
     assert (await served.post("/v1/chat/completions", body)).status == 200
 

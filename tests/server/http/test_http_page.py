@@ -1,4 +1,4 @@
-"""The files of the page: what they say of themselves, and that nothing else is given."""
+"""The files of the page: their headers, and that no other file is served."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Many large bodies that come slowly: what is received of all has a bound."""
+"""Many large bodies that arrive slowly: the memory for all of them is bounded."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The OpenAPI document, the page and docs/api.md: what they say is what is decoded."""
+"""The OpenAPI document, the page and docs/api.md agree with the decoder."""
 
 import json
 from html.parser import HTMLParser
@@ -27,7 +27,7 @@ CALLS = {"tools": [{"type": "function", "name": "f", "parameters": {}}]}
 OLLAMA = {"model": "fake", "stream": False}
 TOP = {"top_logprobs_num": 2, "logprob_start_len": 0, "return_text_in_logprobs": True}
 BODIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    # A path, a body that is answered, and what makes it wrong.
+    # A path, a body that is answered, and a change that makes the body wrong.
     ("/v1/chat/completions", {"messages": USER, "temperature": 0.5, "stop": "a"}, {"stop": 3}),
     ("/v1/completions", {"prompt": [[1, 2]], "logit_bias": {"5": 1}}, {"prompt": None}),
     ("/v1/responses", {"input": USER}, {"input": {}}),
@@ -111,7 +111,7 @@ NOT_FAKED = (EmbeddingReply, Embedded, Batch)
 
 
 def _decoded(given: Any, kind: Any) -> str:
-    """What is wrong with a body."""
+    """Return the decoder's error for a body, or ""."""
     try:
         decode_body(json.dumps(given).encode(), kind)
     except InvalidRequest as error:
@@ -120,7 +120,7 @@ def _decoded(given: Any, kind: Any) -> str:
 
 
 async def test_fields_stand_as_they_are_said_to(served: Served) -> None:
-    """Each that is accepted for nothing, and each that is refused, is asked for."""
+    """Each field that is documented as accepted without effect, or as refused, is sent."""
     asked, wrong = 0, []
     for endpoint in endpoints(served.gateway):  # type: ignore[arg-type]
         for field in fields(endpoint.body) if endpoint.body in endpoint.bodies else ():
@@ -175,7 +175,7 @@ async def test_the_document_names_every_path_once(served: Served) -> None:
         for path, methods in document["paths"].items()
         for operation in methods.values()
     ]
-    # Who only makes bodies of the document names the model that is served.
+    # Clients that make bodies from the document alone use the served model's name.
     schemas = document["components"]["schemas"].values()
     named = [one["properties"]["model"] for one in schemas if "model" in one.get("properties", {})]
     assert len(named) > 10 and all(model["examples"] == ["fake"] for model in named)
@@ -200,7 +200,7 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        assert tag not in ("script", "img", "link") and "src" not in given  # nothing from outside
+        assert tag not in ("script", "img", "link") and "src" not in given  # no other servers
         if tag == "h2":
             self.anchors.add(given["id"] or "")
         elif tag == "a":

@@ -161,7 +161,7 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
         {"role": "tool", "tool_call_id": call.call_id, "content": "3"},
     ]
     assert served.gateway.chat.last["messages"] == expected
-    # The same without the server's memory: the output goes back as it came.
+    # The same without the server's memory: the client sends the output back unchanged.
     stateless = [{"role": "user", "content": "hi"}, *first.output, result]
     await client.responses.create(model="fake", input=stateless, store=False)
     assert served.gateway.chat.last["messages"] == expected
@@ -187,7 +187,7 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
 
 
 async def test_functions_of_a_namespace(served: Served) -> None:
-    """The model knows them by names that hold the namespace's, clients by their own."""
+    """The model's names of the functions contain the namespace's, clients' names do not."""
     call = {"name": "crm__f", "arguments": {"x": 1}}
     served.gateway.script = lambda prompt, index: f"<tool_call>{json.dumps(call)}</tool_call>"
     client = served.openai()
@@ -240,7 +240,7 @@ async def test_functions_of_a_namespace(served: Served) -> None:
 
 
 async def test_a_search_that_may_not_leave_is_left_out(served: Served) -> None:
-    """Codex offers one in each request, and says what it is."""
+    """Codex offers a search in each request, which may be without access to the web."""
     search: dict[str, Any] = {"type": "web_search", "external_web_access": False}
     body = {"input": "x", "tools": [HELD, search], "client_metadata": {"a": "b"}}
     async with served.http.post("/v1/responses", json=body) as reply:
@@ -471,7 +471,7 @@ async def test_refused_values_name_those_that_there_are(
 
 
 async def test_a_salt_is_kept_apart(served: Served) -> None:
-    """Nobody goes on from a response, and sees what it holds, with another salt."""
+    """A request with another salt can neither continue a response nor read it."""
     body = {"input": "x", "cache_salt": "mine"}
     first = (await served.post("/v1/responses", body)).json()["id"]
     for salt, status in (("mine", 200), ("other", 404), (None, 404)):

@@ -1,8 +1,10 @@
-"""What requests are sampled with that do not say it themselves: options, models, interfaces."""
+"""Defaults of sampling parameters: from options, from models, and by interface."""
 
 import json
 import logging
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -41,11 +43,11 @@ def defaults_of(source: ModelSource, **options: Any) -> tuple[dict[str, float], 
     return load_sampling(source, GatewayConfig(**given))
 
 
-# ---------------------------------------------------------------- where they come from
+# ---------------------------------------------------------------- sources of defaults
 
 
 def test_a_folder_recommends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is common in such files beside it is not worth a word."""
+    """Keys that are common in such files cause no warning."""
     source = folder_with(
         tmp_path,
         **QWEN,
@@ -97,12 +99,12 @@ def test_what_cannot_be_applied_is_logged_by_name(
 def test_greedy_and_off_are_read(tmp_path: Path) -> None:
     values, _ = defaults_of(folder_with(tmp_path, temperature=0, top_k=0, top_p=1, do_sample=False))
     assert values == {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
-    # transformers' default of `do_sample`, which says nothing of what a model is best sampled with.
+    # transformers' default of `do_sample`, which is no recommendation for the model.
     assert defaults_of(folder_with(tmp_path, do_sample=False)) == ({}, {})
 
 
 def test_a_gguf_file_recommends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By llama.cpp's names; numbers are as they were before they were rounded to float32."""
+    """Names are llama.cpp's; numbers are restored from their float32 rounding."""
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_float32("general.sampling.temp", 0.7)
@@ -127,6 +129,20 @@ def test_a_gguf_file_recommends(tmp_path: Path, caplog: pytest.LogCaptureFixture
         "m.gguf: mirostat 2 has no effect"
     ]
     assert defaults_of(source, generation_config="none") == ({}, {})
+
+
+def test_the_list_of_packaged_models_recommends_for_a_file_that_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path.touch()
+    silent: Any = SimpleNamespace(path=path, generation_config=lambda: (path.name, {}))
+    assert defaults_of(silent) == ({}, {})  # a file of this name, but not that model
+    os.truncate(path, 98_362_432)
+    values, origins = defaults_of(silent)
+    assert values == {"temperature": 0.2, "top_p": 0.9}
+    assert origins == dict.fromkeys(values, "packaged.toml")
+    assert defaults_of(silent, generation_config="none") == ({}, {})
+    own: Any = SimpleNamespace(path=path, generation_config=lambda: ("own", {"top_k": 5}))
+    assert defaults_of(own) == ({"top_k": 5}, {"top_k": "own"})
 
 
 def test_options_come_before_the_model(tmp_path: Path) -> None:
@@ -181,7 +197,7 @@ def test_the_log_says_what_is_in_force(tmp_path: Path, caplog: pytest.LogCapture
     assert line.levelno == logging.WARNING
     assert line.getMessage().startswith("tiny recommends no sampling: ")
     assert "--default-sampling temperature=0.7" in line.getMessage()
-    # A bound on answers says nothing of how they are drawn.
+    # A bound on the length is no parameter of sampling.
     caplog.clear()
     config = GatewayConfig(
         model=str(folder), program_address="", default_sampling=("max_tokens=5",)
@@ -232,7 +248,7 @@ def gateway_of(**sampling: float) -> FakeGateway:
 
 
 def said(name: str, **given: float) -> dict[str, Any]:
-    """A body that names these values, by the interface's own names."""
+    """Return a body with these values under the interface's own names."""
     _, body = CALLS[name]
     if name.startswith("ollama"):
         names = {"repetition_penalty": "repeat_penalty"}
@@ -263,7 +279,7 @@ async def test_the_model_decides_what_a_request_does_not(serve: Serve, name: str
     params = await params_of(served, name)
     assert drawn(params) == {key: QWEN[key] for key in NEUTRAL}
     assert params.repetition_penalty == 1.05
-    assert set(params.given) == set(TUNED)  # nothing is left for `Generation` to change
+    assert set(params.given) == set(TUNED)  # `Generation` has no default left to fill in
     limit = {"completions": 16, "sglang": 128, "anthropic": 9}
     assert params.max_tokens == limit.get(name, 77)
 
@@ -275,7 +291,7 @@ async def test_a_request_wins_with_the_default_of_its_interface(serve: Serve, na
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 20)
     params = await params_of(served, name, temperature=0, top_k=0)
     assert (params.temperature, params.top_p, params.top_k) == (0.0, 0.8, 0)
-    if name != "anthropic":  # which has none
+    if name != "anthropic":  # Anthropic's interface has no such parameter
         params = await params_of(served, name, repetition_penalty=1.0)
         assert (params.temperature, params.repetition_penalty) == (0.7, 1.0)
 
@@ -360,7 +376,7 @@ def test_integral_numbers_wherever_they_stand() -> None:
 
 
 def test_numbers_that_are_no_integers_stay_what_they_are() -> None:
-    """A schema is the client's own; what is wrong is told of the place where it stands."""
+    """A client's schema stays unchanged; an error names the number's place."""
     schema = {"const": 3.0, "multipleOf": 0.5}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     body = read(ChatBody, {"messages": HELLO, "max_tokens": 3.0, "n": 1.0, "tools": [tool]})

@@ -1,4 +1,4 @@
-"""Keywords of schemas that say nothing, or are of older drafts: told in a header, or refused."""
+"""Keywords of schemas without effect, or of older drafts: reported in a header, or refused."""
 
 import json
 import logging
@@ -156,7 +156,7 @@ async def test_pages_may_read_it(serve: Serve) -> None:
         assert "X-Rootlace-Warning" in reply.headers
 
 
-# --- which tool is wrong -------------------------------------------------------------------------
+# --- naming the wrong tool -----------------------------------------------------------------------
 
 FORMAT = Asked(Constraint("json_schema", '{"type": "object"}'), "response_format")
 FINE = Tool("fine", None, {"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -197,7 +197,7 @@ def _made(form: Format, tools: list[Tool]) -> list[Asked]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("wrong", [BAD, DEFINED, PATTERN], ids=lambda tool: tool.name)
 def test_the_tool_whose_schema_is_malformed_is_named(form: Format, wrong: Tool) -> None:
-    """And the place in its schema, not in what that became a part of."""
+    """The error's place is in the tool's schema, not in the grammar made from it."""
     compiler = GrammarCompiler(byte_vocabulary())
     for tools in ([wrong], [FINE, PLAIN, wrong]):
         for asked in _made(form, tools):
@@ -239,7 +239,7 @@ UNHELD = {"type": "object", "properties": {"q": {"pattern": "(?<=ab+)[\\p{L}[^]"
 
 
 def _tools(schema: Any, strict: bool | None, path: str) -> dict[str, Any]:
-    """Two tools, the second with this schema."""
+    """Return two tools, the second with this schema."""
     key = "input_schema" if path == "/v1/messages" else "parameters"
     found: list[dict[str, Any]] = [
         {"name": "f", key: {"type": "object"}},
@@ -267,7 +267,7 @@ def _tools(schema: Any, strict: bool | None, path: str) -> dict[str, Any]:
 async def test_a_malformed_pattern_is_refused_where_calls_are_held(
     served: Served, path: str, strict: bool | None, schema: Any, told: str
 ) -> None:
-    """Also where the model need not call, and as much as can be held is."""
+    """Refused even where the model need not call, and where calls are held as far as possible."""
     async with served.http.post(path, json=_tools(schema, strict, path)) as reply:
         assert reply.status == 400
         assert (await reply.json())["error"]["message"] == f"tool 'g': json_schema: {told}"
@@ -289,7 +289,7 @@ async def test_a_malformed_pattern_of_what_is_not_held_is_told(served: Served) -
 
 
 async def test_a_dictionary_that_may_be_empty_alone_is_told(served: Served) -> None:
-    """As crewAI 1.15.30 sends `dict[str, int]`: `findings/strict_tools_close_dictionaries.sh`."""
+    """crewAI 1.15.30 sends `dict[str, int]` so: `findings/strict_tools_close_dictionaries.sh`."""
     path = "/v1/chat/completions"
     counts = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     schema = {**counts, "properties": {"counts": counts}, "required": ["counts"]}

@@ -1,4 +1,4 @@
-"""Scores of labels and ranks of texts, over a gateway that likes what a prompt holds often."""
+"""Scores of labels and ranks of texts, over a gateway that prefers texts the prompt repeats."""
 
 import asyncio
 import json
@@ -113,7 +113,7 @@ async def test_the_header_says_what_was_cached(served: Served) -> None:
 async def test_a_document_that_does_not_fit_is_named(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's side says so of one prompt, without a field."""
+    """The engine's error about one prompt names no field."""
     perform = FakeSession.perform
 
     async def failing(session: FakeSession, op: Any, ids: list[int], emit: Any) -> Event:
@@ -182,7 +182,7 @@ async def test_nothing_before_a_label(served: Served, monkeypatch: pytest.Monkey
 async def test_many_labels_go_in_turns(
     served: Served, monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]
 ) -> None:
-    """Not all at once: they would fill the queue of everybody."""
+    """Labels are scored a few at a time, so that they do not fill the queue of all clients."""
     monkeypatch.setattr(scoring, "_AT_ONCE", 4)
     perform = FakeSession.perform
     running = most = 0

@@ -1,4 +1,4 @@
-"""What belongs to no single endpoint: keys, health, bounds, disconnects, information."""
+"""Behaviour of all endpoints: keys, health, bounds, disconnects, information."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ async def test_a_body_that_is_not_encoded_as_it_says(
         async with served.http.post("/generate", data=b'{"text": "a"}', headers=headers) as reply:
             assert reply.status == 400
             assert "the body cannot be read" in (await reply.json())["error"]["message"]
-    assert not caplog.records  # it is no fault of the server
+    assert not caplog.records  # the client's fault is not logged
 
 
 async def test_unknown_paths_and_methods(served: Served) -> None:
@@ -209,21 +209,21 @@ async def test_ready_tells_of_a_disk_that_is_not_written_to(
     assert await ready(disk_failed=0, disk_full=0) == {"status": "ready"}
     (said,) = (await ready(disk_failed=0, disk_full=1))["degraded"]
     assert "--cache-disk is full" in said
-    # One that could not be opened has no other counters.
+    # An engine whose disk could not be opened has no other counters of the disk.
     (said,) = (await ready(disk_failed=1, disk_working=0))["degraded"]
     assert "failed" in said
-    # Of two replicas, whose counters are added up, one has failed.
+    # One of two replicas has failed; their counters are added.
     (said,) = (await ready(disk_failed=1, disk_working=1, disk_full=0))["degraded"]
     assert "failed" in said
 
 
 async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served.http.get("/ready") as reply:  # no token yet: one is made
+    async with served.http.get("/ready") as reply:  # no token yet: the probe makes one
         assert reply.status == 200
     assert len(served.gateway.sessions) == 1
     served.gateway.last_token = time.monotonic()
     assert (await served.get("/ready")).status == 200
-    assert len(served.gateway.sessions) == 1  # a token of somebody's shows enough
+    assert len(served.gateway.sessions) == 1  # a recent token of any request is enough
     served.gateway.last_token = -math.inf
     served.gateway.script = lambda prompt, index: PAUSE  # the engine hangs
     monkeypatch.setattr(admin, "READY_SECONDS", 0.01)
@@ -231,7 +231,7 @@ async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPa
         async with served.http.get("/ready") as reply:
             assert reply.status == 503
             assert "no token went through" in await reply.text()
-    assert len(served.gateway.sessions) == 2  # both waited for one probe
+    assert len(served.gateway.sessions) == 2  # both clients waited for one probe
 
 
 async def test_metrics(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_every_path_is_documented() -> None:
 
 
 async def test_a_drain(serve: Serve) -> None:
-    """What runs when the server is told to stop goes on; what comes later is refused."""
+    """A server that is told to stop finishes running requests and refuses new ones."""
     gateway = FakeGateway()
     served = await serve(gateway)
     gateway.script = lambda prompt, index: "he" + PAUSE
@@ -334,13 +334,13 @@ async def test_a_drain(serve: Serve) -> None:
         assert (await served.post("/abort", {"rid": "another"})).json()["aborted"] == 0
         assert len(gateway.sessions) == 1 and not gateway.sessions[0].closed
         assert not draining.done()
-    await soon(draining)  # its last client is gone
+    await soon(draining)  # its last client has left
     assert gateway.sessions[0].closed
 
 
 @pytest.mark.parametrize("seconds, stopped", [(0.0, False), (1e9, True)])
 async def test_the_end_of_a_drain(seconds: float, stopped: bool) -> None:
-    """It waits for what is busy, until its time is over or the server is told to stop now."""
+    """A drain waits for busy clients, until its time is over or the server must stop now."""
     drain, stop, busy = Drain(), asyncio.Event(), [True]
     if stopped:
         stop.set()
@@ -356,7 +356,7 @@ async def test_the_end_of_a_drain(seconds: float, stopped: bool) -> None:
 async def test_logs_for_programs(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One JSON object per message; those of a request have its id, and none has its text."""
+    """Each message is a JSON object; those of a request have its id, and none has its text."""
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError
@@ -419,7 +419,7 @@ async def test_who_sends_too_slowly_is_let_go(
     writer.close()
 
     async def answered() -> None:
-        """A new connection may be idle for too long, too, before its request has come."""
+        """A new connection also has a bound on the time until its first request."""
         while True:
             with contextlib.suppress(aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 assert (await served.get("/health")).status == 200

@@ -1,4 +1,4 @@
-"""Streams: pieces that go past the task that answers, and those that cannot."""
+"""Streams: pieces that bypass the answering task, and pieces that cannot."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ PATHS = {
 async def _ask(
     served: Served, path: str, version: str = "1.1", **more: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection on which a stream was asked for; it reads ahead little."""
+    """Connect and ask for a stream; the connection reads ahead little."""
     place = urlsplit(served.url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**12)
     body = json.dumps({**PATHS[path], "stream": True, **more}).encode()
@@ -38,7 +38,7 @@ async def _ask(
 
 
 async def _events(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
-    """What came until the end, which has to be a right one."""
+    """Return the events until the end of the stream, which must be proper."""
     raw = await reader.read()
     head, _, rest = raw.partition(b"\r\n\r\n")
     data = rest
@@ -55,7 +55,7 @@ async def _events(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
 
 
 def _texts(events: list[dict[str, Any]]) -> dict[int, str]:
-    """By choice, the text that its events add up to."""
+    """Return the text of each choice, joined from its events."""
     found: dict[int, str] = {}
     for choice in (choice for event in events for choice in event["choices"]):
         piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
@@ -72,7 +72,7 @@ async def test_both_ways_say_the_same(
     path: str,
     version: str,
 ) -> None:
-    """Pieces take the short way where there are chunks; the events are those of the long one."""
+    """Chunks take the short path; the events equal those of the long path."""
     told = {0: 'he said "\u00fc\\ \u2028"', 1: "and more"}
     served.gateway.script = lambda prompt, index: told[index]
     direct = 0
@@ -101,7 +101,7 @@ async def test_both_ways_say_the_same(
     writer.close()
     for event in (*events, *others):
         del event["id"], event["created"]
-    # The samples' pieces may come in another order.
+    # Pieces of different samples may come in another order.
     assert sorted(map(json.dumps, events)) == sorted(map(json.dumps, others))
 
 
@@ -118,8 +118,8 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", STREAMS)
 async def test_readers_by_line_find_whole_events(served: Served, path: str) -> None:
-    """No line ends within an event for `str.splitlines`, by which httpx's `iter_lines` reads, and
-    so Ollama's client."""
+    """Events contain no line end of `str.splitlines`, which httpx's `iter_lines` and so Ollama's
+    client use."""
     served.gateway.script = lambda prompt, index: "a\u2028b\x85c\u2029d"
     reply = await served.post(path, {**STREAMS[path], "stream": True})
     assert reply.status == 200, reply.text

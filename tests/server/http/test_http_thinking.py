@@ -1,4 +1,4 @@
-"""What each interface says of thinking: whether, how long, and what comes behind it."""
+"""Thinking in each interface: whether to think, how long, and the answer behind the thoughts."""
 
 from typing import Any
 
@@ -46,14 +46,14 @@ ANALYSIS = Thoughts(
 
 
 async def asked(serve: Serve, source: str, path: str, **more: Any) -> tuple[str, FakeGateway]:
-    """The end of the prompt, and the gateway that was asked."""
+    """Return the end of the prompt, and the gateway."""
     gateway = FakeGateway()
     gateway.chat = ChatTemplate(source)  # type: ignore[assignment]
     served: Served = await serve(gateway)
     body = {"model": "fake", "stream": False, **USUAL[path], **more}
     assert (await served.post(path, body)).status == 200
     text = "".join(part.text for part in gateway.last_parts if isinstance(part, Text))
-    if not text:  # a response's are tokens
+    if not text:  # a response has tokens instead
         text = bytes(i for part in gateway.last_parts for i in part.ids if i < 256).decode()
     return text.removeprefix("hi"), gateway
 
@@ -80,7 +80,7 @@ NONE: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("path, none", NONE)
 async def test_who_asks_for_none_gets_none(serve: Serve, path: str, none: Any) -> None:
-    """Also of a template that does not know what it is told."""
+    """Holds also for a template that ignores the setting."""
     for source, end in (
         (OPEN, "<a><think>\n\n</think>\n\n"),
         (OWN, "<a><think>\n\n</think>\n\n"),
@@ -95,8 +95,8 @@ async def test_who_asks_for_none_gets_none(serve: Serve, path: str, none: Any) -
 async def test_who_asks_for_none_and_has_tools_gets_empty_ones(
     serve: Serve, path: str, none: Any
 ) -> None:
-    """OpenAI's own format: the model alone chooses the channel of a call or of an answer. What it
-    begins to think before that is ended at once."""
+    """In OpenAI's own format the model chooses the channel of a call or an answer. Thoughts that
+    begin before that are ended at once."""
     tools: dict[str, Any] = {"tools": [{"type": "function", "function": TOOL}]}
     if path == RESPONSES:
         tools = {"tools": [{"type": "function", **TOOL}]}
@@ -152,12 +152,12 @@ FORMATS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("path, form", FORMATS)
 async def test_a_constraint_is_that_of_the_answer(serve: Serve, path: str, form: Any) -> None:
-    """It does not end thinking, and what the model thinks is told apart from what it answers."""
+    """A constraint leaves thinking possible, and thoughts are separated from the answer."""
     end, gateway = await asked(serve, OPEN, path, **form)
     given = gateway.last_generate
     assert given.constraint is not None and given.constraint.kind in ("json_schema", "regex")
     assert given.thoughts == THOUGHTS and end == "<a><think>\n"
-    # In OpenAI's own format the answer is a message, which the model does not begin itself.
+    # In OpenAI's own format the answer is a message, whose beginning the model writes itself.
     end, gateway = await asked(serve, HARMONY, path, **form)
     final = "<|channel|>final<|message|>"
     assert gateway.last_generate.thoughts == Thoughts(
@@ -217,7 +217,7 @@ async def test_a_call_that_is_forced_comes_behind_thoughts(
         thoughts = gateway.last_generate.thoughts
         assert found.endswith(end) and thoughts is not None
         assert (thoughts.begin, thoughts.then) == (begin, "<tool_call>\n")
-    # Without thoughts it is written for the model, as ever.
+    # Without thoughts the beginning of a call is written for the model, as ever.
     none = dict(NONE)[path] if path != CHAT else {"reasoning_effort": "none"}
     found, gateway = await asked(serve, OPEN, path, **tools, **none)
     assert found.endswith("<think>\n\n</think>\n\n<tool_call>\n")
@@ -238,7 +238,7 @@ async def test_a_call_behind_thoughts_is_read(serve: Serve) -> None:
 
 @pytest.mark.parametrize("path, none", NONE)
 async def test_qwen3s_own_template(serve: Serve, path: str, none: Any) -> None:
-    """Of the models that always think: it begins the thoughts, whatever it is told."""
+    """Qwen3's always-thinking models have a template that begins the thoughts whatever is asked."""
     source = FolderSource(folder_of("qwen3")).chat_templates()["default"]
     end, gateway = await asked(serve, source, path)
     assert gateway.last_generate.thoughts == THOUGHTS

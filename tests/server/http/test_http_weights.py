@@ -1,4 +1,4 @@
-"""What is made of a large body before it is known what it holds."""
+"""Memory for a large body before its contents are known."""
 
 import tracemalloc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""White space of JSON on every interface: what each asks for takes the same table of texts."""
+"""White space of JSON on every interface: the same table of texts for every way to ask."""
 
 import json
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def compiler(demo_model: Path) -> GrammarCompiler:
 
 
 def check(compiler: GrammarCompiler, asked: Constraint, around: str, inner: bool = False) -> None:
-    """`inner`: the value is part of one, and may have white space before and behind it."""
+    """`inner`: the value is part of another, and may have white space around it."""
     assert asked.whitespace == "flexible"
     grammar = compiler.compile(asked)
     for text in [*TAKEN, *REFUSED]:

@@ -1,4 +1,4 @@
-"""Responses that are kept for later ones: within bounds, each key's own, and on a disk."""
+"""Responses kept for later requests: within bounds, separate for each key, and on a disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_store_is_bounded() -> None:
 
 
 def test_the_store_counts_what_it_holds() -> None:
-    """Messages live on in follow-ups, when the responses that they came with are gone."""
+    """Messages stay with later responses after the responses that contained them are gone."""
     store = ResponseStore(max_bytes=2000)
     before: tuple[dict[str, Any], ...] = ()
     for i in range(40):
@@ -58,7 +58,7 @@ def test_the_store_counts_what_it_holds() -> None:
     one = [{"role": "user", "content": "x" * 1500}]
     store.put({"id": "a"}, (), one)
     store.put({"id": "b"}, (*one,), [])
-    assert len(store) == 2  # what they share is counted once
+    assert len(store) == 2  # shared messages count once
 
 
 def test_no_key_pushes_out_anothers_responses() -> None:
@@ -77,7 +77,7 @@ def test_no_key_pushes_out_anothers_responses() -> None:
         store.put({"id": str(number)}, (), message(200), owner="bob")
     assert _has(store, "a", "alice") and _has(store, "29", "bob") and not _has(store, "0", "bob")
     store.put({"id": "b"}, (), message(3900), owner="carol")
-    assert _has(store, "a", "alice") and not _has(store, "b", "carol")  # it alone is too much
+    assert _has(store, "a", "alice") and not _has(store, "b", "carol")  # alone too large
 
 
 _ACTIONS = st.lists(
@@ -88,7 +88,7 @@ _ACTIONS = st.lists(
 @settings(max_examples=15, deadline=None)
 @given(_ACTIONS)
 def test_a_disk_has_what_the_store_has(actions: list[tuple[str, int, str]]) -> None:
-    """Put, follow, delete, and restart, within bounds that forget."""
+    """The disk has the store's responses after puts, reads, deletions and restarts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "responses.sqlite"
         disk = ResponseDisk(path)
@@ -172,7 +172,7 @@ def test_a_disk_starts_without_room_and_has_everything_later(
 def test_a_disk_that_fills_up_later_has_everything_when_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SQLite itself says that there is no room: the file may not have more pages."""
+    """SQLite itself reports that the disk is full: the file may not have more pages."""
     path, store = tmp_path / "responses.sqlite", ResponseStore()
     disk = ResponseDisk(path)
     store.open(disk)

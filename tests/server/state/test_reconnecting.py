@@ -39,7 +39,7 @@ def tokenizer(demo_model: Path) -> Tokenizer:
 
 @asynccontextmanager
 async def server(tokenizer: Tokenizer, folder: Path, state: bool) -> AsyncIterator[FakeEngine]:
-    """One whose engine waits to be stepped."""
+    """Run a server whose engine waits to be stepped."""
     engine = FakeEngine(tokenizer.vocab_size, paused=True)
     gateway, _ = make_gateway(tokenizer, engine, program_address=f"ipc://{folder}/programs")
     store = SessionStore(folder / "state") if state else None
@@ -53,7 +53,7 @@ async def server(tokenizer: Tokenizer, folder: Path, state: bool) -> AsyncIterat
 
 
 class Client:
-    """The product's connection, and what was heard over it."""
+    """The product's connection, and the events that it received."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -91,7 +91,7 @@ async def test_a_stream_goes_on_when_its_server_is_back(
         engine.step()
         engine.step()
         await until(lambda: sum(isinstance(e, Chunk) for e in client.events) == 2)
-    await asyncio.sleep(0.3)  # nobody answers meanwhile
+    await asyncio.sleep(0.3)  # no server answers meanwhile
     assert client.connection.lost is None
     async with server(tokenizer, tmp_path, state=True) as engine:
         await until(lambda: bool(engine.running))
@@ -111,7 +111,7 @@ async def test_a_stream_goes_on_when_its_server_is_back(
 async def test_patience_with_a_server_that_answers_nothing_ends(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Whatever was sent may be what kills it."""
+    """A client stops resending to servers that die: its message may be what kills them."""
     client: Client | None = None
     for _ in range(50):
         async with server(tokenizer, tmp_path, state=True) as engine:
@@ -146,7 +146,7 @@ async def test_what_is_not_kept_is_lost_with_an_error_that_says_so(
 async def test_names_of_programs_do_not_tell_the_name_of_the_session(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Reports of the cache show them to others; who knows the session's can go on with it."""
+    """Cache reports show programs' names to others, who could continue a session by its name."""
     async with server(tokenizer, tmp_path, state=True):
         client = await Client.to(tmp_path)
         assert client.connection._session not in client.connection.next_program()

@@ -45,7 +45,7 @@ def ids(*values: int) -> bytes:
 
 
 def replayed(changes: list[Change]) -> View:
-    """What a list of changes of one session amounts to."""
+    """Apply a session's changes to the plain model."""
     view: View = {"branches": {}, "answers": {}, "told": {}, "quoted": set()}
     sent: list[int] = []
     heard = 0
@@ -86,7 +86,7 @@ def replayed(changes: list[Change]) -> View:
 
 
 def held(store: SessionStore, key: str) -> View | None:
-    """The same, as the store has it."""
+    """Return the session in the store in the plain model's form."""
     session = store.find(key)
     if session is None:
         return None
@@ -132,7 +132,7 @@ def apply(session: SavedSession, change: Change) -> None:
 
 
 def random_change(rng: random.Random, before: list[Change]) -> Change:
-    """One that may come behind these."""
+    """Draw a change that may follow these."""
     view, op = replayed(before), len(before) + 1
     live = sorted(view["branches"])
     kinds = ["open", "grow", "grow", "finish", "break", "told", "quoted", "send", "hear"]
@@ -169,7 +169,7 @@ def rows_of(folder: Path) -> int:
 def test_what_is_read_is_what_a_plain_model_has(
     seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Several clients, and servers that end and begin again. The file has no row too many."""
+    """Several clients, and servers that end and start again; the file has no superfluous row."""
     rng = random.Random(seed)
     folder = tmp_path_factory.mktemp("state")
     model: dict[str, list[Change]] = {}
@@ -209,7 +209,7 @@ for _ in range(12):
 
 
 def filled(store: SessionStore) -> None:
-    """Each change is committed for itself."""
+    """Commit each change separately."""
     session = store.begin("key", "")
     store.flush()
     for change in CHANGES:
@@ -245,7 +245,7 @@ def test_a_write_that_is_torn_anywhere_leaves_the_commits_before_it(tmp_path: Pa
         os.truncate(copy / wal.name, cut)
         try:
             died = SessionStore(copy)
-        except InvalidRequest as error:  # of the very first transaction, which made the file
+        except InvalidRequest as error:  # of the first transaction, which made the file
             assert "programs.sqlite" in str(error) and cut < 32 + 3 * frame
             continue
         saved = [held(died, "key") == replayed(CHANGES[:n]) for n in range(len(CHANGES) + 1)]
@@ -292,7 +292,7 @@ def test_a_damaged_file_is_refused_or_was_not_damaged_where_it_counts(
     ],
 )
 def test_a_row_that_was_changed_is_refused(tmp_path: Path, change: str) -> None:
-    """SQLite itself has no checksum of what a row says."""
+    """SQLite has no checksum of a row."""
     store = SessionStore(tmp_path)
     filled(store)
     store.close()
@@ -307,7 +307,7 @@ def test_a_row_that_was_changed_is_refused(tmp_path: Path, change: str) -> None:
 def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SQLite itself says that there is no room: the file may not have more pages."""
+    """SQLite itself reports that the disk is full: the file may not have more pages."""
     now = [100.0]
     store = SessionStore(tmp_path / "state", clock=lambda: now[0])
     session = store.begin("key", "")
@@ -394,7 +394,7 @@ def test_what_fails_where_there_is_room_is_no_full_disk(
 
 
 def test_the_log_is_synced_a_second_later_and_does_not_grow_for_ever(tmp_path: Path) -> None:
-    """What a power cut may lose is bounded by this, and so is the size of the log."""
+    """The delay bounds the loss in a power cut; the log's size is bounded, too."""
     later: list[tuple[float, Any]] = []
     store = SessionStore(tmp_path, lambda seconds, call: later.append((seconds, call)))
     session = store.begin("key", "")
@@ -439,7 +439,7 @@ def test_a_folder_has_one_server_and_one_version(tmp_path: Path) -> None:
     with sqlite3.connect(folder / "programs.sqlite") as file:
         file.execute("pragma user_version = 99")
     file.close()
-    for _ in range(2):  # who refuses holds nothing
+    for _ in range(2):  # a refused store holds no lock
         with pytest.raises(InvalidRequest, match=r"programs\.sqlite has version 99"):
             SessionStore(folder)
     (tmp_path / "file").touch()

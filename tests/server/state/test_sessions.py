@@ -1,4 +1,4 @@
-"""Sessions that are cut off at any moment and go on in another gateway, by what a folder holds."""
+"""Sessions that are interrupted at any moment and continue in another gateway from a folder."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HELLO = Hello(0, protocol.PROTOCOL_VERSION, session="s")
 
 
 class World:
-    """A client of gateways that come and go; `loses` of what a dead one sent last."""
+    """A client of gateways that come and go; a dying gateway loses `loses` of its last frames."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
         self._tokenizer = tokenizer
@@ -82,19 +82,19 @@ class World:
         self.session.handle(list(ops))
 
     def hear(self, frames: int | None = None) -> None:
-        """Take so many of the frames that are on their way, or all."""
+        """Take some of the frames under way, or all."""
         taken, self._on_the_way[:frames] = self._on_the_way[:frames], []
         for event in (event for frame in taken for event in frame):
             self._unanswered.hear(event)
             self.events.append(event)
 
     def die(self, loses: int) -> None:
-        """The gateway is killed; the last frames it sent never come. Another one goes on."""
+        """Kill the gateway, which loses its last frames, and start another one."""
         self.hear(max(0, len(self._on_the_way) - loses))
         self._on_the_way = []
-        self.session.close()  # of which nothing is written
+        self.session.close()  # writes nothing to the store
         self.gateway.close()
-        self.store._thread.shutdown()  # a killed process has no threads that go on
+        self.store._thread.shutdown()  # a killed process has no threads that continue
         self.store._file.close()
         self.store._lock.close()
         self._open()
@@ -157,7 +157,7 @@ def program(rng: random.Random) -> list[Op]:
 
 
 def untimed(event: Event) -> object:
-    """An event as far as it does not depend on when things happened."""
+    """Return an event without the parts that depend on time."""
     if isinstance(event, Generated):
         return event.outputs, event.prompt_logprobs, event.usage.completion_tokens
     if isinstance(event, protocol.Selected):
@@ -223,7 +223,7 @@ def test_whenever_gateways_die_each_operation_ends_once_as_if_none_had(
 async def test_a_stream_of_which_the_client_has_more_is_lost_and_not_repeated(
     kept_tokens: int, demo_model: Path, tmp_path: Path
 ) -> None:
-    """As after a power failure, or where the disk was full."""
+    """A client has more of a stream than the store after a power failure, or with a full disk."""
     tokenizer = read_tokenizer(demo_model)
     engine = FakeEngine(tokenizer.vocab_size, paused=True)
     gateway, _ = make_gateway(tokenizer, engine)

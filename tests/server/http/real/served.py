@@ -1,4 +1,4 @@
-"""A real gateway over a fake engine, served, and what its engine was asked."""
+"""A real gateway over a fake engine, served, and the requests that the engine got."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""HTTP over the real gateway (sessions, tokenizer, chat template; only the engine is fake): what it
-answers, streams and refuses."""
+"""HTTP over the real gateway (sessions, tokenizer, chat template) and a fake engine: its answers,
+streams and errors."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ async def test_completion(real: Served, reference: FastTokenizer) -> None:
     prompt = "<|user|>hi<|end|>"
     reply = await real.openai().completions.create(model="tiny", prompt=prompt, stop=["."])
     assert (reply.choices[0].text, reply.choices[0].finish_reason) == ("héllo", "stop")
-    # Whoever writes a raw prompt writes its special tokens too.
+    # Raw prompts contain their special tokens, BOS included.
     assert ids_of(engine_of(real).submitted[0]) == reference.encode(prompt).ids
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == 4 and reply.usage.prompt_tokens_details is not None
@@ -85,11 +85,11 @@ async def test_streams_never_hold_half_a_character(real: Served) -> None:
         if chunk.choices[0].logprobs:
             tokens += len(chunk.choices[0].logprobs.tokens or ())
     assert "".join(texts) == "héllo. bye" and not any("\ufffd" in text for text in texts)
-    assert tokens == len("héllo. bye".encode()) + 1  # the token that ended it is one of them
+    assert tokens == len("héllo. bye".encode()) + 1  # the token that ended the output counts
 
 
 async def test_tokens_within_a_character_are_told_apart(real: Served) -> None:
-    """Those of completions are keys: the chosen one's own value stands under it."""
+    """Completions have tokens as keys: each key has its own token's value."""
     ask = {"model": "tiny", "prompt": "é", "max_tokens": 3}
     reply = await real.openai().completions.create(**ask, logprobs=4, echo=True)
     stream = await real.openai().completions.create(**ask, logprobs=4, stream=True)
@@ -185,7 +185,7 @@ async def test_abort(real: Served) -> None:
 
 
 async def test_spans(real: Served) -> None:
-    """Each generation is a span of the trace that its request names."""
+    """Each generation is a span in the trace that its request names."""
     exporter = InMemorySpanExporter()
     real.gateway.spans = Spans(exporter)  # type: ignore[assignment]
     runner = make_runner(real.gateway)  # type: ignore[arg-type]
@@ -247,7 +247,7 @@ async def test_a_pattern_ends_a_stream(real: Served) -> None:
 async def test_a_disconnect_aborts_the_engine_requests(
     real: Served, path: str, body: dict[str, Any], count: int, stream: bool, begun: bool
 ) -> None:
-    """Before the first token or behind it; only the connection itself tells."""
+    """A disconnect counts before the first token and behind it."""
     engine = engine_of(real)
     engine.paused = True
     answered = False

@@ -44,7 +44,7 @@ async def test_what_ollamas_clients_require_beside_vectors(real: Served) -> None
 
 
 async def test_a_vector_for_ollamas_older_clients(real: Served, reference: FastTokenizer) -> None:
-    """As the model gives it, where `/api/embed` makes its length 1."""
+    """`/api/embeddings` leaves the vector's length; `/api/embed` makes the length 1."""
     wanted = made_up_vector(tuple(reference.encode("a").ids), "last")
     for prompt, vector in (("a", wanted), ("", np.empty(0))):
         body = {"model": "tiny:latest", "prompt": prompt}
@@ -95,7 +95,7 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
 
 
 async def test_a_head_of_one_label_scores_pairs(real: Served, reference: FastTokenizer) -> None:
-    """Whatever the model is called; another head embeds, and cannot judge."""
+    """The number of labels decides, not the model's name; another head embeds, and cannot rank."""
     engine, info = engine_of(real), real.gateway.model_info
 
     async def ask(labels: int | None, path: str = "/x", **body: Any) -> tuple[int, Any]:
@@ -136,7 +136,7 @@ async def test_a_head_of_one_label_scores_pairs(real: Served, reference: FastTok
 async def test_a_head_of_one_label_behind_the_question_of_rerankers(
     folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
 ) -> None:
-    """A template that asks it says what the model was trained on."""
+    """A template with that question shows that the model was trained as a reranker."""
     template = TEMPLATE + "{# " + scoring._JUDGE + " #}"
     served = await serve_real(
         str(make_tiny_model(tmp_path / "m", template=template)), serve, reference
@@ -169,7 +169,7 @@ async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
     _, scored = await ask("/v1/score", **pair, timeout=9, cache_salt="t")
     assert scored["method"] == "embeddings"
     assert [one["score"] for one in scored["data"]] == [pytest.approx(one) for one in wanted]
-    assert scored["usage"]["prompt_tokens"] == sum(map(len, ids))  # each text once
+    assert scored["usage"]["prompt_tokens"] == sum(map(len, ids))  # each text counts once
     assert len(engine.submitted) == len(texts) and engine.submitted[-1].pooling == "last"
     assert engine.submitted[-1].namespace and engine.submitted[-1].handling == Handling(timeout=9)
     _, ranked = await ask("/v1/rerank", query="q", documents=texts[1:], top_n=2)
@@ -177,7 +177,7 @@ async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
     order = sorted(range(3), key=lambda index: -wanted[index])[:2]
     assert [one["index"] for one in ranked["results"]] == order
     assert ranked["results"][0]["relevance_score"] == pytest.approx(wanted[order[0]])
-    # The judge can be asked for, and counts where the model is a reranker by its name.
+    # A client may ask for the judge, which is the default for rerankers by name.
     _, judged = await ask("/v1/score", **pair, method="judge", instruction="Which?")
     assert judged["method"] == "judge" and judged["data"] != scored["data"]
     info = real.gateway.model_info
@@ -187,7 +187,7 @@ async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
         assert ranked["method"] == expected
     for path, expected in (
         ("/hub/models--Qwen--Qwen3-Reranker-0.6B/snapshots/0a1b", "judge"),
-        ("/home/me/rerankers/tiny", "embeddings"),  # a folder that holds it is not its name
+        ("/home/me/rerankers/tiny", "embeddings"),  # the folder's name counts, not its parent's
     ):
         real.gateway.model_info = msgspec.structs.replace(info, path=path)
         _, ranked = await ask("/v1/rerank", query="q", documents=["a"])

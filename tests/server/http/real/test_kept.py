@@ -1,4 +1,4 @@
-"""Responses and sessions over the real gateway: what is kept between requests."""
+"""Responses and sessions over the real gateway: tokens and texts kept between requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.waiting import until
 
 
 async def test_a_response_keeps_its_branch(real: Served, reference: FastTokenizer) -> None:
-    """What goes on from it has its tokens as they were; they leave the cache last until then."""
+    """A later response continues with the same tokens, which the cache evicts last until then."""
     engine, gateway, client = engine_of(real), real.gateway, real.openai()
     spoken = reference.encode("héllo").ids
     engine.script = lambda message: [*spoken, reference.token_to_id("<|end|>")]
@@ -34,10 +34,10 @@ async def test_a_response_keeps_its_branch(real: Served, reference: FastTokenize
     assert rest == reference.encode("<|end|><|user|>and?<|end|><|assistant|>").ids
     names = [request.program for request in engine.submitted]
     assert len(set(names)) == 2 and all(names)
-    assert engine.released == [names[0]]  # the second is all of the first, and holds it
+    assert engine.released == [names[0]]  # the second continues the first, so it pins both
     await client.responses.delete(second.id)
     assert engine.released == names
-    # What is not kept, or not shared, holds nothing.
+    # Responses that are not kept, or not shared, pin nothing.
     for more in ({"store": False}, {"cache": {"share": False}}):
         assert (await real.post("/v1/responses", {"input": "hi", **more})).status == 200
     assert not any(request.program for request in engine.submitted[2:])
@@ -45,7 +45,7 @@ async def test_a_response_keeps_its_branch(real: Served, reference: FastTokenize
 
 
 class TreeEngine(FakeEngine):
-    """With a scheduler and its radix tree, of 256 tokens, whose model is made up."""
+    """An engine with a scheduler and a radix tree of 256 tokens; the model's tokens are made up."""
 
     world: World
 
@@ -68,7 +68,7 @@ def _refuse(*given: Any, **more: Any) -> Any:
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_response_outlives_pressure_on_the_cache(real: Served, kept: bool) -> None:
-    """Prompts that fill the whole cache push out what nobody goes on from, and nothing else."""
+    """Prompts that fill the cache evict only branches that no response continues."""
     known = engine_of(real)
     engine = TreeEngine(known.vocab_size, context_length=512, capacity_tokens=256)
     engine.world = World(num_blocks=64, vocab_size=known.vocab_size, context_length=512)
@@ -100,7 +100,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
             return said if status == 200 else said["error"]["param"]
 
     async def ask(ids: list[int], status: int = 200, **params: Any) -> Any:
-        """The new request's id; what the engine got is `ids_of(engine.submitted[-1])`."""
+        """Return the new request's id; `ids_of(engine.submitted[-1])` is the engine's prompt."""
         session = {"id": name, **params}
         said = await post("/generate", status, input_ids=ids, session_params=session)
         return said["meta_info"]["id"] if status == 200 else said
@@ -119,7 +119,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     ):
         last = await ask([4], **params)
         assert ids_of(engine.submitted[-1]) == expected
-    # What went on from the first request was replaced by the last one.
+    # The last request replaced the continuation of the first one.
     assert await ask([4], 400, rid=second) == "session_params.rid"
     assert await ask([4], 400, rid="none") == "session_params.rid"
     programs = [request.program for request in engine.submitted]
@@ -127,7 +127,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     assert set(programs) - set(engine.released) == {programs[-2], programs[-1]}
     await ask([5], replace=True)
     assert await ask([4], 400, rid=last) == "session_params.rid"
-    # Nobody waits for what is replaced while it runs.
+    # A request that replaces a running one does not wait for it.
     engine.paused = True
     running = asyncio.create_task(ask([6]))
     await until(lambda: bool(engine.running))
@@ -136,7 +136,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     engine.pause(False)
     await replaced
     assert len(engine.aborted) == 1
-    # Nothing stays of a request that could not be started.
+    # A request that could not be started leaves nothing behind.
     body = {"input_ids": [6], "rid": "r", "session_params": {"id": name}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generation, "OpenSequences", _refuse)
@@ -150,7 +150,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
 
 
 async def test_a_session_of_one_line(real: Served) -> None:
-    """`streaming`: each request goes on from the last one that was not aborted."""
+    """`streaming`: each request continues the last request that was not aborted."""
     engine = engine_of(real)
     engine.script = lambda message: [7, 8, 9]
 
@@ -193,7 +193,7 @@ async def test_what_is_held_goes_with_its_model(real: Served) -> None:
 
 
 async def test_the_oldest_turns_go_where_the_context_is_full(real: Served) -> None:
-    """With `truncation: auto`; as few as must, and the system's words and the last turn stay."""
+    """`truncation: auto` drops as few turns as it must; system message and last turn stay."""
     engine = engine_of(real)
     system = {"role": "system", "content": "be brief"}
     turns = [
@@ -222,7 +222,7 @@ async def test_the_oldest_turns_go_where_the_context_is_full(real: Served) -> No
     else:
         pytest.fail("what was left is no end of the conversation")
     assert lengths[-1] + 100 <= 512 and all(length + 100 > 512 for length in lengths[:-1])
-    # What fits is left as it is, and what cannot fit is an error.
+    # A conversation that fits stays whole; one that cannot fit is an error.
     assert (await ask([system, last], truncation="auto"))[0] == 200
     whole = ids_of(engine.submitted[-1])
     assert (await ask([system, last]))[0] == 200 and ids_of(engine.submitted[-1]) == whole

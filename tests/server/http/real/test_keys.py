@@ -1,4 +1,4 @@
-"""Keys and namespaces over the real gateway: what each may see, do and use."""
+"""Keys and namespaces over the real gateway: what a key may see, do and use."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ Keyed = Callable[..., Awaitable[Served]]
 
 @pytest.fixture
 def keyed(folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path) -> Keyed:
-    """Starts a server that lets in who has one of the keys of these entries."""
+    """Start a server that admits clients with one of the keys of these entries."""
 
     async def start(*entries: KeyEntry, **options: str) -> Served:
         path = str(tmp_path / "keys.json")
@@ -110,11 +110,11 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
         for salt in ("", "@a/"):
             body = {"prompt": "hi", "max_tokens": 3, "cache_salt": salt}
             status, _ = await ask(key, "POST", "/v1/completions", body)
-            # The one token of c's is spent with the first request.
+            # The first request spends the only token of key c.
             assert status == (429 if (key, salt) == (c, "@a/") else 200)
         used += [request.namespace for request in engine.submitted[len(used) :]]
     assert used == ["@a/", "@a/@a/", "@b/", "@b/@a/", "", "", "@a/"]
-    # Whose turn it is among those who wait.
+    # Each key takes turns in the queue.
     assert [request.max_pins for request in engine.submitted[1:3]] == [None, 2]
     turns = [request.client for request in engine.submitted]
     assert turns == [*("key a",) * 2, *("key b",) * 2, "key c", *("127.0.0.1",) * 2]
@@ -182,12 +182,12 @@ OTHERS: dict[str, list[list[int]]] = {
 
 
 async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(keyed: Keyed) -> None:
-    """Node ids and request ids of the engine would count what all keys do together."""
+    """Node ids and request ids of the engine would reveal how much all keys do together."""
     key, entry = new_key("b")
     headers = {"Authorization": f"Bearer {key}"}
 
     async def seen(others: list[list[int]]) -> list[Any]:
-        """What `b` sees after each of its requests, between those of `a`."""
+        """Return the reports that `b` gets after each of its requests, between requests of `a`."""
         served = await keyed(entry)
         world = World()
 
@@ -214,7 +214,7 @@ async def test_what_a_key_sees_of_the_tree_does_not_tell_what_others_do(keyed: K
         ):
             for namespace, prompts in (("@a/", others), ("@b/", [prompt])):
                 for one in prompts:
-                    # The gateway numbers all that opens sequences.
+                    # The gateway numbers all objects that open sequences.
                     rid = world.submit(
                         one,
                         50 * lasts,
@@ -269,14 +269,14 @@ def test_numbers_of_its_own() -> None:
     numbers = OwnNumbers(most=2)
     assert [numbers.of(one) for one in (70, 80, 70)] == [1, 2, 1]
     assert (numbers.told(2), numbers.told(3)) == (80, None)
-    # The one that was told, or asked for, longest ago is known no more.
+    # The number that was used longest ago is forgotten.
     assert numbers.of(90) == 3
     assert (numbers.told(1), numbers.told(2), numbers.of(70)) == (None, 80, 4)
     assert (numbers.told(2), numbers.told(3)) == (80, None)
 
 
 async def test_a_key_sees_its_own_counters_and_no_path(keyed: Keyed, folder: str) -> None:
-    """What another key's requests add to global counters would tell what that key does."""
+    """Global counters would reveal the activity of other keys."""
     made = {name: new_key(name) for name in "ab"}
     served = await keyed(*(entry for _, entry in made.values()), api_key="operator")
     keys = {name: key for name, (key, _) in made.items()} | {"operator": "operator"}
