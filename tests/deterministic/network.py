@@ -64,7 +64,8 @@ class Line:
             target.deliver([frame])
 
     def cut(self) -> None:
-        """Cut the line: both ends notice (of a dark line the closing one); frames under way are lost."""
+        """Cut the line: both ends notice (of a dark line only the closing one); frames under way
+        are lost."""
         if self.up:
             self.up = False
             for socket in self.ends:
