@@ -194,7 +194,7 @@ def engines(
     divided: bool = False,
     given: str = "",
 ) -> list[Engine]:
-    """Return our engine and llama.cpp's, whose slots share a cache of `context` tokens or divide it.
+    """Return our engine and llama.cpp's, whose slots share or divide a cache of `context` tokens.
 
     `given`: further arguments of llama.cpp's.
     """

@@ -18,8 +18,8 @@ from rootlace.kernels.native.machine import usable_cores
 
 @dataclass(frozen=True)
 class Cpu:
-    """CPU seconds: of the process that answers HTTP (`system`: of these, what the system took for
-    it), and of the engine's processes."""
+    """CPU seconds of the HTTP process (`system`: of these, in the system), and of the engine's
+    processes."""
 
     front: float
     system: float
@@ -31,7 +31,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs: `pid` answers HTTP, its children are the engine."""
+    """A running server: `pid` answers HTTP, its children are the engine."""
 
     url: str
     model: str
@@ -50,15 +50,15 @@ class Server:
 
 @contextmanager
 def without_model(model: Path, step_seconds: float) -> Iterator[Server]:
-    """Ours, with an engine whose steps take so long and compute nothing; of `model` only the
-    tokenizer is used."""
+    """Start our server with an engine whose steps take so long and compute nothing; `model` gives
+    only the tokenizer."""
     with started(model, step_seconds) as stack:
         yield Server(stack.url, "", stack.gateway)
 
 
 @contextmanager
 def with_model(model: Path, rows: int) -> Iterator[Server]:
-    """Ours, as it is used."""
+    """Start our server as in use."""
     with rl.Runtime(model, http_port=0, max_running=rows) as runtime:
         assert runtime.url is not None
         yield Server(runtime.url, "", runtime.pid)
@@ -66,9 +66,9 @@ def with_model(model: Path, rows: int) -> Iterator[Server]:
 
 @contextmanager
 def vllm(python: Path, model: Path, rows: int, log: Path) -> Iterator[Server]:
-    """vLLM's server (`python`: the interpreter of its environment) on the same model.
+    """Start vLLM's server (`python`: interpreter of its environment) on the same model.
 
-    Raises RuntimeError where it does not start.
+    Raises RuntimeError if it does not start.
     """
     options = ("--max-model-len", "4096", "--max-num-seqs", str(rows))
     with vllm_server(python, model, log, usable_cores(), 1, options) as (url, pid):
